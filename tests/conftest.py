@@ -6,11 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from loguru import logger
 
 import tests.perturbed  # noqa: F401  # before anything imports what fits
 
 gc.disable()  # until all is collected: a sixth of the time that vLLM's import takes
+
+SEEDS = int(os.environ.get("SCHEDTRACE_TEST_SEEDS", "0"))
+"""Random cases of each test that draws some, if not the same few in every run."""
+settings.register_profile("few", derandomize=True, deadline=None, database=None, max_examples=20)
+settings.register_profile("many", deadline=None, database=None, max_examples=SEEDS or 1)
+settings.load_profile("many" if SEEDS else "few")
 
 TERMINAL_SAYS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PY_COLORS")
 OURS = (

@@ -13,7 +13,6 @@ from tests import makers
 from tests.unit.judged_once import judge_once, one_engine_once
 from tests.unit.recorded_words import RecordedWords
 
-
 READ_JUDGEMENTS = {"cli", "compare", "present", "watch"}
 """Folders of tests of what follows from a judgement."""
 

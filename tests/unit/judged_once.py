@@ -1,7 +1,7 @@
 """Judgements of engines that are made once a worker, for tests that only read what follows from them.
 
-Half of an analysis is spent here, and the tests of commands, comparisons and ``watch`` have few timelines. The
-key is all that a timeline holds, so another trace, manifest or window is judged anew.
+Half of an analysis is spent here, and the tests of commands, comparisons and ``watch`` have few timelines.
+The key is all that a timeline holds, so another trace, manifest or window is judged anew.
 """
 
 from collections.abc import Callable
@@ -20,21 +20,22 @@ T = TypeVar("T")
 
 def comparable(value: Any) -> Any:
     """Return what has the same pickle if the value is the same: rows of tables, and sets in order."""
-    if isinstance(value, pl.LazyFrame):
-        return comparable(value.collect())
-    if isinstance(value, pl.DataFrame):
-        return [(name, str(dtype)) for name, dtype in value.schema.items()], value.rows()
-    if isinstance(value, pl.Series):
-        return value.to_list()
-    if isinstance(value, frozenset):
-        return sorted(map(str, value))
-    if isinstance(value, list | tuple):
-        return [comparable(part) for part in value]
-    if isinstance(value, dict):
-        return [(name, comparable(part)) for name, part in value.items()]
-    if is_dataclass(value):
-        return [comparable(getattr(value, field.name)) for field in fields(value)]
-    return repr(value)
+    match value:
+        case pl.LazyFrame():
+            return comparable(value.collect())
+        case pl.DataFrame():
+            result: Any = [*map(str, value.schema.items()), value.rows()]
+        case frozenset():
+            result = sorted(map(str, value))
+        case list() | tuple() | pl.Series():
+            result = [comparable(part) for part in value]
+        case dict():
+            result = [(name, comparable(part)) for name, part in value.items()]
+        case _ if is_dataclass(value):
+            result = [comparable(getattr(value, field.name)) for field in fields(value)]
+        case _:
+            result = repr(value)
+    return result
 
 
 def once(function: Callable[P, T]) -> Callable[P, T]:

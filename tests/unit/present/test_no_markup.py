@@ -1,14 +1,11 @@
 """Nothing that is printed is parsed for markup, and all of it is printed where it is made visible first."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
-import schedtrace
+from tests.unit.sources import modules, nodes
 
-ROOT = Path(schedtrace.__file__).parent
-SOURCES = sorted(ROOT.rglob("*.py"))
 PARSES = {"from_markup", "render_markup", "render_str", "from_ansi", "log", "rule", "status", "input"}
 """Calls by which rich takes text for markup, or for colours."""
 PRINTS = {"print", "echo", "secho"}
@@ -19,18 +16,7 @@ MAY_PRINT = {
 }
 STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
 OF_MARKUP = {"markup", "emoji", "highlight"}
-LOOKED_AT = (ast.Call, ast.Attribute, ast.Import, ast.ImportFrom)
 MAY_USE_STREAMS = {"cli/options.py", "cli/main.py"}
-
-
-@pytest.fixture(scope="module")
-def modules():
-    """The nodes of every module's syntax tree, by its path in the package."""
-    return {str(path.relative_to(ROOT)): nodes(path.read_text(encoding="utf-8")) for path in SOURCES}
-
-
-def nodes(source):
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, LOOKED_AT)]
 
 
 def calls(module):
@@ -60,8 +46,8 @@ def breaks(where, module):
         yield from (f"{name}({word})" for word in (*wrong, *must) if said.get(word) != "False")
 
 
-def test_no_module_parses_markup_or_prints_by_itself(modules):
-    broken = {where: list(breaks(where, module)) for where, module in modules.items()}
+def test_no_module_parses_markup_or_prints_by_itself():
+    broken = {where: list(breaks(where, module)) for where, module in modules().items()}
     assert {where: words for where, words in broken.items() if words} == {}
 
 
@@ -80,9 +66,9 @@ def test_a_break(source, broken):
     assert list(breaks("present/pages/x.py", nodes(source))) == broken
 
 
-def test_only_these_modules_of_rich_are_used(modules):
+def test_only_these_modules_of_rich_are_used():
     used = set()
-    for module in modules.values():
+    for module in modules().values():
         for node in module:
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
