@@ -10,14 +10,14 @@ from hypothesis import settings
 from loguru import logger
 
 import tests.perturbed  # noqa: F401  # before anything imports what fits
+from tests.seeds import COUNT, SOAK
 
 gc.disable()  # until all is collected: a sixth of the time that vLLM's import takes
 
-SEEDS = int(os.environ.get("SCHEDTRACE_TEST_SEEDS", "0"))
-"""Random cases of each test that draws some, if not the same few in every run."""
-settings.register_profile("few", derandomize=True, deadline=None, database=None, max_examples=20)
-settings.register_profile("many", deadline=None, database=None, max_examples=SEEDS or 1)
-settings.load_profile("many" if SEEDS else "few")
+settings.register_profile(
+    "schedtrace", derandomize=not SOAK, deadline=None, database=None, max_examples=20 * COUNT
+)
+settings.load_profile("schedtrace")
 
 TERMINAL_SAYS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PY_COLORS")
 OURS = (

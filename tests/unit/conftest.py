@@ -13,15 +13,15 @@ from tests import makers
 from tests.unit.judged_once import judge_once, one_engine_once
 from tests.unit.recorded_words import RecordedWords
 
-READ_JUDGEMENTS = {"cli", "compare", "present", "watch"}
-"""Folders of tests of what follows from a judgement."""
+READ_JUDGEMENTS = {"cli", "compare", "present", "watch", "test_rank_findings.py"}
+"""Folders and files of tests of what follows from a judgement of single engines."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _each_timeline_judged_once(request):
-    """Judge a timeline anew only if no test of these folders had the same in this worker."""
+    """Judge a timeline anew only if no test of ``READ_JUDGEMENTS`` had the same in this worker."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.relative_to(Path(__file__).parent).parts[0] in READ_JUDGEMENTS:
+        if READ_JUDGEMENTS.intersection(request.path.relative_to(Path(__file__).parent).parts):
             patch.setattr("schedtrace.diagnose.analyze.one_engine", one_engine_once)
             patch.setattr("schedtrace.watch.judge.judge_engine", judge_once)
         yield

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 from random import Random
 
 import pytest
@@ -13,6 +12,7 @@ from schedtrace.cli.main import main
 from schedtrace.errors import ExitCode
 from tests.fuzz import reading
 from tests.fuzz.mutate import LOGS, TRACES, case
+from tests.seeds import COUNT
 
 slow = settings(suppress_health_check=[*HealthCheck])
 
@@ -59,7 +59,7 @@ def test_any_bytes_in_and_after_a_record_end_in_a_result_or_an_error(folder, nam
     ends_well(folder, {name: content + noise + b"\n" + content})
 
 
-@pytest.mark.parametrize("number", range(int(os.environ.get("SCHEDTRACE_TEST_SEEDS", "4"))))
+@pytest.mark.parametrize("number", range(4 * COUNT))
 def test_every_command_ends_well_on_a_run_that_says_what_cannot_be(tmp_path, number):
     for words, run in reading.runs(Random(number), tmp_path, 5):  # noqa: S311  # repeatable
         assert len(run().how) == 1, words

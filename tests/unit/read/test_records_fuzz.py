@@ -1,6 +1,5 @@
 """Damaged records, bytes, lines and kinds mixed: each is read or refused in one line, in bounded memory."""
 
-import os
 import random
 import tracemalloc
 from pathlib import Path
@@ -15,6 +14,7 @@ from schedtrace.present.pages.records import records_page
 from schedtrace.present.renderers import json, text
 from schedtrace.read.kinds import kind_of
 from tests.console_logs import START, every_10_s, periodic
+from tests.seeds import COUNT
 
 FILES = Path(__file__).parents[2] / "data" / "files"
 SEEDS = [
@@ -54,7 +54,7 @@ def broken(random_, content):
     return b"\n".join(lines)
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("SCHEDTRACE_TEST_SEEDS", "3"))))
+@pytest.mark.parametrize("seed", range(3 * COUNT))
 def test_a_damaged_record_is_read_or_refused(tmp_path, seed):
     refusals = []
     random_ = random.Random(seed)  # noqa: S311  # the same cases every time
