@@ -10,7 +10,7 @@ from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests import makers
-from tests.unit.judged_once import judge_once, one_engine_once
+from tests.unit.judged_once import judge_once, make_tables_once, one_engine_once
 from tests.unit.recorded_words import RecordedWords
 
 READ_JUDGEMENTS = {"cli", "compare", "present", "watch", "test_rank_findings.py"}
@@ -24,6 +24,7 @@ def _each_timeline_judged_once(request):
         if READ_JUDGEMENTS.intersection(request.path.relative_to(Path(__file__).parent).parts):
             patch.setattr("schedtrace.diagnose.analyze.one_engine", one_engine_once)
             patch.setattr("schedtrace.watch.judge.judge_engine", judge_once)
+            patch.setattr("schedtrace.timeline.timeline.make_tables", make_tables_once)
         yield
 
 

@@ -1,11 +1,11 @@
-"""Judgements of engines that are made once a worker, for tests that only read what follows from them.
+"""Tables and judgements of engines, made once a worker for tests that only read what follows from them.
 
-Half of an analysis is spent here, and the tests of commands, comparisons and ``watch`` have few timelines.
-The key is all that a timeline holds, so another trace, manifest or window is judged anew.
+Most of an analysis is spent here, and the tests of commands, comparisons and ``watch`` have few timelines.
+The key is all that a timeline holds, so another trace or window is judged anew.
 """
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from pickle import dumps, loads
 from typing import Any, ParamSpec, TypeVar
@@ -13,6 +13,10 @@ from typing import Any, ParamSpec, TypeVar
 import polars as pl
 
 from schedtrace.diagnose import one_engine
+from schedtrace.diagnose.trials import trial_reports
+from schedtrace.model.manifest import Manifest
+from schedtrace.timeline import timeline as timeline_module
+from schedtrace.timeline.timeline import Timeline
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,4 +56,11 @@ def once(function: Callable[P, T]) -> Callable[P, T]:
     return computed_once
 
 
-one_engine_once, judge_once = once(one_engine.one_engine), once(one_engine.judge)
+judge_once, make_tables_once = once(one_engine.judge), once(timeline_module.make_tables)
+engine_once = once(lambda timeline: one_engine.one_engine(timeline, None, engines=1))
+
+
+def one_engine_once(timeline: Timeline, manifest: Manifest | None, *, engines: int) -> one_engine.OneEngine:
+    """Return what ``one_engine`` returns; only the trials' figures depend on more than the timeline."""
+    trials = trial_reports(timeline, manifest, engines=engines)
+    return replace(engine_once(timeline), trials=trials)
