@@ -6,11 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from loguru import logger
 
 import tests.perturbed  # noqa: F401  # before anything imports what fits
+from tests.seeds import COUNT, SOAK
 
 gc.disable()  # until all is collected: a sixth of the time that vLLM's import takes
+
+settings.register_profile(
+    "schedtrace", derandomize=not SOAK, deadline=None, database=None, max_examples=20 * COUNT
+)
+settings.load_profile("schedtrace")
 
 TERMINAL_SAYS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PY_COLORS")
 OURS = (

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -109,10 +110,16 @@ def global_options(
     """Accept the options that all commands share."""
 
 
+@cache
+def all_commands() -> Any:
+    """Return the command line as one group, which takes Typer longer to build than most commands to run."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code; every deliberate error is a line on stderr."""
     forget_absurd_terminal()
-    command = typer.main.get_command(app)
+    command = all_commands()
     command_line = sys.argv[1:] if arguments is None else arguments
     try:  # not app(): it would turn Ctrl-C and closed pipes into exit codes of its own
         with command.make_context("schedtrace", command_line or ["--help"]) as context:

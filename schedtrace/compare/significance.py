@@ -10,7 +10,8 @@ from math import ceil, comb, pi, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import PermutationMethod, bootstrap, mannwhitneyu, norm, rankdata
+from scipy.special import ndtr, ndtri
+from scipy.stats import PermutationMethod, bootstrap, mannwhitneyu, rankdata
 
 ALPHA = 0.05
 """Probability that a whole comparison reports any difference although there is none."""
@@ -70,7 +71,7 @@ def rank_test(base: Values, new: Values) -> tuple[float, float]:
     delta = 2 * tested.statistic / (len(new) * len(base)) - 1
     p = max(float(tested.pvalue), smallest_p(len(base), len(new)))
     worth = sqrt(per_trial(base, new, len) / per_trial(base, new, effective_count))
-    return float(delta), p if worth == 1 else float(2 * norm.sf(norm.isf(p / 2) * worth))
+    return float(delta), p if worth == 1 else float(2 * ndtr(ndtri(p / 2) * worth))
 
 
 def effective_count(values: Values) -> float:
@@ -85,7 +86,7 @@ def effective_count(values: Values) -> float:
         return float(count)
     ranks = rankdata(values) - (count + 1) / 2
     r = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
-    chance = norm.isf(ALPHA) / sqrt(count) - 1 / count
+    chance = -ndtri(ALPHA) / sqrt(count) - 1 / count
     return count * (1 - r) / (1 + r) if r > chance else float(count)
 
 
@@ -161,4 +162,4 @@ def _relative_spread(base: Values, new: Values) -> float | None:
 
 
 def _z(tests: int) -> float:
-    return float(norm.isf(ALPHA / max(1, tests) / 2) + norm.isf(1 - POWER))
+    return -float(ndtri(ALPHA / max(1, tests) / 2) + ndtri(1 - POWER))

@@ -46,11 +46,12 @@ def schema_file(path):
     return json.loads((DOCS / "schema" / path).read_text())
 
 
+@cache
 def validator(name):
     """A schema that finds the one beside it."""
     schema = schema_file(f"{name}.schema.json")
     Draft202012Validator.check_schema(schema)
-    beside = Registry(retrieve=lambda uri: Resource.from_contents(schema_file(uri)))
+    beside = Registry(retrieve=cache(lambda uri: Resource.from_contents(schema_file(uri))))
     return Draft202012Validator(schema, registry=beside)
 
 

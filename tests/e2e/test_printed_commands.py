@@ -1,25 +1,24 @@
 """Every ``schedtrace`` command that README and docs print runs, on a simulated device or a CPU.
 
-Sizes are cut, since 300 prompts show no more than 8. What is not run stands in ``NOT_RUN``, with its reason.
+Sizes are cut, since 300 prompts show no more than 8. One run starts an engine; the others are only planned.
+What is not run stands in ``NOT_RUN``, with its reason.
 """
 
 import json
 import re
 import shlex
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import pytest
 
 from schedtrace.cli.main import main
+from schedtrace.engine.vllm_config import parse_engine_args
 from schedtrace.step_times.shapes import SHAPES, hf_config
 from tests.e2e.conftest import MODEL, REPO, schedtrace
 
-BALANCED = "--data-parallel-size 4 --scheduler-cls schedtrace.balance.BalanceScheduler"
 NOT_RUN = {
-    "schedtrace diff --run base.yaml new.yaml": "two engines; tests/e2e/test_refusals.py starts two",
     "schedtrace watch logs": "follows a run until a person ends it; --once is run",
-    "schedtrace diff --run base.yaml new.yaml --trials 8": "likewise",
     **dict.fromkeys(
         ["schedtrace queue", "schedtrace attach --for 60s"],
         "a running server; tests/e2e/test_attach.py has one",
@@ -31,7 +30,6 @@ NOT_RUN = {
     ),
     "schedtrace analyze --url http://127.0.0.1:8000": "likewise; tests/unit/read/test_metrics.py has one",
     "schedtrace doctor --scheduler-cls my.Scheduler": "a user's class; tests/contract/test_doctor.py",
-    f"schedtrace run --model MODEL {BALANCED}": "four engines; tests/e2e/test_ranks.py starts two",
 }
 INSTEAD = {"--model MODEL": "--model Qwen3-8B --executor simulated --gpu h100"}
 SERVED = {
@@ -62,6 +60,10 @@ def printed(text):
 
 COMMANDS = list(dict.fromkeys(command for page in PAGES for command in printed(page.read_text())))
 RUN = [command for command in COMMANDS if command not in NOT_RUN]
+STARTS_ENGINES = re.compile(r"schedtrace (run|diff --run) ")
+FIRST = next(command for command in RUN if STARTS_ENGINES.match(command) and "--label first" in command)
+PLANNED = [command for command in COMMANDS if STARTS_ENGINES.match(command) and command != FIRST]
+"""Commands of which each would start engines as other tests do: everything before that is run."""
 
 
 def arguments(command):
@@ -74,10 +76,6 @@ def arguments(command):
         if word in MOST:
             words[place + 1] = str(min(MOST[word], int(words[place + 1])))
     return words
-
-
-def starts_engines(command):
-    return re.match(r"schedtrace (run|diff --run) ", command) is not None
 
 
 class Here:
@@ -124,41 +122,51 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engines(place):
-    """Commands that start engines, in processes of their own, two at a time while others run here."""
-    elsewhere = {command: place / f"of-{at}" for at, command in enumerate(RUN) if starts_engines(command)}
-    with ThreadPoolExecutor(2) as pool:
-        yield {command: pool.submit(_elsewhere, command, place, home) for command, home in elsewhere.items()}
+def first(place):
+    """The run of an engine process; its label is in other commands."""
+    ended = schedtrace(*arguments(FIRST), cwd=place)
+    assert ended.code == 0, ended.err
 
 
-def _elsewhere(command, place, home):
-    """In a folder of its own, since runs of one name may be made at the same time."""
-    shutil.copytree(place, home, ignore=shutil.ignore_patterns("of-*", "logs"))
-    ended = schedtrace(*arguments(command), cwd=home)
-    (label,) = re.findall(r"--label (\S+)", command) or [None]
-    if label and ended.code == 0:
-        shutil.copytree(home / "logs" / label, place / "logs" / label)
-    return ended
+@pytest.fixture
+def plans(place, tmp_path, monkeypatch):
+    """What would have been run; each plan leaves a recorded run in a folder that has no runs yet."""
+    made = []
+
+    def run_plans(asked, **_):
+        for plan in asked:
+            shutil.copytree(place / "logs" / "base", plan.folder, dirs_exist_ok=True)
+            made.append(plan)
+
+    monkeypatch.setattr("schedtrace.cli.run.run_plans", run_plans)
+    for path in place.iterdir():
+        if path.name != "logs":
+            (tmp_path / path.name).symlink_to(path)
+    return made
 
 
-@pytest.mark.parametrize("command", RUN, ids=str)
-def test_a_printed_command_runs(command, place, engines, monkeypatch, capsys):
-    if command in engines:
-        ended = engines[command].result()
-        assert ended.code == 0, ended.err
+@pytest.mark.parametrize("command", [command for command in RUN if command not in PLANNED], ids=str)
+def test_a_printed_command_runs(command, place, request, monkeypatch, capsys):
+    if command == FIRST or "logs/first" in command:
+        request.getfixturevalue("first")
+    if command == FIRST:
         return
-    for made, ended in engines.items():
-        if re.search(rf"logs/{_label(made)}\b", command):
-            assert ended.result().code == 0, ended.result().err
     monkeypatch.chdir(place)
     monkeypatch.setattr("schedtrace.whatif.sweep_play.LocalPool", Here)
     code = main(arguments(command))
     assert code == 0, capsys.readouterr().err
 
 
-def _label(command):
-    (label,) = re.findall(r"--label (\S+)", command) or ["none"]
-    return label
+@pytest.mark.parametrize("command", PLANNED, ids=str)
+def test_vllm_knows_all_options_of_a_printed_run(command, plans, tmp_path, monkeypatch, capsys):
+    """``test_simulated.py``, ``test_ranks.py`` and ``test_refusals.py`` start such engines."""
+    monkeypatch.chdir(tmp_path)
+    code = main(arguments(command))
+    assert code == 0, capsys.readouterr().err
+    assert plans
+    for plan in plans:
+        _, explicit = parse_engine_args(plan.spec.engine_args)
+        assert explicit.keys() >= {"model", "seed"}
 
 
 def test_what_is_not_run_is_printed():

@@ -6,8 +6,6 @@ import pytest
 
 from tests.e2e.conftest import MODEL, findings, schedtrace
 
-BATCH = {"input_len": 256, "output_len": 16, "num-prompts": 16}
-
 
 @pytest.fixture(scope="session")
 def compared(workplace):
@@ -40,25 +38,4 @@ def test_four_seats_block_sixteen_prompts_until_the_last_four_run(compared, work
     assert blocked["trials"] == [1, 2]
     assert blocked["count"] == 2 * 3 * 16  # three groups of four wait while the one before decodes
     assert [trial["new_per_step"] for trial in run["trials"]] == [[4, 4, 4, 4]] * 2
-    assert findings(run, "arrival-limited") == []
-
-
-def test_chunked_prefill_off_blocks_a_prompt_larger_than_the_budget_left(workplace, record, analyzed):
-    """The thread's other explanation, told apart from late arrivals."""
-    lengths = [100, 100, 100, 2000, 100]
-    rows = [json.dumps({"input_len": length, "output_len": 8}) for length in lengths]
-    (workplace / "long.jsonl").write_text("\n".join(rows) + "\n")
-    folder = record(
-        "nochunk",
-        dataset="long.jsonl",
-        prequeue=True,
-        **{"max-num-batched-tokens": 2048, "max-model-len": 2048, "no-enable-chunked-prefill": True},
-    )
-    run = analyzed(folder)
-    (blocked,) = findings(run, "blocked-budget")
-    assert blocked["cause"] == "chunked_prefill_off"
-    assert run["trials"][0]["new_per_step"] == [3, 1, 1]
-    example = blocked["evidence"]["examples"][0]
-    assert example["request_id"].startswith("t1-3-")
-    assert example["budget_left"] == 2048 - 300
     assert findings(run, "arrival-limited") == []

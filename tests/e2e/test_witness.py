@@ -7,10 +7,14 @@ import pytest
 
 from schedtrace.read.run import read_run
 from tests.contract.rebuilt import steps_of
-from tests.e2e.conftest import REPO, recorded
+from tests.e2e.conftest import REPO, findings, recorded
 
+LENGTHS = [100, 100, 100, 2000, 100]
 LOADS = {
-    "decode": {"input_len": 64, "output_len": 120, "num_prompts": 12, "trials": 2},
+    "unchunked": {
+        "dataset": "long.jsonl", "prequeue": True, "max_num_batched_tokens": 2048, "max_model_len": 2048,
+        "no_enable_chunked_prefill": True,
+    },
     "tight": {
         "input_len": 200, "output_len": 60, "num_prompts": 16, "trials": 2,
         "max_num_seqs": 16, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 40,
@@ -23,6 +27,8 @@ LOADS = {
 @pytest.fixture(scope="module")
 def witnessed(workplace):
     """The folder of such a run, with what the witness wrote in ``seen``."""
+    rows = [json.dumps({"input_len": length, "output_len": 8}) for length in LENGTHS]
+    (workplace / "long.jsonl").write_text("\n".join(rows) + "\n")
 
     @cache
     def record(load):
@@ -50,12 +56,26 @@ def test_a_witness_within_the_engine_agrees_on_every_step(load, witnessed):
         assert rows == one["requests"]
         assert [step["num_running_before"], step["num_running_after"]] == one["running"]
         assert (step["num_waiting_after"], step["kv_blocks_free_after"]) == (one["waiting"], one["free"])
-    assert trace.read_text().count('"type":"delta"') > len(seen) * 0.9
+
+
+def test_chunked_prefill_off_blocks_a_prompt_larger_than_the_budget_left(witnessed, analyzed):
+    """The thread's other explanation, told apart from late arrivals."""
+    folder, _ = witnessed("unchunked")
+    run = analyzed(folder)
+    (blocked,) = findings(run, "blocked-budget")
+    assert blocked["cause"] == "chunked_prefill_off"
+    assert run["trials"][0]["new_per_step"] == [3, 1, 1]
+    example = blocked["evidence"]["examples"][0]
+    assert example["request_id"].startswith("t1-3-")
+    assert example["budget_left"] == 2048 - 300
+    assert findings(run, "arrival-limited") == []
 
 
 def test_a_request_rate_goes_through_the_online_front_end_and_a_small_cache_preempts(witnessed, analyzed):
-    folder, _ = witnessed("tight")
+    folder, told = witnessed("tight")
     run = analyzed(folder)
+    steps = len(told.read_text().splitlines())
+    assert (folder / "engine-0.jsonl").read_text().count('"type":"delta"') > steps * 0.9
     assert run["config"]["front_end"] == "AsyncLLM"
     assert [trial["requests_finished"] for trial in run["trials"]] == [16, 16]
     assert all(trial["preemptions"] > 0 for trial in run["trials"])

@@ -1,5 +1,7 @@
 """Traces by hand, read back the way ``analyze`` reads them."""
 
+from pathlib import Path
+
 import pytest
 
 from schedtrace.cli.main import main
@@ -8,7 +10,22 @@ from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests import makers
+from tests.unit.judged_once import judge_once, make_tables_once, one_engine_once
 from tests.unit.recorded_words import RecordedWords
+
+READ_JUDGEMENTS = {"cli", "compare", "present", "watch", "test_rank_findings.py"}
+"""Folders and files of tests of what follows from a judgement of single engines."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_timeline_judged_once(request):
+    """Judge a timeline anew only if no test of ``READ_JUDGEMENTS`` had the same in this worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        if READ_JUDGEMENTS.intersection(request.path.relative_to(Path(__file__).parent).parts):
+            patch.setattr("schedtrace.diagnose.analyze.one_engine", one_engine_once)
+            patch.setattr("schedtrace.watch.judge.judge_engine", judge_once)
+            patch.setattr("schedtrace.timeline.timeline.make_tables", make_tables_once)
+        yield
 
 
 @pytest.fixture

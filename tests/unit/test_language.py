@@ -3,11 +3,11 @@
 import ast
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "schedtrace"
+from tests.unit.sources import modules
+
 BAD_BEGINNING = re.compile(
     r"^(Of|Those|That|Who|Whom|Whose|Which|Likewise|It|They|There|When|Where|How|As|So|No|None|Nothing|Nobody|"
     r"To be|With|For|From|By|Beside|Till|Until|Since|Because|If|Not|Also|Else|Such|One|Some|All of|Each of)\b"
@@ -24,15 +24,9 @@ JSON_FIELDS = frozenset({"given"})
 """Names that documents of ``model/`` keep: programs read them."""
 
 
-def modules():
-    """Yield the path of each module of the package, and its syntax tree."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE.parent), ast.parse(path.read_text())
-
-
-def docstrings(tree):
+def docstrings(module):
     """Yield the line and the text of each docstring, those below fields included."""
-    for node in ast.walk(tree):
+    for node in module:
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
             value = statement.value if isinstance(statement, ast.Expr) else None
@@ -40,10 +34,10 @@ def docstrings(tree):
                 yield statement.lineno, value.value.strip()
 
 
-def value_names(tree):
+def value_names(module):
     """Yield the line and the name of each local value and parameter."""
-    fields = {node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
-    for node in ast.walk(tree):
+    fields = {node.target for node in module if isinstance(node, ast.AnnAssign)}
+    for node in module:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             if not (node in fields and node.id in JSON_FIELDS):
                 yield node.lineno, node.id
@@ -51,9 +45,9 @@ def value_names(tree):
             yield node.lineno, node.arg
 
 
-def function_names(tree):
+def function_names(module):
     """Yield the line and the name of each function and method."""
-    for node in ast.walk(tree):
+    for node in module:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.lineno, node.name
 
@@ -72,16 +66,19 @@ BROKEN = {
 def test_the_package_keeps(rule):
     parts, breaks = BROKEN[rule]
     assert [
-        f"{path}:{line}: {text}" for path, tree in modules() for line, text in parts(tree) if breaks(text)
+        f"{path}:{line}: {text}"
+        for path, module in modules().items()
+        for line, text in parts(module)
+        if breaks(text)
     ] == []
 
 
 def test_a_class_name_stands_in_a_single_module():
     homes = defaultdict(set)
-    for path, tree in modules():
-        for node in ast.walk(tree):
+    for path, module in modules().items():
+        for node in module:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes[node.name].add(str(path))
+                homes[node.name].add(path)
     shared = {name: sorted(paths) for name, paths in homes.items() if len(paths) > 1}
     assert shared == {}
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from schedtrace.diagnose.one_engine import one_engine
 from schedtrace.model.causes import Cause
 from tests import makers
 from tests.makers import arrival, finish, step
@@ -53,19 +52,3 @@ def plans(monkeypatch):
 
     monkeypatch.setattr("schedtrace.cli.run.run_plans", run_plans)
     return made
-
-
-JUDGED = []
-
-
-@pytest.fixture
-def only_plans(plans, monkeypatch):
-    """The same for tests of the plans alone: the step, which is the same in all runs, is judged once."""
-
-    def judged_once(*arguments, **named):
-        if not JUDGED:
-            JUDGED.append(one_engine(*arguments, **named))
-        return JUDGED[0]
-
-    monkeypatch.setattr("schedtrace.diagnose.analyze.one_engine", judged_once)
-    return plans

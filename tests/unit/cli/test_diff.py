@@ -47,25 +47,25 @@ def test_run_makes_both_configurations_into_folders_named_like_the_files(cli, pl
     assert out.startswith("Verdict: ")
 
 
-def test_what_stands_behind_the_files_goes_to_both_and_wins(cli, only_plans, files, tmp_path):
+def test_what_stands_behind_the_files_goes_to_both_and_wins(cli, plans, files, tmp_path):
     cli("diff", "--run", *files, "--output", tmp_path / "logs", "--trials", "5", "--enforce-eager")
-    assert [plan.spec.trials for plan in only_plans] == [5, 5]
-    assert [plan.spec.engine_args[-1] for plan in only_plans] == ["--enforce-eager"] * 2
+    assert [plan.spec.trials for plan in plans] == [5, 5]
+    assert [plan.spec.engine_args[-1] for plan in plans] == ["--enforce-eager"] * 2
 
 
 @pytest.mark.parametrize(("asked", "interleave"), [("--interleave", True), ("--no-interleave", False)])
-def test_trials_are_interleaved_as_asked(cli, only_plans, files, tmp_path, asked, interleave):
+def test_trials_are_interleaved_as_asked(cli, plans, files, tmp_path, asked, interleave):
     cli("diff", "--run", *files, "--output", tmp_path / "logs", asked)
-    assert [plan.how for plan in only_plans] == [{"interleave": interleave}] * 2
+    assert [plan.how for plan in plans] == [{"interleave": interleave}] * 2
 
 
 @pytest.mark.parametrize(("fits", "interleave"), [(True, True), (False, False)])
 def test_unless_asked_trials_are_interleaved_if_both_engines_fit(
-    cli, only_plans, files, tmp_path, monkeypatch, fits, interleave
+    cli, plans, files, tmp_path, monkeypatch, fits, interleave
 ):
     monkeypatch.setattr("schedtrace.engine.plan.both_fit", lambda _: fits)
     cli("diff", "--run", *files, "--output", tmp_path / "logs")
-    assert only_plans[0].how == {"interleave": interleave}
+    assert plans[0].how == {"interleave": interleave}
 
 
 @pytest.fixture(scope="module")

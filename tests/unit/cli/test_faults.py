@@ -1,6 +1,7 @@
 """Wrong arguments are refused before vLLM is imported, and a run that went wrong never says it went well."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ def known(monkeypatch, tmp_path):
     (tmp_path / "long.yaml").write_text("model: tiny\nmax-model-len: 1000\n")
 
 
+STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 FP9 = "'fp9' is none of auto, fp8; did you mean fp8?"
 FILES_FIRST = "the two files come first, then options of the runs"
 SEQZ = "unknown option --max-num-seqz; did you mean --max-num-seqs?"
@@ -134,12 +136,26 @@ def test_the_outcome_names_what_is_wrong_with_the_recording(cli, tmp_path, monke
     assert f"! {tmp_path / 'x' / 'engine-0.jsonl'}: {lacks}" in " ".join(out.split())
 
 
+@pytest.fixture
+def _as_started_by_a_terminal():
+    """Signals have no handlers yet, and are not ignored as where nohup runs the tests."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    for number in STOPS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("recorded", [True, False])
-def test_an_interrupted_run_names_what_there_is_to_read(cli, tmp_path, monkeypatch, recorded):
+@pytest.mark.parametrize("asked", STOPS)
+@pytest.mark.usefixtures("_as_started_by_a_terminal")
+def test_an_interrupted_run_names_what_there_is_to_read(cli, tmp_path, monkeypatch, recorded, asked):
     def interrupted(plans, *_, **__):
         if recorded:
             run_folder(plans[0].folder, step(0), about=manifest())
-        raise KeyboardInterrupt
+        signal.raise_signal(asked)
+        pytest.fail("it goes on")
 
     monkeypatch.setattr(execute, "execute_plans", interrupted)
     code, _, err = cli("run", "--model", "tiny", "--output", tmp_path, "--label", "x")

@@ -9,7 +9,7 @@ FILES = Path(__file__).parents[2] / "data" / "files"
 
 
 @pytest.fixture
-def ran(cli, only_plans, tmp_path):
+def ran(cli, plans, tmp_path):
     """``ran("trials: 2", "--trials", "3")``: the plan made from a file and a command line."""
 
     def run(text, *arguments):
@@ -17,7 +17,7 @@ def ran(cli, only_plans, tmp_path):
         path.write_text(text)
         code, _, err = cli("run", "--config", path, "--output", tmp_path / "logs", *arguments)
         assert (code, err) == (0, "")
-        return only_plans[-1]
+        return plans[-1]
 
     return run
 

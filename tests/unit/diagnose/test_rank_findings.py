@@ -4,9 +4,12 @@ import msgspec
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.rules import RANK_RULES
 from schedtrace.model.report import Report
 from schedtrace.present.pages.report import MOST_LINES, WIDTH, report_page
 from schedtrace.read.run import read_run
+from schedtrace.timeline.engine_ranks import RecordedRanks
+from schedtrace.timeline.timeline import make_timeline
 from tests import rank_traces
 from tests.rank_traces import prefills, write_ranks
 from tests.unit.diagnose.sentences import flat
@@ -22,6 +25,18 @@ def report_of(tmp_path):
     return lambda passes, **fields: analyze_run(
         read_run(write_ranks(tmp_path / "run", passes, **{"scheduler_config": CONFIG, **fields}))
     )
+
+
+@pytest.fixture
+def rank_codes(tmp_path):
+    """``rank_codes(passes, ...)``: what is said of these ranks, whatever is said of each engine."""
+
+    def said(passes, **fields):
+        run = read_run(write_ranks(tmp_path / "run", passes, **{"scheduler_config": CONFIG, **fields}))
+        ranks = RecordedRanks.from_timelines([make_timeline(trace, run.manifest) for trace in run.traces])
+        return {finding.code for rule in RANK_RULES.values() for finding in rule(ranks)}
+
+    return said
 
 
 def codes(report):
@@ -101,10 +116,10 @@ def test_a_rank_that_refuses_while_another_has_room(report_of):
 
 
 @pytest.mark.parametrize(("other", "found"), [(12, False), (11, False), (8, True), (7, True)])
-def test_uneven_from_a_quarter_on(report_of, other, found):
+def test_uneven_from_a_quarter_on(rank_codes, other, found):
     """16 and 8 requests: the mean is 12, a quarter less than 16."""
-    report = report_of([[(16, 0), (other, 0)]] * 40, lockstep=False)
-    assert ("rank-imbalance" in codes(report)) is found
+    said = rank_codes([[(16, 0), (other, 0)]] * 40, lockstep=False)
+    assert ("rank-imbalance" in said) is found
 
 
 def test_one_engine_has_no_findings_of_several(report_of):
@@ -186,12 +201,12 @@ def test_an_independent_rank_so_slow_that_its_requests_pile_up(report_of, record
     recorded_words(found.message)
 
 
-def test_equal_independent_ranks_of_which_one_has_more_to_do(report_of):
+def test_equal_independent_ranks_of_which_one_has_more_to_do(rank_codes):
     passes = [
         [(8 - step // 10 % 4, 500 if step % 10 == 5 else 0), (12, 500 if step % 5 == 2 else 0)]
         for step in range(40)
     ]
-    assert "slow-rank" not in codes(report_of(passes, lockstep=False, factors=[1.0, 1.0]))
+    assert "slow-rank" not in rank_codes(passes, lockstep=False, factors=[1.0, 1.0])
 
 
 @pytest.mark.parametrize("slow", [0, 1])
@@ -219,7 +234,7 @@ def test_whose_prefills_alone_make_common_steps_longer(report_of):
     [((8, 500), (8, 500)), ((8, 500), (8, 100)), ((12, 500), (4, 100)), ((30, 100), (4, 100))],
 )
 @pytest.mark.parametrize("together", [False, True])
-def test_equal_ranks_in_lockstep_with_uneven_load(report_of, first, second, together):
+def test_equal_ranks_in_lockstep_with_uneven_load(rank_codes, first, second, together):
     """Prefills of a rank with few requests hide beneath the decodes of the other one."""
     passes = [
         [
@@ -228,11 +243,10 @@ def test_equal_ranks_in_lockstep_with_uneven_load(report_of, first, second, toge
         ]
         for step in range(60)
     ]
-    report = report_of(passes, max_num_running_reqs=32)
-    assert "slow-rank" not in codes(report)
+    assert "slow-rank" not in rank_codes(passes, max_num_running_reqs=32)
 
 
-def test_a_fixed_cost_of_prefills_makes_no_rank_with_short_prompts_slow(report_of, monkeypatch):
+def test_a_fixed_cost_of_prefills_makes_no_rank_with_short_prompts_slow(rank_codes, monkeypatch):
     """5 ms for any prefill: 70 us a token of 100, 21 us a token of 3,000."""
     plain_length = rank_traces.length_us
 
@@ -241,4 +255,4 @@ def test_a_fixed_cost_of_prefills_makes_no_rank_with_short_prompts_slow(report_o
 
     monkeypatch.setattr(rank_traces, "length_us", with_fixed_cost)
     passes = [[(8, 3000 if step % 10 == 5 else 0), (8, 100 if step % 10 == 9 else 0)] for step in range(60)]
-    assert "slow-rank" not in codes(report_of(passes))
+    assert "slow-rank" not in rank_codes(passes)

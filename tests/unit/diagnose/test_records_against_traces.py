@@ -1,17 +1,14 @@
 """One run as a trace and as console lines: what the lines support never contradicts the trace."""
 
-from pathlib import Path
-
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.records import described
 from schedtrace.read.records.vllm_log import read_vllm_log
 from schedtrace.read.run import read_run
 from tests.console_logs import periodic
+from tests.samples import FINDINGS
 
-SAMPLES = Path(__file__).parents[2] / "data" / "findings"
 INTERVALS = 20
 NAMES = (
     "client-limited",
@@ -67,12 +64,12 @@ def console_lines(run):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_console_lines_of_a_run_do_not_contradict_its_trace(name, tmp_path):
-    run = read_run(SAMPLES / name / "shows")
+def test_console_lines_of_a_run_do_not_contradict_its_trace(name, samples, tmp_path):
+    run = read_run(FINDINGS / name / "shows")
     path = tmp_path / "console.log"
     path.write_text("\n".join(console_lines(run)))
     [record] = described("console.log", read_vllm_log(path))
-    report = analyze_run(run)
+    report = samples(name)
     causes = {row.cause for row in report.causes if row.refusal}
     codes = {finding.code for finding in report.findings}
     for statement in record.statements:

@@ -3,7 +3,7 @@
 import shlex
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedtrace.diagnose.run_statistics import survivors
@@ -63,7 +63,6 @@ def page(*findings, parts=0):
     return report_page(Report(runs=[RunReport(**unknown | known | {"verdict": verdict})]))
 
 
-@settings(derandomize=True, deadline=None, database=None, max_examples=30)
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.integers(1, 20), st.integers(0, 3)), max_size=12),
     st.integers(0, 12),

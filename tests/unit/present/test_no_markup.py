@@ -1,14 +1,11 @@
 """Nothing that is printed is parsed for markup, and all of it is printed where it is made visible first."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
-import schedtrace
+from tests.unit.sources import modules, nodes
 
-ROOT = Path(schedtrace.__file__).parent
-SOURCES = sorted(ROOT.rglob("*.py"))
 PARSES = {"from_markup", "render_markup", "render_str", "from_ansi", "log", "rule", "status", "input"}
 """Calls by which rich takes text for markup, or for colours."""
 PRINTS = {"print", "echo", "secho"}
@@ -22,22 +19,16 @@ OF_MARKUP = {"markup", "emoji", "highlight"}
 MAY_USE_STREAMS = {"cli/options.py", "cli/main.py"}
 
 
-@pytest.fixture(scope="module")
-def trees():
-    """The syntax tree of every module, by its path in the package."""
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
-
-
-def calls(tree):
+def calls(module):
     """Name of the function or method, and the call."""
-    for node in ast.walk(tree):
+    for node in module:
         if isinstance(node, ast.Call):
             yield getattr(node.func, "attr", getattr(node.func, "id", "")), node
 
 
-def breaks(where, tree):
+def breaks(where, module):
     """What a module does that only others may: each as a word."""
-    made = {name for name, _ in calls(tree)}
+    made = {name for name, _ in calls(module)}
     if where.startswith(("cli/", "present/")):
         yield from PARSES & made
     yield from PRINTS & made - MAY_PRINT.get(where, set())
@@ -45,20 +36,19 @@ def breaks(where, tree):
         yield from {"Console"} & made
     if where not in MAY_USE_STREAMS:
         streams = (
-            ast.unparse(node)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and node.attr in STREAMS
+            ast.unparse(node) for node in module if isinstance(node, ast.Attribute) and node.attr in STREAMS
         )
         yield from (stream for stream in streams if stream.startswith("sys."))
-    for name, call in calls(tree):
+    for name, call in calls(module):
         said = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg in OF_MARKUP}
         must = {"TextColumn": ("markup",), "Console": ("markup", "emoji", "highlight")}.get(name, ())
         wrong = [word for word in ("markup", "emoji") if said.get(word, "False") != "False"]
         yield from (f"{name}({word})" for word in (*wrong, *must) if said.get(word) != "False")
 
 
-def test_no_module_parses_markup_or_prints_by_itself(trees):
-    assert {where: broken for where, tree in trees.items() if (broken := list(breaks(where, tree)))} == {}
+def test_no_module_parses_markup_or_prints_by_itself():
+    broken = {where: list(breaks(where, module)) for where, module in modules().items()}
+    assert {where: words for where, words in broken.items() if words} == {}
 
 
 @pytest.mark.parametrize(
@@ -73,13 +63,13 @@ def test_no_module_parses_markup_or_prints_by_itself(trees):
     ],
 )
 def test_a_break(source, broken):
-    assert list(breaks("present/pages/x.py", ast.parse(source))) == broken
+    assert list(breaks("present/pages/x.py", nodes(source))) == broken
 
 
-def test_only_these_modules_of_rich_are_used(trees):
+def test_only_these_modules_of_rich_are_used():
     used = set()
-    for tree in trees.values():
-        for node in ast.walk(tree):
+    for module in modules().values():
+        for node in module:
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             used |= {name for name in names if name and name.split(".")[0] == "rich"}

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import msgspec
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
@@ -317,7 +317,6 @@ def schedules(draw):
     return steps
 
 
-@settings(derandomize=True, deadline=None, database=None, max_examples=60)
 @given(schedules(), st.integers(1, 9), st.sampled_from([1, 5, 2**18]))
 def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every, rows_at_once):
     with (

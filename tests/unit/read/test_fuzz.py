@@ -12,14 +12,9 @@ from schedtrace.cli.main import main
 from schedtrace.errors import ExitCode
 from tests.fuzz import reading
 from tests.fuzz.mutate import LOGS, TRACES, case
+from tests.seeds import COUNT
 
-repeatable = settings(
-    derandomize=True,
-    deadline=None,
-    database=None,
-    max_examples=25,
-    suppress_health_check=[*HealthCheck],
-)
+slow = settings(suppress_health_check=[*HealthCheck])
 
 
 def ends_well(folder, files):
@@ -46,13 +41,13 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
-@repeatable
+@slow
 @given(st.randoms(use_true_random=False))
 def test_a_mutated_record_ends_in_a_result_or_an_error(folder, random):
     ends_well(folder, case(random))
 
 
-@repeatable
+@slow
 @given(
     st.sampled_from(["engine-0.jsonl", "some.log"]),
     st.sampled_from([*LOGS, *TRACES]),
@@ -64,7 +59,7 @@ def test_any_bytes_in_and_after_a_record_end_in_a_result_or_an_error(folder, nam
     ends_well(folder, {name: content + noise + b"\n" + content})
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", range(4 * COUNT))
 def test_every_command_ends_well_on_a_run_that_says_what_cannot_be(tmp_path, number):
     for words, run in reading.runs(Random(number), tmp_path, 5):  # noqa: S311  # repeatable
         assert len(run().how) == 1, words

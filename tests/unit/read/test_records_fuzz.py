@@ -14,6 +14,7 @@ from schedtrace.present.pages.records import records_page
 from schedtrace.present.renderers import json, text
 from schedtrace.read.kinds import kind_of
 from tests.console_logs import START, every_10_s, periodic
+from tests.seeds import COUNT
 
 FILES = Path(__file__).parents[2] / "data" / "files"
 SEEDS = [
@@ -53,7 +54,7 @@ def broken(random_, content):
     return b"\n".join(lines)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3 * COUNT))
 def test_a_damaged_record_is_read_or_refused(tmp_path, seed):
     refusals = []
     random_ = random.Random(seed)  # noqa: S311  # the same cases every time

@@ -16,6 +16,7 @@ from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import Window, make_timeline, windowed
 from tests.fuzz import parts
 from tests.makers import encoded, header, step
+from tests.seeds import COUNT
 
 MIDDLE = range(1, 6)
 """Parts with one before and one behind them."""
@@ -163,7 +164,7 @@ def test_every_export_says_what_is_missing(kind, folder, capsys):
         assert "not_recorded" in (folder / "export/engine_states.csv").read_text()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4 * COUNT))
 def test_broken_parts_are_read_as_far_as_they_are_right(seed, tmp_path):
     (_, judge), *others = parts.runs(Random(seed), tmp_path, seed % 3 == 0)  # noqa: S311  # repeatable
     assert judge().how in {"0", "3"}

@@ -1,7 +1,7 @@
 """Every moment of every request, once."""
 
 import polars as pl
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedtrace.model.causes import Cause
@@ -227,7 +227,6 @@ STEPS = st.lists(
 )
 
 
-@settings(derandomize=True, deadline=None, database=None, max_examples=60)
 @given(STEPS)
 def test_whatever_a_trace_says_states_follow_each_other_without_gap_or_overlap(tmp_path_factory, turns):
     """Also where it contradicts itself: no order of events is taken for granted."""

@@ -23,6 +23,12 @@ def session(folder, growing):
 
 
 @pytest.fixture
+def unjudged(folder, growing):
+    """The same without verdicts, which take most of the time."""
+    return session_of(folder, growing, judged=False)
+
+
+@pytest.fixture
 def utc(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()

@@ -86,7 +86,7 @@ class Growing:
         return ANCHOR_S + self.at * STEP_US / 1e6
 
 
-def session_of(path: Path, growing: Growing, only: bool = True) -> WatchSession:
+def session_of(path: Path, growing: Growing, *, only: bool = True, judged: bool = True) -> WatchSession:
     """Looks at it with a clock that shows when its last step was over; files are as old as that says."""
 
     def clock() -> float:
@@ -94,4 +94,7 @@ def session_of(path: Path, growing: Growing, only: bool = True) -> WatchSession:
             os.utime(file, (growing.now_s, growing.now_s))
         return growing.now_s
 
-    return WatchSession(Target(path, only), clock)
+    session = WatchSession(Target(path, only), clock)
+    if not judged:
+        session.judges.clear()
+    return session

@@ -70,7 +70,7 @@ def test_ranks_can_be_chosen(folder):
     one, two = Growing(folder, 0, waiting=("c",)), Growing(folder, 1, waiting=("d",))
     one.grow(50)
     two.grow(50)
-    whole, _, first, second = shown(session_of(folder, one), "shift+tab", "down", "down")
+    whole, _, first, second = shown(session_of(folder, one, judged=False), "shift+tab", "down", "down")
     assert [line.split()[:2] for line in whole if line.startswith(("all", "rank"))] == [
         ["all", "4/4"],
         ["rank", "0"],
@@ -83,17 +83,17 @@ def test_ranks_can_be_chosen(folder):
     assert not any(" c  waiting" in line for line in second)
 
 
-def test_one_engine_leaves_the_focus_to_the_requests(growing, session):
+def test_one_engine_leaves_the_focus_to_the_requests(growing, unjudged):
     growing.grow(30)
-    *_, life, _ = shown(session, "tab", "shift+tab", "down", "enter", "escape")
+    *_, life, _ = shown(unjudged, "tab", "shift+tab", "down", "enter", "escape")
     assert life[0].startswith(" Request a ")
 
 
-def test_keys_reach_the_requests_when_nothing_has_the_focus(growing, session):
+def test_keys_reach_the_requests_when_nothing_has_the_focus(growing, unjudged):
     growing.grow(30)
 
     async def without_focus():
-        app = WatchApp(session, every_s=None, folder=session.target.path.parent)
+        app = WatchApp(unjudged, every_s=None, folder=unjudged.target.path.parent)
         async with app.run_test(size=(80, 24)) as pilot:
             await app.refresh_seen()
             assert app.focused.id == "requests"
@@ -105,10 +105,10 @@ def test_keys_reach_the_requests_when_nothing_has_the_focus(growing, session):
     assert asyncio.run(without_focus())[0].startswith(" Request a ")
 
 
-def test_what_is_waited_for_is_on_the_screen(folder, growing, session):
+def test_what_is_waited_for_is_on_the_screen(folder, growing, unjudged):
     growing.path.unlink()
     folder.rmdir()
-    (screen,) = shown(session, size=(200, 50))
+    (screen,) = shown(unjudged, size=(200, 50))
     assert screen[1] == f"waiting for {folder} to appear: no such file or folder yet"
 
 
@@ -123,18 +123,18 @@ def test_an_old_verdict_is_dim(growing, session):
     assert dim(seen.at_s + 11)
 
 
-def test_a_request_can_be_looked_at_while_the_list_moves(growing, session):
+def test_a_request_can_be_looked_at_while_the_list_moves(growing, unjudged):
     growing.grow(30)
-    _, _, moved, life, back = shown(session, "down", lambda: growing.grow(30), "enter", "escape")
+    _, _, moved, life, back = shown(unjudged, "down", lambda: growing.grow(30), "enter", "escape")
     assert any("   6.0 s  a  running" in line for line in moved)
     assert life[0].startswith(" Request a ")
     assert any("scheduled" in line or "prefill" in line for line in life)
     assert back[0].startswith("run ")
 
 
-def test_pause_stops_and_goes_on(growing, session):
+def test_pause_stops_and_goes_on(growing, unjudged):
     growing.grow(30)
-    first, paused, still, again = shown(session, "space", lambda: growing.grow(30), "space")
+    first, paused, still, again = shown(unjudged, "space", lambda: growing.grow(30), "space")
     assert "  paused  " in paused[0]
     assert still == paused
     assert "  live  " in first[0]

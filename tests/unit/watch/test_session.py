@@ -34,11 +34,11 @@ def make_costly(session):
         judge.spent = iter(range(0, 1000, 3)).__next__
 
 
-def test_a_look_has_the_figures_of_the_last_steps(growing, session):
+def test_a_look_has_the_figures_of_the_last_steps(growing, unjudged):
     growing.grow(100)
-    session.observe_engines()
+    unjudged.observe_engines()
     growing.grow(100)
-    seen = session.observe_engines()
+    seen = unjudged.observe_engines()
     (engine,) = seen.engines
     assert (engine.rank, engine.state, engine.running, engine.seats, engine.waiting) == (0, "", 2, 2, 1)
     assert engine.waiting_for == {"max_num_seqs": 1}
@@ -54,12 +54,12 @@ def test_a_look_has_the_figures_of_the_last_steps(growing, session):
     assert seen.cells[None][-21].steps == 0
 
 
-def test_rates_are_of_ten_seconds_and_the_budget_of_steps_that_scheduled_anything(growing, session):
+def test_rates_are_of_ten_seconds_and_the_budget_of_steps_that_scheduled_anything(growing, unjudged):
     growing.grow(205)
     idle = [step(number, start=number * 100_000, running=2, waiting=1) for number in range(205, 255)]
     growing.append(*idle)
     growing.at = 255
-    (engine,) = session.observe_engines().engines
+    (engine,) = unjudged.observe_engines().engines
     assert (engine.steps_per_s, engine.budget_frac) == (10.0, 0.002)
 
 
@@ -73,7 +73,7 @@ def test_throughput_is_over_the_time_with_requests_of_all_engines(folder):
         growing.append(step(steps, start=at_us, back=0, output_tokens=0, finished=done))
         growing.append(step(steps + 1, start=9_000_000, back=0, output_tokens=0))
         growing.at = 100
-    seen = session_of(folder, growing).observe_engines()
+    seen = session_of(folder, growing, judged=False).observe_engines()
     assert [engine.output_tokens for engine in seen.engines] == [80, 40]
     # the requests came 0.4 ms before the first step
     assert [engine.output_per_s for engine in seen.engines] == pytest.approx([80 / 4.0004, 40 / 4.0004])
@@ -143,22 +143,22 @@ def test_a_verdict_is_old_after_its_span_or_20_s():
     assert [long.old(at_s) for at_s in (120.0, 120.5)] == [False, True]
 
 
-def test_who_waited_is_not_carried_into_the_seconds_after_the_last_request_ended(growing, session):
+def test_who_waited_is_not_carried_into_the_seconds_after_the_last_request_ended(growing, unjudged):
     growing.grow(19)
     growing.waiting = ()
     last = growing.one(19, first=False)
     last.num_running_after = 0
     growing.append(growing.deltas.line_of(last))
     growing.at = 100
-    cells = session.observe_engines().cells[None]
+    cells = unjudged.observe_engines().cells[None]
     assert [cell.waiting for cell in cells[-9:-7]] == [{"max_num_seqs": 1.0}, {"max_num_seqs": 0.9}]
     assert [cell.waiting for cell in cells[-7:]] == [{}] * 7
 
 
-def test_who_waits_during_a_long_step_is_carried(growing, session):
+def test_who_waits_during_a_long_step_is_carried(growing, unjudged):
     growing.grow(20)
     growing.at = 50
-    assert [cell.waiting for cell in session.observe_engines().cells[None][-3:]] == [
+    assert [cell.waiting for cell in unjudged.observe_engines().cells[None][-3:]] == [
         {"max_num_seqs": 1.0}
     ] * 3
 
@@ -227,6 +227,7 @@ def test_idle_long_steps_and_silence_are_told_apart(folder, growing):
     growing.grow(30)
     later = [growing.now_s]
     session = WatchSession(Target(folder, only=True), lambda: later[0])
+    session.judges.clear()
 
     def state(after_s, written_s):
         later[0] = growing.now_s + after_s
@@ -319,10 +320,10 @@ def test_a_newer_run_is_shown_once_the_one_before_is_over(tmp_path):
     assert notes(session.observe_engines()) == ["a newer run began: second", "the engine ended"]
 
 
-def test_a_saved_window_is_a_run(tmp_path, growing, session):
+def test_a_saved_window_is_a_run(tmp_path, growing, unjudged):
     growing.grow(30)
-    session.observe_engines()
-    saved = session.save_last_minute(tmp_path / "saved")
+    unjudged.observe_engines()
+    saved = unjudged.save_last_minute(tmp_path / "saved")
     (trace,) = read_run(saved).traces
     assert trace.steps.height == 30
     assert saved.stat().st_mode & 0o777 == 0o700
@@ -332,7 +333,7 @@ def test_a_saved_window_is_a_run(tmp_path, growing, session):
 def test_a_saved_window_is_no_newer_run(tmp_path):
     growing = Growing(tmp_path / "first")
     growing.grow(3)
-    session = session_of(tmp_path, growing, only=False)
+    session = session_of(tmp_path, growing, only=False, judged=False)
     session.observe_engines()
     growing.append(End(at_us=300_000, steps=3))
     session.observe_engines()
@@ -369,7 +370,7 @@ def test_of_two_traces_of_one_rank_the_first_is_shown_and_the_other_named(tmp_pa
     growing.grow(3)
     twin = tmp_path / "engine-1.jsonl"
     twin.write_bytes(growing.path.read_bytes())
-    session = session_of(tmp_path, growing)
+    session = session_of(tmp_path, growing, judged=False)
     for _ in range(2):
         seen = session.observe_engines()
         assert [figures.rank for figures in seen.engines] == [0]
@@ -403,14 +404,14 @@ def test_a_request_of_a_trace_in_parts_has_its_life(growing, folder):
     growing.grow(5)
     (folder / part_name(0, 0)).write_bytes(ZstdCompressor().compress(growing.path.read_bytes()))
     growing.path.unlink()
-    session = session_of(folder, growing)
+    session = session_of(folder, growing, judged=False)
     assert "Request c " in session.life(session.observe_engines().slowest[0], 80)
 
 
-def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, session, monkeypatch):
+def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, unjudged, monkeypatch):
     growing.grow(5)
-    session.observe_engines()
-    (engine,) = session.engines.values()
+    unjudged.observe_engines()
+    (engine,) = unjudged.engines.values()
 
     class Engine:
         def __init__(self, pid):
@@ -429,13 +430,13 @@ def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, session
 
     found(Engine(2), Engine(1), silent=[3])
     assert engine.header.pid == 1
-    shown = session.queue_text(80)
+    shown = unjudged.queue_text(80)
     assert "Engine 0 (pid 1): tiny" in shown
     assert "waiting for kv_blocks (1)" in shown
     assert "pid 2" not in shown
     found(silent=[1])
     with pytest.raises(EngineError, match="engine process 1 has not answered for 2 s"):
-        session.queue_text(80)
+        unjudged.queue_text(80)
     found()
     with pytest.raises(InputError, match="no engine of this run listens on this machine"):
-        session.queue_text(80)
+        unjudged.queue_text(80)
