@@ -1,6 +1,5 @@
 """Random loads that are the same every time: what happens before each step, decided by a seed alone."""
 
-import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,13 +11,14 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from schedtrace.simulate import Driver as Engine
 from tests.contract.families import FAMILIES, Family
+from tests.seeds import SOAK, seeds
 
 __all__ = ["BUSY_STEPS", "FAMILIES", "SEEDS", "STEPS", "make_script", "play", "under_load"]
 
-SEEDS = [1, 2, 3][: int(os.environ.get("LOAD_SEEDS", "1"))]
-BUSY_STEPS = 300
-STEPS = 150 if len(SEEDS) == 1 else BUSY_STEPS
-"""Short loads of one seed keep ``make test`` within CI's time; ``make compat`` plays three long ones each."""
+SEEDS = seeds(1, 2, 3)
+STEPS, BUSY_STEPS = (300, 300) if SOAK else (100, 150)
+"""Short loads of one seed keep ``make test`` within CI's time; ``make soak`` and ``make compat`` play three
+long ones each. Busy steps: requests arrive before each of them, however many the load has afterwards."""
 structured_outputs = getattr(
     vllm.sampling_params,
     "StructuredOutputsParams",

@@ -33,7 +33,9 @@ from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS, make_script
 
 pytestmark = pytest.mark.vllm
 
-WINDOWS = [(40, 120), (150, 220), (240, 290)]
+WINDOWS = [
+    tuple(BUSY_STEPS * percent // 100 for percent in window) for window in [(13, 40), (50, 73), (80, 97)]
+]
 """First step that is recorded, and the first one that is not any more."""
 SESSIONS = {"streaming_input"}
 """A session that waits for its next part is in the queue, and no event says when it went back there."""
