@@ -76,7 +76,7 @@ def drive(folder, *, requests=20, **options):
 @pytest.fixture(scope="module")
 def seats(tmp_path_factory):
     """A recorded load that waits for seats."""
-    return recorded(drive(tmp_path_factory.mktemp("seats") / "base", **LOADS["seats"]))
+    return recorded(drive(tmp_path_factory.mktemp("seats") / "base", requests=40, **LOADS["seats"]))
 
 
 @pytest.fixture(scope="module", params=LOADS)
