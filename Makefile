@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo test unit coverage lint types wheel check mutants lock bench compat docs clean
+.PHONY: help setup bytecode demo test unit coverage lint types wheel check soak mutants lock bench compat docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -37,8 +37,8 @@ demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze
 UNDER_LOAD := $(patsubst %,tests/e2e/test_%.py,attach snapshot)
 
 # These run on all cores in processes of their own.
-test unit coverage: export POLARS_MAX_THREADS ?= 1
-test unit coverage: export OMP_NUM_THREADS ?= 1
+test unit coverage soak: export POLARS_MAX_THREADS ?= 1
+test unit coverage soak: export OMP_NUM_THREADS ?= 1
 
 test: unit ## Run all tests: unit, contract (real scheduler), browser, end to end (real CPU engine)
 	@echo "== tests: end to end (real engine) =="
@@ -70,6 +70,9 @@ wheel: ## Build the wheel and try it in a new environment without vLLM (half a m
 	@scripts/try_wheel.sh "$(PYTHON)"
 
 check: lint types test wheel ## Everything that CI runs
+
+soak: bytecode ## Run the contract tests with three long random loads of each kind, not a short one (half an hour)
+	@TEST_SEEDS=3 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder tests/contract
 
 mutants: setup ## Break record/ and read/ in 40 places, one at a time, and see whether a test fails (an hour)
 	@$(BIN)/python -m tools.mutants $(MUTANTS)

@@ -37,7 +37,7 @@ def prepare(release: str) -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, PLATFORM, place))),
         "HF_HUB_OFFLINE": "1",
-        "LOAD_SEEDS": "3",
+        "TEST_SEEDS": "3",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
     }

@@ -1,6 +1,5 @@
 """Random loads that are the same every time: what happens before each step, decided by a seed alone."""
 
-import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,13 +11,15 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from schedtrace.simulate import Driver as Engine
 from tests.contract.families import FAMILIES, Family
+from tests.seeds import SOAK, seeds
 
-__all__ = ["BUSY_STEPS", "FAMILIES", "SEEDS", "STEPS", "make_script", "play", "under_load"]
+__all__ = ["FAMILIES", "SEEDS", "SHORT_STEPS", "STEPS", "make_script", "play", "under_load"]
 
-SEEDS = [1, 2, 3][: int(os.environ.get("LOAD_SEEDS", "1"))]
-BUSY_STEPS = 300
-STEPS = 150 if len(SEEDS) == 1 else BUSY_STEPS
-"""Short loads of one seed keep ``make test`` within CI's time; ``make compat`` plays three long ones each."""
+SEEDS = seeds(1, 2, 3)
+STEPS, SHORT_STEPS = (300, 300) if SOAK else (150, 100)
+"""Short loads of one seed keep ``make test`` within CI's time, and what plays all families plays the shorter
+ones; ``make soak`` and ``make compat`` play three long ones each.
+"""
 structured_outputs = getattr(
     vllm.sampling_params,
     "StructuredOutputsParams",
@@ -70,10 +71,12 @@ def play(engine: Engine, script: list[Turn]) -> Engine:
     return engine
 
 
-def under_load(make: Callable[..., Engine], name: str, seed: int = 1, **options: Any) -> Any:
+def under_load(
+    make: Callable[..., Engine], name: str, seed: int = 1, *, steps: int = STEPS, **options: Any
+) -> Any:
     """An engine of ``make`` with a family's options, and more, after that family's load."""
     family = FAMILIES[name]
-    return play(make(**family.engine | options), make_script(family, seed))
+    return play(make(**family.engine | options), make_script(family, seed, steps))
 
 
 def _arrive(family: Family, chance: random.Random, request_id: str, script: list[Turn]) -> None:

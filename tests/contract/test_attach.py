@@ -29,11 +29,11 @@ from schedtrace.record.traced import traced_class
 from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import Deciding, first_difference
-from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS, make_script
+from tests.contract.loads import FAMILIES, SEEDS, STEPS, make_script
 
 pytestmark = pytest.mark.vllm
 
-WINDOWS = [(40, 120), (150, 220), (240, 290)]
+WINDOWS = [tuple(STEPS * percent // 100 for percent in window) for window in [(13, 40), (50, 73), (80, 97)]]
 """First step that is recorded, and the first one that is not any more."""
 SESSIONS = {"streaming_input"}
 """A session that waits for its next part is in the queue, and no event says when it went back there."""
@@ -267,7 +267,7 @@ def play_on(engine, script):
 @pytest.fixture(params=LOADS, scope="module")
 def played(request, tmp_path_factory):
     name, seed = request.param.rsplit("-", 1)
-    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed), BUSY_STEPS)
+    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed), STEPS)
     folder = tmp_path_factory.mktemp("runs")
     plain = play_on(Deciding(**engine), script)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,12 +1,17 @@
 """What ``schedtrace doctor`` tries with the installed vLLM: on its own scheduler, and on a foreign one."""
 
+import sys
+
 import pytest
 
 pytest.importorskip("vllm")
 
 from schedtrace.engine import doctor
+from schedtrace.engine.vllm_probe import probe
 
 pytestmark = pytest.mark.vllm
+
+PARTS = ("exits", "allocations", "hooks", "device", "recording")
 
 
 def test_vllms_schedulers_are_recorded_by_source_and_a_decorated_one_is_not(tmp_path, monkeypatch):
@@ -18,8 +23,9 @@ def test_vllms_schedulers_are_recorded_by_source_and_a_decorated_one_is_not(tmp_
         "    def schedule(self, *args):\n"
         "        return super().schedule(*args)\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    checks = doctor._probe("foreign_scheduler.Decorated")
+    monkeypatch.syspath_prepend(tmp_path)
+    checks = probe("foreign_scheduler.Decorated")
+    monkeypatch.delitem(sys.modules, "foreign_scheduler")
     states = [(check.name, check.state) for check in checks]
     assert [pair for pair in states if pair[0] != "device"] == [
         ("exits", "ok"),
@@ -31,6 +37,23 @@ def test_vllms_schedulers_are_recorded_by_source_and_a_decorated_one_is_not(tmp_
         ("replay", "ok"),
     ]
     assert "foreign_scheduler.Decorated.schedule" in checks[2].text
+
+
+def test_the_checks_come_from_another_process_with_its_own_environment(tmp_path, monkeypatch):
+    """A vLLM that cannot be imported stands for one that takes seconds to import."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(
+        "import os\n"
+        "ours = sorted(name for name in os.environ if name.startswith('SCHEDTRACE'))\n"
+        "raise ImportError(f'{os.environ[\"VLLM_LOGGING_LEVEL\"]} {ours}')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("SCHEDTRACE_DIR", str(tmp_path))
+    checks = doctor._probe("a.B")
+    assert {check.name for check in checks} == {*PARTS}
+    assert {check.state for check in checks} == {"wrong"}
+    assert all("ERROR []" in check.text for check in checks if "a.B" not in check.text)
+    assert any("a.B" in check.text for check in checks)
 
 
 def test_a_process_that_does_not_end_is_given_up(monkeypatch):

@@ -14,7 +14,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
 from tests.contract.causes.toy_connectors import KV
-from tests.contract.loads import FAMILIES, SEEDS, STEPS, make_script, play
+from tests.contract.loads import FAMILIES, SEEDS, SHORT_STEPS, make_script, play
 from tests.contract.rebuilt import steps_of
 
 pytestmark = pytest.mark.vllm
@@ -43,8 +43,8 @@ def recorded(
         recorder = engine.scheduler._schedtrace_recorder
         ticks = count(recorder.writer._anchor_ns, TICK_NS)
         recorder.clock = lambda: next(ticks)
-        play(engine, make_script(FAMILIES[name], seed))
-        assert recorder.writer._steps > STEPS
+        play(engine, make_script(FAMILIES[name], seed, SHORT_STEPS))
+        assert recorder.writer._steps > SHORT_STEPS
     return folder / "engine-0.jsonl"
 
 

@@ -16,7 +16,7 @@ from schedtrace.read.run import read_run
 from schedtrace.record.marks import exits
 from schedtrace.record.traced import traced_class
 from tests.contract.deciding import Deciding, first_difference
-from tests.contract.loads import FAMILIES, SEEDS, STEPS, under_load
+from tests.contract.loads import FAMILIES, SEEDS, SHORT_STEPS, under_load
 from tests.contract.oracle import Oracle
 from tests.contract.shows import SHOWS
 from tests.contract.watched import FILE, LOOPS, Watched, exits_told, note_of_exit
@@ -43,9 +43,9 @@ def play_twice(load, folder) -> Played:
     name, seed = load.rsplit("-", 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
-        traced = under_load(partial(Deciding, traced_class), name, int(seed))
+        traced = under_load(partial(Deciding, traced_class), name, int(seed), steps=SHORT_STEPS)
     [trace] = read_run(folder).traces
-    return Played(name, under_load(Watched, name, int(seed)), traced, trace)
+    return Played(name, under_load(Watched, name, int(seed), steps=SHORT_STEPS), traced, trace)
 
 
 @pytest.fixture(params=LOADS, scope="module")
@@ -60,7 +60,7 @@ def test_watched_is_the_untouched_scheduler_and_it_decides_the_same(played):
 
 def test_every_step_is_written_and_nothing_went_wrong(played):
     steps = sum("tokens" in decision for decision in played.traced.decisions)
-    assert played.trace.steps.height == played.trace.end.steps == steps > STEPS
+    assert played.trace.steps.height == played.trace.end.steps == steps > SHORT_STEPS
     header = played.trace.header
     assert (played.trace.notices, header.notices, header.exits_via) == ([], [], "source")
 
@@ -72,7 +72,7 @@ def test_the_load_shows_what_it_is_named_after(played):
 def test_the_exits_told_are_those_taken(played, request):
     seen, told = played.seen.exits, exits_told(played.trace)
     compared[request.node.callspec.id] = Counter()
-    assert len(told) == len(seen) > STEPS
+    assert len(told) == len(seen) > SHORT_STEPS
     for call, taken in enumerate(seen):
         assert (call, told[call]) == (call, taken)
         for exit_line in taken:
@@ -100,8 +100,8 @@ def test_how_much_was_compared():
     for (loop, line, kind), count in sorted(total.items()):
         print(f"\n{count:>8} {loop} {kind}, line {line}", end="")
     print(f"\n{total.total():>8} in all")
-    assert total.total() > 110 * STEPS * len(SEEDS)
-    assert min(counts.total() for counts in compared.values()) > STEPS
+    assert total.total() > 110 * SHORT_STEPS * len(SEEDS)
+    assert min(counts.total() for counts in compared.values()) > SHORT_STEPS
     assert len(total) >= (17 if len(SEEDS) > 2 else 16)  # one is rare
 
 

@@ -51,13 +51,13 @@ def simulated(folder, load, *, times=TIMES, trial_ids=False, **options):
     return read_run(folder)
 
 
-def drive(folder, **options):
-    """40 requests of two trials, 1.7 ms apart."""
+def drive(folder, *, requests=20, **options):
+    """Two trials with so many requests each, 1.7 ms apart."""
 
     def load(engine):
         for trial in (1, 2):
             began = engine.clock.now_us + 1000.0 * (trial > 1)
-            for number in range(40):
+            for number in range(requests):
                 engine.arrive(
                     began + 1700 * number,
                     f"t{trial}-{number}",
@@ -76,7 +76,7 @@ def drive(folder, **options):
 @pytest.fixture(scope="module")
 def seats(tmp_path_factory):
     """A recorded load that waits for seats."""
-    return recorded(drive(tmp_path_factory.mktemp("seats") / "base", **LOADS["seats"]))
+    return recorded(drive(tmp_path_factory.mktemp("seats") / "base", requests=40, **LOADS["seats"]))
 
 
 @pytest.fixture(scope="module", params=LOADS)

@@ -9,6 +9,7 @@ from schedtrace.model.what_if import CONCURRENCY
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import predict, recorded
+from schedtrace.whatif.search import menu
 from tests.contract.whatif.conftest import simulated
 
 pytestmark = pytest.mark.vllm
@@ -17,8 +18,8 @@ SEATS = {"max_num_seqs": 4, "max_model_len": 512}
 
 
 def closed(folder, clients=12, **options):
-    """Clients, each with one request open, 60 in all; gives the run, and how long it took."""
-    left, took = iter(range(60)), []
+    """Clients, each with one request open, 40 in all; gives the run, and how long it took."""
+    left, took = iter(range(40)), []
 
     def load(engine):
         def send(at_us):
@@ -44,6 +45,11 @@ def closed(folder, clients=12, **options):
 def base(tmp_path_factory):
     run, _ = closed(tmp_path_factory.mktemp("closed") / "base", **SEATS)
     return recorded(run)
+
+
+def more_or_fewer_seats(*of):
+    """Return the part of the menu that is about seats."""
+    return [change for change in menu(*of) if change[0] == "max_num_seqs"]
 
 
 def figures(replays):
@@ -72,6 +78,7 @@ def test_more_seats_do_to_it_what_they_do_to_the_clients(base, tmp_path):
 
 def test_advice_is_judged_by_the_time_until_all_are_done(base, monkeypatch):
     monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)
+    monkeypatch.setattr("schedtrace.whatif.advice.menu", more_or_fewer_seats)
     [first, *_], _ = judged([], base)
     assert first.gain.metric == "output_tokens_per_s"
     assert first.evidence.settings["max_num_seqs"] >= 9
@@ -80,7 +87,7 @@ def test_advice_is_judged_by_the_time_until_all_are_done(base, monkeypatch):
 def test_the_number_of_clients_can_be_given(base):
     [load] = recorded(base.run, base.times, clients=6).loads
     assert load.replayed_clients.clients == 6
-    assert len(load.replayed_clients.think_us) == 54
+    assert len(load.replayed_clients.think_us) == 34
 
 
 @pytest.mark.parametrize("clients", [2, 24])

@@ -9,6 +9,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.cli.main import main
 from schedtrace.read.run import read_run
+from tests.contract.whatif.conftest import Here
 
 pytestmark = pytest.mark.vllm
 
@@ -21,7 +22,9 @@ def run(seats):
 
 def test_replay(run, capsys, tmp_path):
     saved = tmp_path / "times.json"
-    assert main(["replay", str(run), "--set", "max-num-seqs=16", "--save-step-times", str(saved)]) == 0
+    assert main(["replay", str(run), "--save-step-times", str(saved)]) == 0
+    capsys.readouterr()
+    assert main(["replay", str(run), "--step-times", str(saved), "--set", "max-num-seqs=16"]) == 0
     assert "with max_num_seqs 4 -> 16" in capsys.readouterr().out
     assert main(["replay", str(run), "--step-times", str(saved), "--format", "json"]) == 0
     checked = json.loads(capsys.readouterr().out)
@@ -33,6 +36,7 @@ def test_replay(run, capsys, tmp_path):
 
 def test_analyze_predict(run, capsys, monkeypatch):
     monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)
+    monkeypatch.setattr("schedtrace.whatif.advice.menu", lambda *_: [("max_num_seqs", 16)])
     assert main(["analyze", str(run), "--predict"]) == 0
     assert "Replayed on this load: " in " ".join(capsys.readouterr().out.split())
 
@@ -64,6 +68,7 @@ def test_a_model_longer_than_the_cache_is_cut_to_it(given, tmp_path, capsys):
 
 def test_a_sweep_says_where_the_cache_decides_the_longest_request(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("schedtrace.whatif.sweep_play.LocalPool", lambda work, _: Here(work))
     load = ["--num-prompts", "2", "--input-len", "16", "--output-len", "2"]
     asked = ["sweep", "random", *load, "--model", "Qwen3-32B", "--gpu", "h100", "--jobs", "1"]
     assert main([*asked, "--vary", "tensor_parallel_size=1,2"]) == 0

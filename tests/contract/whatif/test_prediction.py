@@ -21,10 +21,15 @@ from tests.contract.whatif.conftest import LOADS, TIMES, drive
 pytestmark = pytest.mark.vllm
 
 
-@pytest.fixture
-def base(seats):
+def waiting(folder, **options):
+    """The run of a load of 80 requests that waits for seats."""
+    return drive(folder, requests=40, **LOADS["seats"], **options)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
     """A load that waits for seats."""
-    return seats
+    return recorded(waiting(tmp_path_factory.mktemp("seats") / "base"))
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +184,7 @@ def test_a_load_that_does_not_end_as_recorded_cannot_be_judged(base, never_ends)
 
 def test_a_replay_far_from_what_was_recorded_advises_nothing(base, tmp_path):
     times = replace(TIMES, base_us=2 * TIMES.base_us)
-    slower = recorded(drive(tmp_path / "slower", times=times, **LOADS["seats"]))
+    slower = recorded(waiting(tmp_path / "slower", times=times))
     with pytest.raises(InputError, match=r"as it was recorded is \+\d\d % off in makespan"):
         judged([], recorded(base.run, slower.times))
     with pytest.raises(InputError, match="off in makespan"):
@@ -194,7 +199,7 @@ def test_where_no_change_gains_more_than_the_replay_is_off_the_list_and_the_reas
 ):
     """The advice stays as it was; its estimate does not, since a replay gained less."""
     times = replace(TIMES, base_us=1.2 * TIMES.base_us)
-    slower = recorded(drive(tmp_path / "slower", times=times, **LOADS["seats"]))
+    slower = recorded(waiting(tmp_path / "slower", times=times))
     monkeypatch.setattr("schedtrace.whatif.advice.menu", lambda *_: [])
     [seats] = [found for found in analyze_run(base.run).findings if found.code == "max-num-seqs-bound"]
     seats.advice[0].value = 2

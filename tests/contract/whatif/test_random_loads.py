@@ -20,10 +20,11 @@ from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import Predictor, recorded
 from schedtrace.whatif.search import menu
 from tests.contract.whatif.conftest import simulated
+from tests.seeds import seeds
 
 pytestmark = pytest.mark.vllm
 
-SEEDS = (11, 14)
+SEEDS = seeds(14, 11, 12)
 WORTH_FRAC, HARMS_FRAC = 0.05, -0.03
 
 
@@ -139,7 +140,8 @@ def test_no_advice_harms(results):
 
 def test_the_stated_interval_holds_what_the_advice_does(results):
     stated = [one.inside for one in results if one.inside is not None]
-    assert stated.count(True) >= len(stated) - 1
+    assert stated
+    assert stated.count(True) >= len(stated) - len(SEEDS) // 2
 
 
 def test_where_nothing_helps_nothing_is_advised(results):
