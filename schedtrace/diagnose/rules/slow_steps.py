@@ -6,11 +6,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.excess_words import (
+    MINUTES,
+    PARTS,
+    SECONDS,
+    steps_subject,
+    term_noun,
+    term_nouns,
+    tie_clause,
+)
 from schedtrace.diagnose.gains import sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed_settings import current_value_note
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, step_finding
-from schedtrace.model.message import NOTHING, CauseWord, Count, Message, Number, Request, Steps, joined
+from schedtrace.model.message import NOTHING, Message, Number, Request, Steps, joined
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
@@ -19,7 +28,7 @@ from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from schedtrace.diagnose.excess import Effect, PartExcess
-    from schedtrace.diagnose.excess_search import Explanation, Term
+    from schedtrace.diagnose.excess_search import Explanation
 
 LEAST_FRAC = 0.01
 """Least share of the requests' time that an effect must cost to be reported."""
@@ -29,70 +38,6 @@ BEYOND_FRAC = 0.02
 """Largest share of steps on the wrong side of a captured graph's size."""
 WHOLE_FROM = 10.0
 """Factor of the time from which the verdict rounds it to a whole number."""
-PARTS = {
-    "execution": "on the device",
-    "schedule": "in schedule()",
-    "update": "in update_from_output()",
-    "between": "in the engine process, between two steps",
-}
-"""Place where the time of each part of a step goes, in words."""
-NOUNS = {
-    "batch": ("request", None),
-    "new": ("new request", None),
-    "resumed": ("resumed request", None),
-    "drafts": ("drafted token", None),
-    "cached": ("cached token", None),
-    "parked": ("parked KV load", None),
-    "sessions": ("paused session", None),
-    "dummies": ("dummy batch", "dummy batches"),
-    "recomputed": ("recomputed token", None),
-    "prefill_tokens": ("prefill token", None),
-    "decode_tokens": ("decode token", None),
-    "context": ("token of context", "tokens of context"),
-    "running": ("running request", None),
-    "waiting": ("waiting request", None),
-    "not_ready": ("request that is not ready", "requests that are not ready"),
-    "loads": ("event of a KV load", "events of KV loads"),
-    "preemptions": ("preemption", None),
-    "grammars": ("compiled grammar", None),
-    "arrivals": ("arrival", None),
-    "finishes": ("finished request", None),
-    "capped": ("shortened chunk", None),
-    "padding": (
-        "token of padding to a captured graph's size",
-        "tokens of padding to a captured graph's size",
-    ),
-    "kv_used": ("KV block in use", "KV blocks in use"),
-    "throttled": ("held-back prefill", None),
-}
-"""Noun of each counted feature, and its plural if that is not the noun with an s."""
-FLAGS = {
-    "decode_only": ("that only decode", "with a prefill or without tokens"),
-    "mixed": ("that mix prefill and decode", "that do not mix prefill and decode"),
-    "first_use": ("that are the first of their batch size", "that are not the first of their batch size"),
-}
-"""Clauses for steps with and without each yes-or-no feature."""
-TRAIT_WORDS = {
-    "logprobs": "requests that ask for log-probabilities",
-    "prompt_logprobs": "requests that ask for log-probabilities of their prompts",
-    "structured": "requests with structured output",
-    "logit_bias": "requests with a logit bias",
-    "min_tokens": "requests with a minimum of tokens",
-    "lora": "requests that use a LoRA adapter",
-}
-"""Requests with each trait, in words."""
-SECONDS = ("clock", "age", "idle")
-"""Features in seconds; the others are counts."""
-MINUTES = {"clock": "", "age": " of the oldest request's age", "idle": " without work before a step"}
-"""Words after ``a minute`` for each feature in seconds."""
-SIDES = {
-    "age": (
-        "whose oldest request is older than {cut:us}",
-        "whose oldest request is younger than {cut:us}",
-    ),
-    "idle": ("after more than {cut:us} without work", "after less than {cut:us} without work"),
-}
-"""Clauses for steps above and below a cut of a feature in seconds."""
 MOST_BY_CHANCE = 0.1
 """Largest chance that requests start and end at the two ends of a range of steps by coincidence."""
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
@@ -181,7 +126,7 @@ def _find(timeline: Timeline) -> Findings:
         if share < LEAST_FRAC or _first_steps(timeline, excess, effect):
             continue
         evidence: SlowSteps = _evidence(timeline, excess, effect)
-        subject = _subject(excess, effect)
+        subject = steps_subject(excess, effect)
         advice, gain = _advice(timeline, excess, effect, evidence)
         yield step_finding(
             timeline,
@@ -331,82 +276,10 @@ def _cliff(explanation: "Explanation") -> int | None:
 def _title(excess: "PartExcess", effect: "Effect", subject: Message) -> Message:
     if effect.explanation.slope:
         (term,) = effect.explanation.terms
-        return say("Time {where} grows with {what}", where=PARTS[excess.part], what=_what(term))
+        return say("Time {where} grows with {what}", where=PARTS[excess.part], what=term_nouns(term))
     head = str(subject.arguments.get("head", ""))
     lowered = {**subject.arguments, "head": head.lower()} if head else subject.arguments
     return say("Slow {subject}", subject=Message(subject.template.replace("Steps", "steps", 1), lowered))
-
-
-def _subject(excess: "PartExcess", effect: "Effect") -> Message:
-    """Return the name of the slow steps, as the subject of a sentence."""
-    terms = effect.explanation.terms
-    if len({term.feature.identity for term in terms}) < len(terms) and terms[0].feature.kind in NOUNS:
-        low, high = sorted(terms, key=lambda term: term.cut)
-        if low.above and not high.above:
-            first, last = math.floor(low.cut) + 1, math.floor(high.cut)
-            return say("Steps with {first:n} to {last}", first=first, last=_count(low, last))
-    if all(term.feature.kind == "clock" for term in terms):
-        steps = excess.steps.filter(pl.Series(effect.inside))["step"]
-        return say("Steps {first:n} to {last:n}", first=int(steps[0]), last=int(steps[-1]))
-    decodes = [term for term in terms if term.feature.kind == "decode_only" and term.above]
-    clauses = [_clause(excess, term) for term in terms if term not in decodes or len(terms) == 1]
-    head = "Decode-only steps" if decodes and len(terms) > 1 else "Steps"
-    return say("{head} {clauses}", head=head, clauses=joined(clauses, " and "))
-
-
-def _clause(excess: "PartExcess", term: "Term") -> Message:
-    """Return a condition in words, as a clause that follows ``steps``."""
-    kind = term.feature.kind
-    at = math.floor(term.cut)
-    if kind in FLAGS:
-        return say(FLAGS[kind][not term.above])
-    if kind in ("request", "trait", "lora"):
-        return say("with{out} {who}", out="" if term.above else "out", who=_what(term))
-    if kind == "clock":
-        later = excess.steps.filter(pl.Series(term.feature.values > term.cut))["step"]
-        return say("{side} step {step:n}", side="from" if term.above else "before", step=int(later[0]))
-    if kind in SIDES:
-        return say(SIDES[kind][not term.above], cut=term.cut * 1e6)
-    if at < 1:
-        return say("with{out} {what}", out="" if term.above else "out", what=_what(term))
-    return say("with {side} {count}", side="more than" if term.above else "at most", count=_count(term, at))
-
-
-def _what(term: "Term") -> Message:
-    """Return the noun of a feature in the plural."""
-    kind, detail = term.feature.identity
-    match kind:
-        case "exits":
-            cause, _, loop = detail.rpartition(" ")
-            words = say("{loop} requests passed over for {cause}", loop=loop, cause=CauseWord(cause))
-        case "request":
-            words = say("{request}", request=Request(detail))
-        case "length":
-            words = say("output tokens of {request}", request=Request(detail))
-        case "trait":
-            words = say(TRAIT_WORDS[detail])
-        case "lora":
-            words = say("requests that use the LoRA adapter {name:code}", name=detail)
-        case "clock":
-            words = say("time")
-        case "age":
-            words = say("the age of the oldest request")
-        case "idle":
-            words = say("the idle time before a step")
-        case _ if kind in FLAGS:
-            words = say("steps {which}", which=FLAGS[kind][0])
-        case _:
-            noun, plural = NOUNS[kind]
-            words = say(plural or f"{noun}s")
-    return words
-
-
-def _count(term: "Term", count: int) -> Message:
-    kind = term.feature.kind
-    if kind in ("exits", "length"):
-        return say("{count:n} {what}", count=count, what=_what(term))
-    noun, plural = NOUNS[kind]
-    return say("{count}", count=Count(count, noun, plural))
 
 
 def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
@@ -420,7 +293,7 @@ def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
     if term.feature.kind in SECONDS:
         grows = say("grows by {each:us} a minute{whose}", each=each_us * 60, whose=MINUTES[term.feature.kind])
     else:
-        grows = say("grows by {each:us} for each {noun}", each=each_us, noun=_singular(term))
+        grows = say("grows by {each:us} for each {noun}", each=each_us, noun=term_noun(term))
     return say(
         "Time {where} {grows}, up to {most:us} beyond what a step's work explains ({span}): {share:%} of the "
         "requests' time.",
@@ -430,18 +303,6 @@ def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
         span=Steps(int(steps[0]), int(steps[-1])),
         share=share,
     )
-
-
-def _singular(term: "Term") -> Message:
-    kind, detail = term.feature.identity
-    if kind == "exits":
-        cause, _, loop = detail.rpartition(" ")
-        return say("{loop} request passed over for {cause}", loop=loop, cause=CauseWord(cause))
-    if kind == "length":
-        return say("output token of {request}", request=Request(detail))
-    if kind in ("trait", "lora"):
-        return say("request of the {what}", what=_what(term))
-    return say(NOUNS[kind][0])
 
 
 def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Message:
@@ -467,7 +328,7 @@ def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Mess
         )
     if effect.explanation.also:
         also = [
-            joined([_clause_of(excess, term, slope=tie.slope) for term in tie.terms], " and ")
+            joined([tie_clause(excess, term, slope=tie.slope) for term in tie.terms], " and ")
             for tie in effect.explanation.also
         ]
         parts.append(
@@ -478,10 +339,6 @@ def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Mess
             )
         )
     return joined(parts)
-
-
-def _clause_of(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:
-    return say("by their number of {what}", what=_what(term)) if slope else _clause(excess, term)
 
 
 def captured_tokens(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> int | None:
@@ -528,7 +385,7 @@ def _advice(
         members = [
             say("{request}", request=Request(term.feature.detail))
             if term.feature.kind == "length"
-            else _what(term)
+            else term_nouns(term)
             for term in explanation.terms
             if term.feature.kind in ("request", "length", "trait", "lora")
         ]
