@@ -229,7 +229,10 @@ def _singles(fit: WorkFit, features: Sequence[Feature]) -> _Candidates:
             columns.append((values > cut).astype(float))
             about.append(Explanation((Term(feature, float(cut)),), False, 0.0, False, 0.0))
         low, high = np.quantile(values, (0.02, 1.0))
-        is_graded = feature.kind not in ("request", "first_use") and len(np.unique(values)) >= FEWEST_OF_SLOPE
+        is_graded = (
+            feature.kind not in ("request", "first_use", "period")
+            and len(np.unique(values)) >= FEWEST_OF_SLOPE
+        )
         if is_graded and high > low:
             columns.append(np.clip(values - low, 0, None) / (high - low) / fit.usual * np.median(fit.usual))
             about.append(Explanation((Term(feature, float(low)),), True, 0.0, True, 0.0))

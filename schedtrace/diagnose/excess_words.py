@@ -64,7 +64,7 @@ TRAIT_WORDS = {
     "lora": "requests that use a LoRA adapter",
 }
 """Requests with each trait, in words."""
-SECONDS = ("clock", "age", "idle")
+SECONDS = ("clock", "age", "idle", "period")
 """Features in seconds; the others are counts."""
 MINUTES = {"clock": "", "age": " of the oldest request's age", "idle": " without work before a step"}
 """Words after ``a minute`` for each feature in seconds."""
@@ -101,14 +101,17 @@ def term_clause(excess: "PartExcess", term: "Term") -> Message:
     at = math.floor(term.cut)
     if kind in FLAGS:
         return say(FLAGS[kind][not term.above])
-    if kind in ("request", "trait", "lora"):
-        return say("with{out} {who}", out="" if term.above else "out", who=term_nouns(term))
     if kind == "clock":
         later = excess.steps.filter(pl.Series(term.feature.values > term.cut))["step"]
         return say("{side} step {step:n}", side="from" if term.above else "before", step=int(later[0]))
     if kind in SIDES:
         return say(SIDES[kind][not term.above], cut=term.cut * 1e6)
-    if at < 1:
+    if kind == "period":
+        side = "outside of" if term.above else "in"
+        period_us = float(term.feature.detail) * 1e6
+        words = "{side} phases of {cut:us} that return every {period:us}"
+        return say(words, side=side, cut=term.cut * 1e6, period=period_us)
+    if at < 1 or kind in ("request", "trait", "lora"):
         return say("with{out} {what}", out="" if term.above else "out", what=term_nouns(term))
     return say(
         "with {side} {count}", side="more than" if term.above else "at most", count=term_count(term, at)
@@ -169,3 +172,21 @@ def term_noun(term: "Term") -> Message:
     if kind in ("trait", "lora"):
         return say("request of the {what}", what=term_nouns(term))
     return say(NOUNS[kind][0])
+
+
+COMPARED = {
+    ("batch", "new", "resumed", "running", "decode_only", "mixed", "first_use", "padding"): "batch",
+    ("prefill_tokens", "decode_tokens", "cached", "recomputed", "capped", "throttled", "drafts"): "tokens",
+    ("context", "length"): "context",
+    ("kv_used", "preemptions", "loads", "parked"): "KV cache",
+    ("arrivals", "finishes", "waiting", "not_ready", "exits"): "queue",
+    ("trait", "lora", "grammars", "sessions", "request", "age"): "requests and their options",
+    ("dummies",): "dummy batches",
+    ("idle", "clock", "period"): "time",
+}
+"""What the search compares, in words, by the kinds of features."""
+
+
+def compared_facts(kinds: list[str]) -> list[Message]:
+    """Return what the features of these kinds are about."""
+    return [say(words) for group, words in COMPARED.items() if not {*group}.isdisjoint(kinds)]

@@ -88,6 +88,7 @@ KINDS = {
     "first_use": FeatureKind(CAUSE, "first_use"),
     "idle": FeatureKind(CAUSE, "idle"),
     "kv_used": FeatureKind(WORK, "kv"),
+    "period": FeatureKind(CORRELATE, "period"),
     "clock": FeatureKind(CORRELATE, "clock"),
     "waiting": FeatureKind(CORRELATE, "waiting", "num_waiting_before"),
     "not_ready": FeatureKind(CORRELATE, "not_ready", "num_not_ready_after"),
@@ -107,7 +108,7 @@ class Feature:
     """A key of ``KINDS``."""
     values: Array
     detail: str = ""
-    """Name of the exit, trait, adapter or request."""
+    """Name of the exit, trait, adapter or request; for ``period`` its length in seconds."""
 
     @property
     def identity(self) -> tuple[str, str]:

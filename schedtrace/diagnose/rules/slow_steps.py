@@ -1,6 +1,10 @@
-"""``slow-steps``: steps that have something in common took longer than their work explains."""
+"""``slow-steps``: steps took longer than their work explains, with what they have in common.
+
+Slow steps that nothing marks are a finding of their own where they cost much.
+"""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +14,7 @@ from schedtrace.diagnose.excess_words import (
     MINUTES,
     PARTS,
     SECONDS,
+    compared_facts,
     steps_subject,
     term_noun,
     term_nouns,
@@ -29,9 +34,14 @@ from schedtrace.timeline.timeline import Timeline
 if TYPE_CHECKING:
     from schedtrace.diagnose.excess import Effect, PartExcess
     from schedtrace.diagnose.excess_search import Explanation
+    from schedtrace.diagnose.slow_phases import Phase
 
 LEAST_FRAC = 0.01
 """Least share of the requests' time that an effect must cost to be reported."""
+LEAST_UNMARKED_FRAC = 0.05
+"""Least share of the requests' time, or of the busy time, that slow steps without a mark must cost."""
+LEAST_IN_PHASES_FRAC = 0.5
+"""Least share of their excess in phases from which the phases tell when it occurs."""
 HIDDEN = 0.95
 """Share of an excess that costs time above which the message omits the part hidden behind the device."""
 BEYOND_FRAC = 0.02
@@ -65,6 +75,24 @@ class Condition(msgspec.Struct, kw_only=True):
     """Value above which steps are slow; None if the condition has no lower bound."""
     at_most: float | None = None
     """Value up to which steps are slow; None if the condition has no upper bound."""
+
+
+class SlowPhase(msgspec.Struct, kw_only=True):
+    """Stretch of time in which most steps are slow."""
+
+    first_step: int
+    """First slow step."""
+    last_step: int
+    """Last slow step."""
+    begin_us: int
+    """Beginning, since the recording began."""
+    length_us: int
+    """Length of the phase."""
+
+    @property
+    def stretch(self) -> Steps:
+        """Range of steps."""
+        return Steps(self.first_step, self.last_step)
 
 
 class SlowSteps(Evidence, kw_only=True):
@@ -112,16 +140,55 @@ class SlowSteps(Evidence, kw_only=True):
     """Requests whose first step is the first of a range of slow steps; empty: no range, or a coincidence."""
     ending: list[str]
     """Requests whose last step is the last of this range."""
+    phases: list[SlowPhase]
+    """Phases of these steps if they return at a period; empty if not."""
+    examples: list[SlowStep]
+    """Steps with the largest excess."""
+
+
+class UnmarkedSteps(Evidence, kw_only=True):
+    """Steps that took longer than their work explains, and that no recorded feature marks."""
+
+    part: str
+    """Part of the step: ``execution``, ``schedule``, ``update`` or ``between``."""
+    looked_at: int
+    """Number of examined steps."""
+    all_steps: int
+    """Number of steps that have this part."""
+    slow: int
+    """Number of examined steps that are slow without a mark."""
+    excess_ms: float
+    """Time in milliseconds by which all such steps exceed their work."""
+    first_step: int
+    """First of the examined slow steps."""
+    last_step: int
+    """Last of the examined slow steps."""
+    phases: list[SlowPhase]
+    """Phases of slow steps; empty if less than half of the excess lies in phases."""
+    compared: list[str]
+    """Features that were compared, as in the table above."""
+    model_error_frac: float
+    """Typical relative error of the model of the work."""
     examples: list[SlowStep]
     """Steps with the largest excess."""
 
 
 def _find(timeline: Timeline) -> Findings:
-    from schedtrace.diagnose.excess import every_effect  # noqa: PLC0415  # NumPy and SciPy load late
+    from schedtrace.diagnose.excess import (  # noqa: PLC0415  # NumPy and SciPy load late
+        SEVERAL,
+        every_effect,
+        is_clock_range,
+        part_excesses,
+    )
 
     if not timeline.requests_us:
         return
+    unmarked = [excess for excess in part_excesses(timeline) if _costs_much(timeline, excess)]
+    yield from (_unmarked_finding(timeline, excess) for excess in unmarked)
     for excess, effect in every_effect(timeline):
+        has_phases = excess in unmarked and len(excess.unmarked.phases) >= SEVERAL
+        if has_phases and is_clock_range(effect.explanation):
+            continue  # the finding about all phases names this phase
         share = min(1.0, effect.felt_us / timeline.requests_us)
         if share < LEAST_FRAC or _first_steps(timeline, excess, effect):
             continue
@@ -168,6 +235,103 @@ MESSAGE = (
 )
 
 
+def _costs_much(timeline: Timeline, excess: "PartExcess") -> bool:
+    """Return whether slow steps that nothing marks cost enough to be reported."""
+    left = excess.unmarked
+    share = max(left.felt_us / timeline.requests_us, left.cost_us / timeline.busy_us)
+    return share >= LEAST_UNMARKED_FRAC
+
+
+def _unmarked_finding(timeline: Timeline, excess: "PartExcess") -> Finding:
+    """Return the finding about slow steps that nothing in the trace marks."""
+    left = excess.unmarked
+    rows = excess.steps.select("step", "trial", "total_requests").with_columns(
+        took_us=pl.Series(excess.times_us),
+        expected_us=pl.Series(excess.expected_us),
+        left_us=pl.Series(left.excess_us),
+    )
+    slow = rows.filter(pl.col("left_us") > 0)
+    phases = _phases(timeline, left.phases)
+    in_phase = pl.any_horizontal(
+        pl.lit(value=False), *(pl.col("step").is_between(p.first_step, p.last_step) for p in phases)
+    )
+    in_phases_us = float(slow.filter(in_phase)["left_us"].sum())
+    total_us = float(slow["left_us"].sum())
+    evidence = UnmarkedSteps(
+        part=excess.part,
+        looked_at=excess.steps.height,
+        all_steps=excess.all_steps,
+        slow=slow.height,
+        excess_ms=total_us * excess.all_steps / excess.steps.height / 1e3,
+        first_step=int(slow["step"][0]),
+        last_step=int(slow["step"][-1]),
+        phases=phases if in_phases_us >= LEAST_IN_PHASES_FRAC * total_us else [],
+        compared=excess.compared,
+        model_error_frac=excess.error_frac,
+        examples=SlowStep.largest(slow, "left_us"),
+    )
+    return step_finding(
+        timeline,
+        slow,
+        evidence,
+        title="Slow steps that nothing in this trace explains",
+        verdict="{slow:n} of {looked_at:n step} took longer {where} than their work explains, {excess_ms:ms} "
+        "in total: {share:%} of the requests' time. Nothing in this trace tells why.",
+        share_frac=min(1.0, left.felt_us / timeline.requests_us),
+        cause=f"{excess.part} unexplained",
+        holder=say("They lie in {phases}.", phases=_when(evidence.phases))
+        if evidence.phases
+        else say("They are spread over {span}.", span=Steps(evidence.first_step, evidence.last_step)),
+        message="These recorded facts do not mark them: {compared_facts}. A model of their work is off by "
+        "{model_error_frac:%} (typical error).",
+        values={"where": PARTS[excess.part], "compared_facts": joined(compared_facts(excess.compared), ", ")},
+        advice=[would_tell(excess.part)],
+        example="{at} with {total_requests:n request} took {took_us:us} instead of {expected_us:us}.",
+        cost=Cost(left.cost_us / 1e3, left.cost_us / timeline.busy_us, excess.error_frac),
+    )
+
+
+def would_tell(part: str) -> Advice:
+    """Return what to record to learn why a part of steps is slow when nothing in the trace tells."""
+    if part == "execution":
+        return advise(
+            "Record at these times what else uses the device and its host, and the device's clocks, power "
+            "and temperature, and profile one of these steps: the trace has none of these."
+        )
+    return advise(
+        "Record at these times what else uses the host's processors, and sample the stacks of the engine "
+        "process (for instance with py-spy): the trace has neither."
+    )
+
+
+def _phases(timeline: Timeline, phases: "Sequence[Phase]") -> list[SlowPhase]:
+    return [
+        SlowPhase(
+            first_step=phase.first_step,
+            last_step=phase.last_step,
+            begin_us=phase.begin_us + timeline.offset_us,
+            length_us=phase.end_us - phase.begin_us,
+        )
+        for phase in phases
+    ]
+
+
+def _when(phases: list[SlowPhase]) -> Message:
+    """State the number of the phases, their lengths, and when the first and the last occurred."""
+    first, *later = phases
+    return say(
+        "{count:n phase} of {shortest:us}[ to {longest:us}], [{later:?}the first ]{begin_us:us} into the "
+        "recording ({stretch})[, the last after {last:us} ({last_steps})]",
+        first,
+        count=len(phases),
+        shortest=min(phase.length_us for phase in phases),
+        longest=max(phase.length_us for phase in phases) if later else None,
+        later=bool(later),
+        last=later[-1].begin_us if later else None,
+        last_steps=later[-1].stretch if later else NOTHING,
+    )
+
+
 def _rest(evidence: SlowSteps) -> Message:
     """State how many of the remaining steps are as slow."""
     if not evidence.longer_outside:
@@ -186,6 +350,8 @@ def _first_steps(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> 
 def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> SlowSteps:
     import numpy as np  # noqa: PLC0415  # as above
 
+    from schedtrace.diagnose.slow_phases import slow_phases  # noqa: PLC0415  # as above
+
     explanation, inside = effect.explanation, effect.inside
     added = effect.excess_us[inside]
     rows = excess.steps.select("step", "trial", "total_requests").with_columns(
@@ -196,6 +362,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
     )
     unexplained_frac = excess.unexplained_us / excess.excess_us if excess.excess_us else 0.0
     starting, ending = _at_the_ends(timeline, excess, effect)
+    returns = any(term.feature.kind == "period" for term in explanation.terms)
     return SlowSteps(
         part=excess.part,
         conditions=_conditions(explanation),
@@ -220,6 +387,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
         ],
         starting=starting,
         ending=ending,
+        phases=_phases(timeline, slow_phases(excess.steps, inside)) if returns else [],
         examples=SlowStep.first(worst),
     )
 
@@ -308,6 +476,13 @@ def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
 def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Message:
     """Name the captured graphs, the requests at the ends and the explanations that explain as much."""
     parts = []
+    if evidence.phases:
+        parts.append(
+            say(
+                "{phases}. Nothing else in this trace goes with them, so it does not tell why.",
+                phases=_when(evidence.phases),
+            )
+        )
     if evidence.starting:
         parts.append(
             say(
@@ -367,10 +542,12 @@ def _advice(
     If a further cause explains as much, the only advice is to profile a slow step.
     """
     explanation = effect.explanation
+    kinds = {term.feature.kind for term in explanation.terms}
     profile = advise(PROFILE, part="a step" if excess.part == "execution" else PARTS[excess.part][3:])
+    if "period" in kinds:
+        profile = would_tell(excess.part)
     if explanation.also:
         return [profile], None
-    kinds = {term.feature.kind for term in explanation.terms}
     if evidence.batch_size is not None and excess.part == "execution":
         return _batch_advice(timeline, excess, evidence, profile)
     connector = timeline.header.settings.get("kv_transfer_config.kv_connector")
