@@ -203,11 +203,11 @@ def part_excess(
     explained = np.minimum(excess, np.clip(added, 0, None).sum(axis=1))
     reasons = [not is_clock_range(explanation) for explanation in explanations]
     explained_why = np.minimum(excess, np.clip(added[:, reasons], 0, None).sum(axis=1))
-    shown = slow & ~_interrupted(timeline, part, steps)
-    left = np.where(shown, excess - explained_why, 0.0)
-    phases = slow_phases(steps, left > SLOW_ERRORS * error * np.maximum(expected, 0))
+    candidates = slow & ~_interrupted(timeline, part, steps)
+    left = _still_slow(times, excess - explained_why, error, candidates)
+    phases = slow_phases(steps, left > 0)
     if len(phases) < SEVERAL:
-        left = np.where(shown, excess - explained, 0.0)
+        left = _still_slow(times, excess - explained, error, candidates)
     return PartExcess(
         part=part,
         steps=steps,
@@ -222,6 +222,11 @@ def part_excess(
         compared=list(dict.fromkeys(feature.kind for feature in recorded)),
         unmarked=Unmarked(left, phases, *_costs(steps, left, exposed, scale)),
     )
+
+
+def _still_slow(times: Array, left: Array, error: float, candidates: Array) -> Array:
+    """Return what is left of the excess of the candidates that are slow beside their explanations, too."""
+    return np.where(candidates & (left > SLOW_ERRORS * error * (times - left)), left, 0.0)
 
 
 def _interrupted(timeline: Timeline, part: str, steps: pl.DataFrame) -> Array:
