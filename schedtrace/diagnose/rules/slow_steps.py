@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 LEAST_FRAC = 0.01
 """Least share of the requests' time that an effect must cost to be reported."""
 LEAST_UNMARKED_FRAC = 0.05
-"""Least share of the requests' time, or of the busy time, that slow steps without a mark must cost."""
+"""Least share of the requests' time, or of the busy time, that slow steps without a mark must cost, beside
+``LEAST_FRAC``."""
 LEAST_IN_PHASES_FRAC = 0.5
 """Least share of their excess in phases from which the phases tell when it occurs."""
 HIDDEN = 0.95
@@ -238,8 +239,8 @@ MESSAGE = (
 def _costs_much(timeline: Timeline, excess: "PartExcess") -> bool:
     """Return whether slow steps that nothing marks cost enough to be reported."""
     left = excess.unmarked
-    share = max(left.felt_us / timeline.requests_us, left.cost_us / timeline.busy_us)
-    return share >= LEAST_UNMARKED_FRAC
+    share, of_busy = left.felt_us / timeline.requests_us, left.cost_us / timeline.busy_us
+    return share >= LEAST_FRAC and max(share, of_busy) >= LEAST_UNMARKED_FRAC
 
 
 def _unmarked_finding(timeline: Timeline, excess: "PartExcess") -> Finding:
@@ -652,7 +653,8 @@ def contradicts(slow: Finding, seats: Finding) -> bool:
 
 RULE = Rule(
     code="slow-steps",
-    summary="steps that have something in common took longer than their work explains; one per part",
+    summary="steps took longer than their work explains: steps that have something in common, or that "
+    "nothing in the trace marks; one of each kind per part",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=_find,
     threshold=Threshold(LEAST_FRAC, share_frac),
