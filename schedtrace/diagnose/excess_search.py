@@ -23,6 +23,8 @@ FEWEST_ROWS = 60
 """Fewest steps that a search examines."""
 FEWEST_OF_SLOPE = 3
 """Fewest distinct values of a feature that can show a slope."""
+UNGRADED = ("request", "first_use", "first_size", "period")
+"""Features without a slope: flags, and positions."""
 FEWEST_SIDE = 5
 """Fewest steps on either side of a split."""
 MOST_CUTS = 24

@@ -66,6 +66,8 @@ TRAIT_WORDS = {
 """Requests with each trait, in words."""
 SECONDS = ("clock", "age", "idle", "period")
 """Features in seconds; the others are counts."""
+FIRST_OF = {"prefill": "prefill", "used": "number of tokens"}
+"""Tokens whose first sizes are features, in words."""
 MINUTES = {"clock": "", "age": " of the oldest request's age", "idle": " without work before a step"}
 """Words after ``a minute`` for each feature in seconds."""
 SIDES = {
@@ -97,25 +99,38 @@ def steps_subject(excess: "PartExcess", effect: "Effect") -> Message:
 
 def term_clause(excess: "PartExcess", term: "Term") -> Message:
     """Return a condition in words, as a clause that follows ``steps``."""
-    kind = term.feature.kind
+    kind, detail = term.feature.identity
     at = math.floor(term.cut)
-    if kind in FLAGS:
-        return say(FLAGS[kind][not term.above])
-    if kind == "clock":
-        later = excess.steps.filter(pl.Series(term.feature.values > term.cut))["step"]
-        return say("{side} step {step:n}", side="from" if term.above else "before", step=int(later[0]))
-    if kind in SIDES:
-        return say(SIDES[kind][not term.above], cut=term.cut * 1e6)
-    if kind == "period":
-        side = "outside of" if term.above else "in"
-        period_us = float(term.feature.detail) * 1e6
-        words = "{side} phases of {cut:us} that return every {period:us}"
-        return say(words, side=side, cut=term.cut * 1e6, period=period_us)
-    if at < 1 or kind in ("request", "trait", "lora"):
-        return say("with{out} {what}", out="" if term.above else "out", what=term_nouns(term))
-    return say(
-        "with {side} {count}", side="more than" if term.above else "at most", count=term_count(term, at)
-    )
+    match kind:
+        case "clock":
+            later = excess.steps.filter(pl.Series(term.feature.values > term.cut))["step"]
+            side = "from" if term.above else "before"
+            words = say("{side} step {step:n}", side=side, step=int(later[0]))
+        case "period":
+            words = say(
+                "{side} phases of {cut:us} that return every {period:us}",
+                side="outside of" if term.above else "in",
+                cut=term.cut * 1e6,
+                period=float(detail) * 1e6,
+            )
+        case "first_size":
+            tokens, _, sizes = detail.partition(" ")
+            words = say(
+                "whose {tokens} is{not_} the first of its size (in {sizes})",
+                tokens=FIRST_OF[tokens],
+                not_="" if term.above else " not",
+                sizes=f"multiples of {sizes} tokens" if sizes.isdigit() else sizes,
+            )
+        case _ if kind in FLAGS:
+            words = say(FLAGS[kind][not term.above])
+        case _ if kind in SIDES:
+            words = say(SIDES[kind][not term.above], cut=term.cut * 1e6)
+        case _ if at < 1 or kind in ("request", "trait", "lora"):
+            words = say("with{out} {what}", out="" if term.above else "out", what=term_nouns(term))
+        case _:
+            side = "more than" if term.above else "at most"
+            words = say("with {side} {count}", side=side, count=term_count(term, at))
+    return words
 
 
 def tie_clause(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:
@@ -170,12 +185,22 @@ def term_noun(term: "Term") -> Message:
     if kind == "length":
         return say("output token of {request}", request=Request(detail))
     if kind in ("trait", "lora"):
-        return say("request of the {what}", what=term_nouns(term))
+        return say("of the {what}", what=term_nouns(term))
     return say(NOUNS[kind][0])
 
 
 COMPARED = {
-    ("batch", "new", "resumed", "running", "decode_only", "mixed", "first_use", "padding"): "batch",
+    (
+        "batch",
+        "new",
+        "resumed",
+        "running",
+        "decode_only",
+        "mixed",
+        "first_use",
+        "first_size",
+        "padding",
+    ): "batch",
     ("prefill_tokens", "decode_tokens", "cached", "recomputed", "capped", "throttled", "drafts"): "tokens",
     ("context", "length"): "context",
     ("kv_used", "preemptions", "loads", "parked"): "KV cache",

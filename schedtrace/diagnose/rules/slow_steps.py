@@ -569,7 +569,7 @@ def _advice(
         ]
         without = "Run the same load without {requests} and compare the two with {diff:code}."
         return [advise(without, requests=listed(members), diff="schedtrace diff")], None
-    if "first_use" in kinds:
+    if kinds & {"first_use", "first_size"}:
         warm = (
             "Warm the engine up with batches of these sizes before it serves or is measured "
             "({warmup:setting} of {run:code})."
