@@ -13,7 +13,7 @@ from schedtrace.diagnose.excess_search import (
     search,
     split,
 )
-from schedtrace.diagnose.slow_phases import Phase, returning_phases, slow_phases
+from schedtrace.diagnose.slow_phases import StepPhase, returning_phases, slow_phases
 from schedtrace.diagnose.work_fit import WorkFit, fit_work, typical_error
 from schedtrace.model.report import StepExcess
 from schedtrace.timeline.events import DEVICE, EPISODE, FIRST, NO_CALL, PERIODIC, SCATTERED
@@ -83,13 +83,13 @@ class Unmarked:
     """
 
     excess_us: Array
-    """This excess of each examined step; 0 in the remaining steps."""
-    phases: list[Phase]
+    """Excess of each examined step; 0 in the remaining steps."""
+    phases: list[StepPhase]
     """Phases of the steps with such an excess."""
     cost_us: float
-    """As in ``Effect``."""
+    """Time that it costs the engine in all steps, as in ``Effect``."""
     felt_us: float
-    """As in ``Effect``."""
+    """``cost_us`` multiplied in each step by the number of requests that ran."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -209,9 +209,9 @@ COMPARED = {
     ("dummies",): "dummy batches",
     ("idle", "clock", "period"): "time",
 }
-"""What the search compares, in words, by the kinds of features."""
+"""Facts that the search compares, in words, by the kinds of features."""
 
 
 def compared_facts(kinds: list[str]) -> list[Message]:
-    """Return what the features of these kinds are about."""
+    """Return the facts behind features of these kinds, in words."""
     return [say(words) for group, words in COMPARED.items() if not {*group}.isdisjoint(kinds)]

@@ -22,7 +22,7 @@ LATE_FRAC = 0.1
 """Share of the period by which a phase may be early or late."""
 
 
-class Phase(NamedTuple):
+class StepPhase(NamedTuple):
     """Stretch of time in which most steps are slow."""
 
     first_step: int
@@ -31,7 +31,7 @@ class Phase(NamedTuple):
     end_us: int
 
 
-def slow_phases(steps: pl.DataFrame, slow: Array) -> list[Phase]:
+def slow_phases(steps: pl.DataFrame, slow: Array) -> list[StepPhase]:
     """Return the phases of slow steps in order of time.
 
     Args:
@@ -48,12 +48,12 @@ def slow_phases(steps: pl.DataFrame, slow: Array) -> list[Phase]:
     numbers, begins = steps["step"], steps["start_us"]
     ends = steps.select(pl.max_horizontal("start_us", "end_us", "output_us")).to_series()
     return [
-        Phase(int(numbers[at]), int(numbers[to]), int(begins[at]), int(ends[to]))
+        StepPhase(int(numbers[at]), int(numbers[to]), int(begins[at]), int(ends[to]))
         for at, to in ((int(run[0]), int(run[-1])) for run in dense)
     ]
 
 
-def returning_phases(steps: pl.DataFrame, phases: list[Phase]) -> tuple[float, Array] | None:
+def returning_phases(steps: pl.DataFrame, phases: list[StepPhase]) -> tuple[float, Array] | None:
     """Return the period of the phases and each step's position in it, in seconds; None if they do not return.
 
     The distances in the first half of the phases predict each phase of the second half. A phase during which

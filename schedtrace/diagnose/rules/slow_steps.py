@@ -34,7 +34,7 @@ from schedtrace.timeline.timeline import Timeline
 if TYPE_CHECKING:
     from schedtrace.diagnose.excess import Effect, PartExcess
     from schedtrace.diagnose.excess_search import Explanation
-    from schedtrace.diagnose.slow_phases import Phase
+    from schedtrace.diagnose.slow_phases import StepPhase
 
 LEAST_FRAC = 0.01
 """Least share of the requests' time that an effect must cost to be reported."""
@@ -305,7 +305,7 @@ def would_tell(part: str) -> Advice:
     )
 
 
-def _phases(timeline: Timeline, phases: "Sequence[Phase]") -> list[SlowPhase]:
+def _phases(timeline: Timeline, phases: "Sequence[StepPhase]") -> list[SlowPhase]:
     return [
         SlowPhase(
             first_step=phase.first_step,

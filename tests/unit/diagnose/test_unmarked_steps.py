@@ -6,7 +6,7 @@ import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules.slow_steps import UnmarkedSteps
-from schedtrace.diagnose.slow_phases import Phase, returning_phases, slow_phases
+from schedtrace.diagnose.slow_phases import StepPhase, returning_phases, slow_phases
 from tests.makers import arrival, step
 
 CODE = "slow-steps"
@@ -125,7 +125,7 @@ def test_a_phase_is_dense():
     slow[20:40] = True
     slow[[25, 31, 32]] = False  # single fast steps do not end it
     slow[60:90:4] = True  # eight slow steps are too few, and too far between
-    assert slow_phases(starts_of(100), slow) == [Phase(20, 39, 20_000, 39_900)]
+    assert slow_phases(starts_of(100), slow) == [StepPhase(20, 39, 20_000, 39_900)]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,6 @@ def test_a_phase_is_dense():
 )
 def test_a_period_is_found_in_half_of_the_phases_and_holds_in_the_rest(begins, period):
     steps = starts_of(1000)
-    phases = [Phase(at, at + 19, 1000 * at, 1000 * (at + 19) + 900) for at in begins]
+    phases = [StepPhase(at, at + 19, 1000 * at, 1000 * (at + 19) + 900) for at in begins]
     returning = returning_phases(steps, phases)
     assert (returning and returning[0]) == (period and pytest.approx(period))
