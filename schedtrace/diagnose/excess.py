@@ -13,11 +13,16 @@ from schedtrace.diagnose.excess_search import (
     search,
     split,
 )
-from schedtrace.diagnose.work_fit import fit_work
+from schedtrace.diagnose.slow_phases import StepPhase, returning_phases, slow_phases
+from schedtrace.diagnose.work_fit import WorkFit, fit_work, typical_error
 from schedtrace.model.report import StepExcess
+from schedtrace.timeline.events import DEVICE, EPISODE, FIRST, NO_CALL, PERIODIC, SCATTERED
 from schedtrace.timeline.excess import (
+    BETWEEN,
     EXECUTION,
     HOST_PARTS,
+    SCHEDULE,
+    UPDATE,
     Array,
     Feature,
     exposed_us,
@@ -35,6 +40,10 @@ LEAST_FACTOR, LEAST_HOST_FACTOR = {EXECUTION: 1.03}, 1.2
 """Least factor by which a part's time grows: host work varies far more than device work."""
 SLOW_ERRORS = 4.0
 """Number of typical model errors beyond which a step is slow."""
+SEVERAL = 2
+"""Fewest phases of slow steps of which a range of steps is no explanation."""
+EVENT_PARTS = {EXECUTION: DEVICE, SCHEDULE: "schedule", UPDATE: "update", BETWEEN: "host_gap"}
+"""Part of an interruption for each part of a step."""
 MOST_SUSPECTS = 3
 """Most requests whose presence is a feature: the requests with the slowest steps."""
 FEWEST_OF_REQUEST = 20
@@ -67,6 +76,23 @@ class Effect:
 
 
 @dataclass(frozen=True, eq=False)
+class Unmarked:
+    """Excess of slow steps that no recorded feature marks, and that is no interruption either.
+
+    A range of steps is such an excess, too, if there are several phases: it tells when, not why.
+    """
+
+    excess_us: Array
+    """Excess of each examined step; 0 in the remaining steps."""
+    phases: list[StepPhase]
+    """Phases of the steps with such an excess."""
+    cost_us: float
+    """Time that it costs the engine in all steps, as in ``Effect``."""
+    felt_us: float
+    """``cost_us`` multiplied in each step by the number of requests that ran."""
+
+
+@dataclass(frozen=True, eq=False)
 class PartExcess:
     """Excess of one part of an engine's steps."""
 
@@ -89,6 +115,9 @@ class PartExcess:
     """Excess of the slow steps, scaled to all steps."""
     unexplained_us: float
     """Excess of the slow steps that no effect explains, scaled to all steps."""
+    compared: list[str]
+    """Kinds of the features that the search compared."""
+    unmarked: Unmarked
 
     @property
     def is_sample(self) -> bool:
@@ -155,7 +184,8 @@ def part_excess(
     """
     fit = fit_work(times, work_columns(part, steps))
     suspects = _suspects(timeline, steps, fit.errors, times) if part == EXECUTION else []
-    explanations = search(fit, features(timeline, steps, suspects))
+    recorded = [*features(timeline, steps, suspects), *_returning(fit, steps)]
+    explanations = search(fit, recorded)
     measures = [_measure(explanation) for explanation in explanations]
     shapes = [
         measure if explanation.multiplies is None else measure * explanation.multiplies
@@ -171,6 +201,13 @@ def part_excess(
     excess = times - expected
     slow = (excess > SLOW_ERRORS * error * np.maximum(expected, 0)) & (excess > 0)
     explained = np.minimum(excess, np.clip(added, 0, None).sum(axis=1))
+    reasons = [not is_clock_range(explanation) for explanation in explanations]
+    explained_why = np.minimum(excess, np.clip(added[:, reasons], 0, None).sum(axis=1))
+    candidates = slow & ~_interrupted(timeline, part, steps)
+    left = _still_slow(times, excess - explained_why, error, candidates)
+    phases = slow_phases(steps, left > 0)
+    if len(phases) < SEVERAL:
+        left = _still_slow(times, excess - explained, error, candidates)
     return PartExcess(
         part=part,
         steps=steps,
@@ -182,7 +219,40 @@ def part_excess(
         slow_steps=int(slow.sum()),
         excess_us=float(excess[slow].sum()) * scale,
         unexplained_us=float((excess - explained)[slow].sum()) * scale,
+        compared=list(dict.fromkeys(feature.kind for feature in recorded)),
+        unmarked=Unmarked(left, phases, *_costs(steps, left, exposed, scale)),
     )
+
+
+def _still_slow(times: Array, left: Array, error: float, candidates: Array) -> Array:
+    """Return what is left of the excess of the candidates that are slow beside their explanations, too."""
+    return np.where(candidates & (left > SLOW_ERRORS * error * (times - left)), left, 0.0)
+
+
+def _interrupted(timeline: Timeline, part: str, steps: pl.DataFrame) -> Array:
+    """Return whether ``interruption`` reports each step, because this part of it is far too long."""
+    kinds = (FIRST, PERIODIC, EPISODE, SCATTERED, NO_CALL)
+    events = timeline.events.filter(pl.col("kind").is_in(kinds), pl.col("part") == EVENT_PARTS[part])
+    return steps["step"].is_in(events["step"].drop_nulls().implode()).to_numpy()
+
+
+def _costs(steps: pl.DataFrame, added: Array, exposed: Array, scale: float) -> tuple[float, float]:
+    """Return what added time costs the engine, and that cost counted for each request that ran."""
+    cost = np.minimum(np.clip(added, 0, None), exposed)
+    running = steps.select(pl.max_horizontal("total_requests", "num_running_before").fill_null(0))
+    return float(cost.sum()) * scale, float((cost * running.to_series().to_numpy()).sum()) * scale
+
+
+def _returning(fit: WorkFit, steps: pl.DataFrame) -> list[Feature]:
+    """Return the position in the period, in seconds, if phases of slow steps return at a period."""
+    slow = fit.relative_excess > SLOW_ERRORS * typical_error(fit.relative_excess)
+    returning = returning_phases(steps, slow_phases(steps, slow))
+    return [] if returning is None else [Feature("period", returning[1], f"{returning[0]:.3g}")]
+
+
+def is_clock_range(explanation: Explanation) -> bool:
+    """Return whether the clock alone marks the steps: it tells when they are slow, not why."""
+    return not explanation.slope and all(term.feature.kind == "clock" for term in explanation.terms)
 
 
 def _measure(explanation: Explanation) -> Array:
@@ -201,8 +271,7 @@ def _effect(
 ) -> Effect:
     inside = measure > 0
     half = float(np.median(added[inside])) / 2 if inside.any() else 0.0
-    cost = np.minimum(np.clip(added, 0, None), exposed)
-    running = steps.select(pl.max_horizontal("total_requests", "num_running_before").fill_null(0))
+    cost_us, felt_us = _costs(steps, added, exposed, scale)
     return Effect(
         explanation=explanation,
         excess_us=added,
@@ -210,8 +279,8 @@ def _effect(
         longer=excess > half,
         factor=float(np.median((times / np.maximum(times - added, 1.0))[inside])) if inside.any() else 1.0,
         added_us=float(np.clip(added, 0, None).sum()) * scale,
-        cost_us=float(cost.sum()) * scale,
-        felt_us=float((cost * running.to_series().to_numpy()).sum()) * scale,
+        cost_us=cost_us,
+        felt_us=felt_us,
     )
 
 

@@ -24,6 +24,8 @@ LOWEST = 0.02
 """Quantile of a feature at which its slope starts."""
 FEWEST_OF_SLOPE = 3
 """Fewest distinct values of a feature that can show a slope."""
+UNGRADED = ("request", "first_use", "first_size", "period")
+"""Features without a slope: flags, and positions."""
 FEWEST_SIDE = 5
 """Fewest steps on either side of a split."""
 MOST_CUTS = 24
@@ -252,7 +254,7 @@ def _singles(fit: WorkFit, features: Sequence[Feature]) -> _Candidates:
 
 def _has_slope(feature: Feature) -> bool:
     values = feature.values
-    is_graded = feature.kind not in ("request", "first_use") and len(np.unique(values)) >= FEWEST_OF_SLOPE
+    is_graded = feature.kind not in UNGRADED and len(np.unique(values)) >= FEWEST_OF_SLOPE
     return is_graded and bool(values.max() > np.quantile(values, LOWEST))
 
 

@@ -36,6 +36,8 @@ class WorkFit:
     """Time in microseconds that a first fit predicts for each step's work."""
     basis: Array
     """Orthonormal columns that span the work."""
+    relative_excess: Array
+    """Excess over the work, relative to ``usual``."""
     errors: Array
     """Excess over the work in typical errors, clipped to ``BOUND``, with the work projected out."""
     blocks: Array
@@ -85,6 +87,5 @@ def fit_work(times_us: Array, work: Array) -> WorkFit:
     bounded = np.clip(errors / typical_error(errors), -BOUND, BOUND)
     bounded = bounded - basis @ (basis.T @ bounded)
     block = min(BLOCK, max(2, len(times_us) // FEWEST_BLOCKS))
-    return WorkFit(
-        times_us, work, relative, columns, usual, basis, bounded, np.arange(len(times_us)) // block
-    )
+    blocks = np.arange(len(times_us)) // block
+    return WorkFit(times_us, work, relative, columns, usual, basis, errors, bounded, blocks)

@@ -42,6 +42,9 @@ MOST_LENGTHS, LONGER = 3, 3.0
 """Most requests whose length is a feature, and the least multiple of the median number of steps that they
 have: growth with the output of one of many like requests would not last."""
 
+SIZES = {"16": 16, "64": 64, "128": 128, "256": 256, "512": 512, "powers of two": 0}
+"""Sizes to which a device may pad its batches, by name: multiples of a number of tokens."""
+
 MOST_BENDS, STEPS_OF_BEND = 10, 12
 """Most bends in the cost of prefill tokens, and fewest steps per bend."""
 
@@ -86,8 +89,10 @@ KINDS = {
     "padding": FeatureKind(CAUSE, "padding"),
     "request": FeatureKind(CAUSE, "request"),
     "first_use": FeatureKind(CAUSE, "first_use"),
+    "first_size": FeatureKind(CAUSE, "first_size"),
     "idle": FeatureKind(CAUSE, "idle"),
     "kv_used": FeatureKind(WORK, "kv"),
+    "period": FeatureKind(CORRELATE, "period"),
     "clock": FeatureKind(CORRELATE, "clock"),
     "waiting": FeatureKind(CORRELATE, "waiting", "num_waiting_before"),
     "not_ready": FeatureKind(CORRELATE, "not_ready", "num_not_ready_after"),
@@ -107,7 +112,8 @@ class Feature:
     """A key of ``KINDS``."""
     values: Array
     detail: str = ""
-    """Name of the exit, trait, adapter or request."""
+    """Name of the exit, trait, adapter or request; for ``period`` its length in seconds; for ``first_size``
+    the counted tokens, and the sizes to which they are padded."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -122,7 +128,8 @@ class Feature:
     @property
     def family_name(self) -> str:
         """Name shared by the features that measure the same thing."""
-        return f"{KINDS[self.kind].family} {self.detail}".strip()
+        detail = "" if self.kind == "first_size" else self.detail
+        return f"{KINDS[self.kind].family} {detail}".strip()
 
 
 def judged_steps(timeline: Timeline) -> pl.DataFrame:
@@ -268,6 +275,7 @@ def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     if timeline.begins:
         uses = timeline.steps.filter(first & (pl.col("total_requests") > 0))["step"]
         yield Feature("first_use", steps["step"].is_in(uses.implode()).cast(pl.Float64).to_numpy())
+        yield from _first_sizes(timeline, steps)
     yield Feature("idle", (steps["idle_us"] / 1e6).to_numpy())
     yield Feature("clock", ((start - timeline.begin_us) / 1e6).to_numpy())
     if steps["kv_blocks_free_before"].count():
@@ -277,6 +285,21 @@ def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
         padding = [graph_use(tokens, sizes)[0] or 0 for tokens in steps["used_tokens"].to_list()]
         yield Feature("padding", np.array(padding, float))
     yield Feature("age", _oldest_s(timeline, start.to_numpy()))
+
+
+def _first_sizes(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
+    """Yield for each way to pad prefills, and all tokens, whether each step is the first of its size."""
+    numbers = timeline.steps["step"].to_numpy()
+    for column in ("prefill_tokens", "used_tokens"):
+        tokens = timeline.steps[column].fill_null(0).to_numpy()
+        for name, width in SIZES.items():
+            doublings = np.ceil(np.log2(np.maximum(tokens, 1))).astype(int) + (tokens > 0)
+            size = -(-tokens // width) if width else doublings
+            first = np.zeros(int(size.max(initial=0)) + 1, int)
+            first[size[::-1]] = numbers[::-1]  # of equal sizes, the first step is written last
+            uses = pl.Series(first[1:][np.bincount(size, minlength=len(first))[1:] > 0])
+            flags = steps["step"].is_in(uses.implode()).cast(pl.Float64).to_numpy()
+            yield Feature("first_size", flags, f"{column.removesuffix('_tokens')} {name}")
 
 
 def _oldest_s(timeline: Timeline, at_us: Array) -> Array:

@@ -169,7 +169,9 @@ def _find(timeline: Timeline) -> Findings:
         timeline,
         shown,
         evidence,
-        title="Prefix cache misses" if again else "No prefix cache hits",
+        title="Prefix cache misses"
+        if again
+        else "No prefix cache hits[: {salted:n} of {requests:n request} had a cache salt]",
         verdict="{tokens:n token} that had been computed before were not in the prefix cache and were "
         "computed again[, which took {felt:%} of the requests' time][{too_many:?}: what prompts share takes "
         "{needed_blocks:n} of {usable_blocks:n block}[{ends_fit:?}, and {shared_end_blocks:n} if sliding "
@@ -438,12 +440,17 @@ def _reasons(evidence: PrefixCache, block_size: int) -> list[Message]:
         for miss, count in misses.items()
     ]
     alone = (
-        "No two prompts share a full block of {size:n token}; vLLM does not find a shorter shared beginning."
+        "No two prompts[{salted:?} of the same salt] share a full block of {size:n token}; vLLM does not "
+        "find a shorter shared beginning."
     )
     return [
         say("[{reasons}.]", reasons=listed(parts)),
-        say("[{salted:n request} had a cache salt.]", evidence),
-        say(alone, size=block_size) if nobody_had_it else NOTHING,
+        say(
+            "[{salted:n request} had a cache salt. Only requests with the same salt share blocks; the trace "
+            "does not show whether prompts with different salts begin alike.]",
+            evidence,
+        ),
+        say(alone, size=block_size, salted=evidence.salted > 0) if nobody_had_it else NOTHING,
     ]
 
 
@@ -476,6 +483,15 @@ def _advice(
         )
     if missed and evidence.without_hit.get("skipped"):
         advice.append(advise("Ask for prompt log-probabilities only where they are needed."))
+    if nothing and evidence.salted:
+        advice.append(
+            advise(
+                "If prompts of different salts begin alike, give these requests the same {salt:code}.",
+                salt="cache_salt",
+                costs="The time to the first token then shows a client whether another one has sent the same "
+                "beginning.",
+            )
+        )
     if nothing and not evidence.salted:
         advice.append(
             advise(

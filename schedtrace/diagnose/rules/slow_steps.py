@@ -1,16 +1,30 @@
-"""``slow-steps``: steps that have something in common took longer than their work explains."""
+"""``slow-steps``: steps took longer than their work explains, with what they have in common.
+
+Slow steps that nothing marks are a finding of their own where they cost much.
+"""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.excess_words import (
+    MINUTES,
+    PARTS,
+    SECONDS,
+    compared_facts,
+    steps_subject,
+    term_noun,
+    term_nouns,
+    tie_clause,
+)
 from schedtrace.diagnose.gains import sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed_settings import current_value_note
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, step_finding
-from schedtrace.model.message import NOTHING, CauseWord, Count, Message, Number, Request, Steps, joined
+from schedtrace.model.message import NOTHING, Message, Number, Request, Steps, joined
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
@@ -19,80 +33,22 @@ from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from schedtrace.diagnose.excess import Effect, PartExcess
-    from schedtrace.diagnose.excess_search import Explanation, Term
+    from schedtrace.diagnose.excess_search import Explanation
+    from schedtrace.diagnose.slow_phases import StepPhase
 
 LEAST_FRAC = 0.01
 """Least share of the requests' time that an effect must cost to be reported."""
+LEAST_UNMARKED_FRAC = 0.05
+"""Least share of the requests' time, or of the busy time, that slow steps without a mark must cost, beside
+``LEAST_FRAC``."""
+LEAST_IN_PHASES_FRAC = 0.5
+"""Least share of their excess in phases from which the phases tell when it occurs."""
 HIDDEN = 0.95
 """Share of an excess that costs time above which the message omits the part hidden behind the device."""
 BEYOND_FRAC = 0.02
 """Largest share of steps on the wrong side of a captured graph's size."""
 WHOLE_FROM = 10.0
 """Factor of the time from which the verdict rounds it to a whole number."""
-PARTS = {
-    "execution": "on the device",
-    "schedule": "in schedule()",
-    "update": "in update_from_output()",
-    "between": "in the engine process, between two steps",
-}
-"""Place where the time of each part of a step goes, in words."""
-NOUNS = {
-    "batch": ("request", None),
-    "new": ("new request", None),
-    "resumed": ("resumed request", None),
-    "drafts": ("drafted token", None),
-    "cached": ("cached token", None),
-    "parked": ("parked KV load", None),
-    "sessions": ("paused session", None),
-    "dummies": ("dummy batch", "dummy batches"),
-    "recomputed": ("recomputed token", None),
-    "prefill_tokens": ("prefill token", None),
-    "decode_tokens": ("decode token", None),
-    "context": ("token of context", "tokens of context"),
-    "running": ("running request", None),
-    "waiting": ("waiting request", None),
-    "not_ready": ("request that is not ready", "requests that are not ready"),
-    "loads": ("event of a KV load", "events of KV loads"),
-    "preemptions": ("preemption", None),
-    "grammars": ("compiled grammar", None),
-    "arrivals": ("arrival", None),
-    "finishes": ("finished request", None),
-    "capped": ("shortened chunk", None),
-    "padding": (
-        "token of padding to a captured graph's size",
-        "tokens of padding to a captured graph's size",
-    ),
-    "kv_used": ("KV block in use", "KV blocks in use"),
-    "throttled": ("held-back prefill", None),
-}
-"""Noun of each counted feature, and its plural if that is not the noun with an s."""
-FLAGS = {
-    "decode_only": ("that only decode", "with a prefill or without tokens"),
-    "mixed": ("that mix prefill and decode", "that do not mix prefill and decode"),
-    "first_use": ("that are the first of their batch size", "that are not the first of their batch size"),
-}
-"""Clauses for steps with and without each yes-or-no feature."""
-TRAIT_WORDS = {
-    "logprobs": "requests that ask for log-probabilities",
-    "prompt_logprobs": "requests that ask for log-probabilities of their prompts",
-    "structured": "requests with structured output",
-    "logit_bias": "requests with a logit bias",
-    "min_tokens": "requests with a minimum of tokens",
-    "lora": "requests that use a LoRA adapter",
-}
-"""Requests with each trait, in words."""
-SECONDS = ("clock", "age", "idle")
-"""Features in seconds; the others are counts."""
-MINUTES = {"clock": "", "age": " of the oldest request's age", "idle": " without work before a step"}
-"""Words after ``a minute`` for each feature in seconds."""
-SIDES = {
-    "age": (
-        "whose oldest request is older than {cut:us}",
-        "whose oldest request is younger than {cut:us}",
-    ),
-    "idle": ("after more than {cut:us} without work", "after less than {cut:us} without work"),
-}
-"""Clauses for steps above and below a cut of a feature in seconds."""
 MOST_BY_CHANCE = 0.1
 """Largest chance that requests start and end at the two ends of a range of steps by coincidence."""
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
@@ -120,6 +76,24 @@ class Condition(msgspec.Struct, kw_only=True):
     """Value above which steps are slow; None if the condition has no lower bound."""
     at_most: float | None = None
     """Value up to which steps are slow; None if the condition has no upper bound."""
+
+
+class SlowPhase(msgspec.Struct, kw_only=True):
+    """Stretch of time in which most steps are slow."""
+
+    first_step: int
+    """First slow step."""
+    last_step: int
+    """Last slow step."""
+    begin_us: int
+    """Beginning, since the recording began."""
+    length_us: int
+    """Length of the phase."""
+
+    @property
+    def stretch(self) -> Steps:
+        """Range of steps."""
+        return Steps(self.first_step, self.last_step)
 
 
 class SlowSteps(Evidence, kw_only=True):
@@ -167,21 +141,60 @@ class SlowSteps(Evidence, kw_only=True):
     """Requests whose first step is the first of a range of slow steps; empty: no range, or a coincidence."""
     ending: list[str]
     """Requests whose last step is the last of this range."""
+    phases: list[SlowPhase]
+    """Phases of these steps if they return at a period; empty if not."""
+    examples: list[SlowStep]
+    """Steps with the largest excess."""
+
+
+class UnmarkedSteps(Evidence, kw_only=True):
+    """Steps that took longer than their work explains, and that no recorded feature marks."""
+
+    part: str
+    """Part of the step: ``execution``, ``schedule``, ``update`` or ``between``."""
+    looked_at: int
+    """Number of examined steps."""
+    all_steps: int
+    """Number of steps that have this part."""
+    slow: int
+    """Number of examined steps that are slow without a mark."""
+    excess_ms: float
+    """Time in milliseconds by which all such steps exceed their work."""
+    first_step: int
+    """First of the examined slow steps."""
+    last_step: int
+    """Last of the examined slow steps."""
+    phases: list[SlowPhase]
+    """Phases of slow steps; empty if less than half of the excess lies in phases."""
+    compared: list[str]
+    """Features that were compared, as in the table above."""
+    model_error_frac: float
+    """Typical relative error of the model of the work."""
     examples: list[SlowStep]
     """Steps with the largest excess."""
 
 
 def _find(timeline: Timeline) -> Findings:
-    from schedtrace.diagnose.excess import every_effect  # noqa: PLC0415  # NumPy and SciPy load late
+    from schedtrace.diagnose.excess import (  # noqa: PLC0415  # NumPy and SciPy load late
+        SEVERAL,
+        every_effect,
+        is_clock_range,
+        part_excesses,
+    )
 
     if not timeline.requests_us:
         return
+    unmarked = [excess for excess in part_excesses(timeline) if _costs_much(timeline, excess)]
+    yield from (_unmarked_finding(timeline, excess) for excess in unmarked)
     for excess, effect in every_effect(timeline):
+        has_phases = excess in unmarked and len(excess.unmarked.phases) >= SEVERAL
+        if has_phases and is_clock_range(effect.explanation):
+            continue  # the finding about all phases names this phase
         share = min(1.0, effect.felt_us / timeline.requests_us)
         if share < LEAST_FRAC or _first_steps(timeline, excess, effect):
             continue
         evidence: SlowSteps = _evidence(timeline, excess, effect)
-        subject = _subject(excess, effect)
+        subject = steps_subject(excess, effect)
         advice, gain = _advice(timeline, excess, effect, evidence)
         yield step_finding(
             timeline,
@@ -223,6 +236,103 @@ MESSAGE = (
 )
 
 
+def _costs_much(timeline: Timeline, excess: "PartExcess") -> bool:
+    """Return whether slow steps that nothing marks cost enough to be reported."""
+    left = excess.unmarked
+    share, of_busy = left.felt_us / timeline.requests_us, left.cost_us / timeline.busy_us
+    return share >= LEAST_FRAC and max(share, of_busy) >= LEAST_UNMARKED_FRAC
+
+
+def _unmarked_finding(timeline: Timeline, excess: "PartExcess") -> Finding:
+    """Return the finding about slow steps that nothing in the trace marks."""
+    left = excess.unmarked
+    rows = excess.steps.select("step", "trial", "total_requests").with_columns(
+        took_us=pl.Series(excess.times_us),
+        expected_us=pl.Series(excess.expected_us),
+        left_us=pl.Series(left.excess_us),
+    )
+    slow = rows.filter(pl.col("left_us") > 0)
+    phases = _phases(timeline, left.phases)
+    in_phase = pl.any_horizontal(
+        pl.lit(value=False), *(pl.col("step").is_between(p.first_step, p.last_step) for p in phases)
+    )
+    in_phases_us = float(slow.filter(in_phase)["left_us"].sum())
+    total_us = float(slow["left_us"].sum())
+    evidence = UnmarkedSteps(
+        part=excess.part,
+        looked_at=excess.steps.height,
+        all_steps=excess.all_steps,
+        slow=slow.height,
+        excess_ms=total_us * excess.all_steps / excess.steps.height / 1e3,
+        first_step=int(slow["step"][0]),
+        last_step=int(slow["step"][-1]),
+        phases=phases if in_phases_us >= LEAST_IN_PHASES_FRAC * total_us else [],
+        compared=excess.compared,
+        model_error_frac=excess.error_frac,
+        examples=SlowStep.largest(slow, "left_us"),
+    )
+    return step_finding(
+        timeline,
+        slow,
+        evidence,
+        title="Slow steps that nothing in this trace explains",
+        verdict="{slow:n} of {looked_at:n step} took longer {where} than their work explains, {excess_ms:ms} "
+        "in total: {share:%} of the requests' time. Nothing in this trace tells why.",
+        share_frac=min(1.0, left.felt_us / timeline.requests_us),
+        cause=f"{excess.part} unexplained",
+        holder=say("They lie in {phases}.", phases=_when(evidence.phases))
+        if evidence.phases
+        else say("They are spread over {span}.", span=Steps(evidence.first_step, evidence.last_step)),
+        message="These recorded facts do not mark them: {compared_facts}. A model of their work is off by "
+        "{model_error_frac:%} (typical error).",
+        values={"where": PARTS[excess.part], "compared_facts": joined(compared_facts(excess.compared), ", ")},
+        advice=[would_tell(excess.part)],
+        example="{at} with {total_requests:n request} took {took_us:us} instead of {expected_us:us}.",
+        cost=Cost(left.cost_us / 1e3, left.cost_us / timeline.busy_us, excess.error_frac),
+    )
+
+
+def would_tell(part: str) -> Advice:
+    """Return what to record to learn why a part of steps is slow when nothing in the trace tells."""
+    if part == "execution":
+        return advise(
+            "Record at these times what else uses the device and its host, and the device's clocks, power "
+            "and temperature, and profile one of these steps: the trace has none of these."
+        )
+    return advise(
+        "Record at these times what else uses the host's processors, and sample the stacks of the engine "
+        "process (for instance with py-spy): the trace has neither."
+    )
+
+
+def _phases(timeline: Timeline, phases: "Sequence[StepPhase]") -> list[SlowPhase]:
+    return [
+        SlowPhase(
+            first_step=phase.first_step,
+            last_step=phase.last_step,
+            begin_us=phase.begin_us + timeline.offset_us,
+            length_us=phase.end_us - phase.begin_us,
+        )
+        for phase in phases
+    ]
+
+
+def _when(phases: list[SlowPhase]) -> Message:
+    """State the number of the phases, their lengths, and when the first and the last occurred."""
+    first, *later = phases
+    return say(
+        "{count:n phase} of {shortest:us}[ to {longest:us}], [{later:?}the first ]{begin_us:us} into the "
+        "recording ({stretch})[, the last after {last:us} ({last_steps})]",
+        first,
+        count=len(phases),
+        shortest=min(phase.length_us for phase in phases),
+        longest=max(phase.length_us for phase in phases) if later else None,
+        later=bool(later),
+        last=later[-1].begin_us if later else None,
+        last_steps=later[-1].stretch if later else NOTHING,
+    )
+
+
 def _rest(evidence: SlowSteps) -> Message:
     """State how many of the remaining steps are as slow."""
     if not evidence.longer_outside:
@@ -241,6 +351,8 @@ def _first_steps(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> 
 def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> SlowSteps:
     import numpy as np  # noqa: PLC0415  # as above
 
+    from schedtrace.diagnose.slow_phases import slow_phases  # noqa: PLC0415  # as above
+
     explanation, inside = effect.explanation, effect.inside
     added = effect.excess_us[inside]
     rows = excess.steps.select("step", "trial", "total_requests").with_columns(
@@ -251,6 +363,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
     )
     unexplained_frac = excess.unexplained_us / excess.excess_us if excess.excess_us else 0.0
     starting, ending = _at_the_ends(timeline, excess, effect)
+    returns = any(term.feature.kind == "period" for term in explanation.terms)
     return SlowSteps(
         part=excess.part,
         conditions=_conditions(explanation),
@@ -275,6 +388,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
         ],
         starting=starting,
         ending=ending,
+        phases=_phases(timeline, slow_phases(excess.steps, inside)) if returns else [],
         examples=SlowStep.first(worst),
     )
 
@@ -331,82 +445,10 @@ def _cliff(explanation: "Explanation") -> int | None:
 def _title(excess: "PartExcess", effect: "Effect", subject: Message) -> Message:
     if effect.explanation.slope:
         (term,) = effect.explanation.terms
-        return say("Time {where} grows with {what}", where=PARTS[excess.part], what=_what(term))
+        return say("Time {where} grows with {what}", where=PARTS[excess.part], what=term_nouns(term))
     head = str(subject.arguments.get("head", ""))
     lowered = {**subject.arguments, "head": head.lower()} if head else subject.arguments
     return say("Slow {subject}", subject=Message(subject.template.replace("Steps", "steps", 1), lowered))
-
-
-def _subject(excess: "PartExcess", effect: "Effect") -> Message:
-    """Return the name of the slow steps, as the subject of a sentence."""
-    terms = effect.explanation.terms
-    if len({term.feature.identity for term in terms}) < len(terms) and terms[0].feature.kind in NOUNS:
-        low, high = sorted(terms, key=lambda term: term.cut)
-        if low.above and not high.above:
-            first, last = math.floor(low.cut) + 1, math.floor(high.cut)
-            return say("Steps with {first:n} to {last}", first=first, last=_count(low, last))
-    if all(term.feature.kind == "clock" for term in terms):
-        steps = excess.steps.filter(pl.Series(effect.inside))["step"]
-        return say("Steps {first:n} to {last:n}", first=int(steps[0]), last=int(steps[-1]))
-    decodes = [term for term in terms if term.feature.kind == "decode_only" and term.above]
-    clauses = [_clause(excess, term) for term in terms if term not in decodes or len(terms) == 1]
-    head = "Decode-only steps" if decodes and len(terms) > 1 else "Steps"
-    return say("{head} {clauses}", head=head, clauses=joined(clauses, " and "))
-
-
-def _clause(excess: "PartExcess", term: "Term") -> Message:
-    """Return a condition in words, as a clause that follows ``steps``."""
-    kind = term.feature.kind
-    at = math.floor(term.cut)
-    if kind in FLAGS:
-        return say(FLAGS[kind][not term.above])
-    if kind in ("request", "trait", "lora"):
-        return say("with{out} {who}", out="" if term.above else "out", who=_what(term))
-    if kind == "clock":
-        later = excess.steps.filter(pl.Series(term.feature.values > term.cut))["step"]
-        return say("{side} step {step:n}", side="from" if term.above else "before", step=int(later[0]))
-    if kind in SIDES:
-        return say(SIDES[kind][not term.above], cut=term.cut * 1e6)
-    if at < 1:
-        return say("with{out} {what}", out="" if term.above else "out", what=_what(term))
-    return say("with {side} {count}", side="more than" if term.above else "at most", count=_count(term, at))
-
-
-def _what(term: "Term") -> Message:
-    """Return the noun of a feature in the plural."""
-    kind, detail = term.feature.identity
-    match kind:
-        case "exits":
-            cause, _, loop = detail.rpartition(" ")
-            words = say("{loop} requests passed over for {cause}", loop=loop, cause=CauseWord(cause))
-        case "request":
-            words = say("{request}", request=Request(detail))
-        case "length":
-            words = say("output tokens of {request}", request=Request(detail))
-        case "trait":
-            words = say(TRAIT_WORDS[detail])
-        case "lora":
-            words = say("requests that use the LoRA adapter {name:code}", name=detail)
-        case "clock":
-            words = say("time")
-        case "age":
-            words = say("the age of the oldest request")
-        case "idle":
-            words = say("the idle time before a step")
-        case _ if kind in FLAGS:
-            words = say("steps {which}", which=FLAGS[kind][0])
-        case _:
-            noun, plural = NOUNS[kind]
-            words = say(plural or f"{noun}s")
-    return words
-
-
-def _count(term: "Term", count: int) -> Message:
-    kind = term.feature.kind
-    if kind in ("exits", "length"):
-        return say("{count:n} {what}", count=count, what=_what(term))
-    noun, plural = NOUNS[kind]
-    return say("{count}", count=Count(count, noun, plural))
 
 
 def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
@@ -420,7 +462,7 @@ def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
     if term.feature.kind in SECONDS:
         grows = say("grows by {each:us} a minute{whose}", each=each_us * 60, whose=MINUTES[term.feature.kind])
     else:
-        grows = say("grows by {each:us} for each {noun}", each=each_us, noun=_singular(term))
+        grows = say("grows by {each:us} for each {noun}", each=each_us, noun=term_noun(term))
     return say(
         "Time {where} {grows}, up to {most:us} beyond what a step's work explains ({span}): {share:%} of the "
         "requests' time.",
@@ -432,21 +474,16 @@ def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
     )
 
 
-def _singular(term: "Term") -> Message:
-    kind, detail = term.feature.identity
-    if kind == "exits":
-        cause, _, loop = detail.rpartition(" ")
-        return say("{loop} request passed over for {cause}", loop=loop, cause=CauseWord(cause))
-    if kind == "length":
-        return say("output token of {request}", request=Request(detail))
-    if kind in ("trait", "lora"):
-        return say("request of the {what}", what=_what(term))
-    return say(NOUNS[kind][0])
-
-
 def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Message:
     """Name the captured graphs, the requests at the ends and the explanations that explain as much."""
     parts = []
+    if evidence.phases:
+        parts.append(
+            say(
+                "{phases}. Nothing else in this trace goes with them, so it does not tell why.",
+                phases=_when(evidence.phases),
+            )
+        )
     if evidence.starting:
         parts.append(
             say(
@@ -467,7 +504,7 @@ def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Mess
         )
     if effect.explanation.also:
         also = [
-            joined([_clause_of(excess, term, slope=tie.slope) for term in tie.terms], " and ")
+            joined([tie_clause(excess, term, slope=tie.slope) for term in tie.terms], " and ")
             for tie in effect.explanation.also
         ]
         parts.append(
@@ -478,10 +515,6 @@ def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Mess
             )
         )
     return joined(parts)
-
-
-def _clause_of(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:
-    return say("by their number of {what}", what=_what(term)) if slope else _clause(excess, term)
 
 
 def captured_tokens(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> int | None:
@@ -510,10 +543,12 @@ def _advice(
     If a further cause explains as much, the only advice is to profile a slow step.
     """
     explanation = effect.explanation
+    kinds = {term.feature.kind for term in explanation.terms}
     profile = advise(PROFILE, part="a step" if excess.part == "execution" else PARTS[excess.part][3:])
+    if "period" in kinds:
+        profile = would_tell(excess.part)
     if explanation.also:
         return [profile], None
-    kinds = {term.feature.kind for term in explanation.terms}
     if evidence.batch_size is not None and excess.part == "execution":
         return _batch_advice(timeline, excess, evidence, profile)
     connector = timeline.header.settings.get("kv_transfer_config.kv_connector")
@@ -528,13 +563,13 @@ def _advice(
         members = [
             say("{request}", request=Request(term.feature.detail))
             if term.feature.kind == "length"
-            else _what(term)
+            else term_nouns(term)
             for term in explanation.terms
             if term.feature.kind in ("request", "length", "trait", "lora")
         ]
         without = "Run the same load without {requests} and compare the two with {diff:code}."
         return [advise(without, requests=listed(members), diff="schedtrace diff")], None
-    if "first_use" in kinds:
+    if kinds & {"first_use", "first_size"}:
         warm = (
             "Warm the engine up with batches of these sizes before it serves or is measured "
             "({warmup:setting} of {run:code})."
@@ -618,7 +653,8 @@ def contradicts(slow: Finding, seats: Finding) -> bool:
 
 RULE = Rule(
     code="slow-steps",
-    summary="steps that have something in common took longer than their work explains; one per part",
+    summary="steps took longer than their work explains: steps that have something in common, or that "
+    "nothing in the trace marks; one of each kind per part",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=_find,
     threshold=Threshold(LEAST_FRAC, share_frac),

@@ -2,7 +2,6 @@
 
 import polars as pl
 
-from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
@@ -54,9 +53,8 @@ class TokenBudget(LongestWaited, kw_only=True):
     """Tokens of a decode: one, and the drafts that it verifies."""
     seats_decoding: int
     """Requests that the seats hold, as far as there were so many at once."""
-    proposed: int
-    """Tokens of a decode of each of these, if a step cannot hold them; else a power of two that holds what
-    was wanted at once, at least twice the present value and at most about 8 times."""
+    proposed: int | None
+    """Value of ``max_num_batched_tokens`` that holds a decode of each of these; None if steps hold them."""
 
     @property
     def decodes_wanted(self) -> int | None:
@@ -75,9 +73,6 @@ def _find(timeline: Timeline) -> Findings:
         return
     evidence = _evidence(timeline, waits)
     has_tokens = knows_waiting_tokens(waits.steps)
-    most_us = _most_saved_us(timeline, evidence, waits)
-    paced = sets_pace(timeline)
-    gain = throughput_gain(timeline, 0, most_us) if most_us and paced else None
     drafts = (
         int(waits.rows.filter(pl.col("charge") == Cause.INPUT_BUDGET)["time_us"].sum()) > waits.time_us / 2
     )
@@ -95,14 +90,13 @@ def _find(timeline: Timeline) -> Findings:
         holder="Decodes took {decode_frac:%} of the tokens of these steps, prefills {prefill_frac:%}"
         "[, {largest:id} {largest_prefill_frac:%} of these]"
         "[; {draft_slots:n token} of the budget are kept for drafts].",
-        gain=gain,
         limit=Cause.INPUT_BUDGET if drafts else Cause.TOKEN_BUDGET,
         message="The budget was spent in {full_steps:n} of {steps:n step} while requests waited; "
         "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms})."
         "[ A decode takes {tokens_per_decode:n token}, so the decodes of {seats_decoding:n seat} want "
         "{decodes_wanted:n} in a step.]",
         values={"largest": largest},
-        advice=_advice(timeline, evidence, drafts=drafts, paced=paced and has_tokens),
+        advice=_advice(timeline, evidence, drafts=drafts),
     )
 
 
@@ -168,9 +162,6 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     ours = prefills(timeline).join(steps.select("step"), on="step", how="semi")
     each = totals(ours, "scheduled_tokens")
     prefill = max(1, int(each["scheduled_tokens"].sum()))
-    wanted = int(
-        steps.select((pl.col("used_tokens") + pl.col("waiting_tokens_after").fill_null(0)).max()).item() or 0
-    )
     wanted_decodes = decodes_of_all(timeline)
     return TokenBudget(
         **longest_wait_figures(waits),
@@ -186,39 +177,18 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
         seats_decoding=wanted_decodes.seats,
         proposed=wanted_decodes.batched_tokens
         if wanted_decodes.total_tokens > timeline.token_budget
-        else _proposed(batched_tokens(timeline), wanted),
+        else None,
     )
 
 
-def _proposed(budget: int, wanted: int) -> int:
-    """Return a power of two that holds the tokens wanted at once: 2 to about 8 times the budget."""
-    value = 1 << (2 * budget - 1).bit_length()
-    while value < min(wanted, MOST_TIMES * budget):
-        value *= 2
-    return value
+def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool) -> list[Advice]:
+    """Return the value that holds the decodes of all seats, if the budget does not.
 
-
-MOST_TIMES = 8
-"""Largest factor on the budget; a larger step is further from everything recorded."""
-
-
-def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) -> float | None:
-    """Return the busy time saved if these steps held as many waiting tokens as the larger budget allows.
-
-    This is an upper bound. The time of steps larger than any recorded one is unknown, but it grows at least
-    as fast as among smaller steps.
+    Otherwise larger steps do more prefill, and no trace shows what steps larger than its own cost.
     """
-    fixed_us = most_step_us(timeline)
-    if fixed_us is None or evidence.prefill_frac <= 0 or not knows_waiting_tokens(waits.steps):
-        return None
-    used, more = pl.col("used_tokens"), evidence.proposed - batched_tokens(timeline)
-    wanted = used + pl.min_horizontal("waiting_tokens_after", more)
-    return fixed_us * float(waits.steps.select((1 - used / wanted).sum()).item())
-
-
-def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool, paced: bool) -> list[Advice]:
-    """Return a value only if the engine sets the pace: larger steps do more, but delay decodes."""
-    larger = more_batched_tokens(timeline, evidence.proposed) if paced else replay_advice(BATCHED_TOKENS)
+    larger = replay_advice(BATCHED_TOKENS)
+    if evidence.proposed is not None:
+        larger = more_batched_tokens(timeline, evidence.proposed)
     fewer = advise(
         "fewer drafts ({drafts:setting})",
         drafts="num_speculative_tokens",
@@ -244,5 +214,4 @@ RULE = Rule(
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
     find=_find,
     charges=tuple(map(str, CHARGES)),
-    proven=(("token_budget", "max_num_batched_tokens"),),
 )

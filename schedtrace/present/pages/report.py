@@ -277,9 +277,12 @@ def _change(gain: Gain) -> Message:
 
 
 def _others(roots: list[Found], room: int) -> Iterator[Note]:
-    """Yield the findings too small to be described; only codes of those that do not fit."""
-    named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
-    small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
+    """Yield the findings too small to be described; only codes of those that do not fit.
+
+    A finding whose share is not known may be large, and is named.
+    """
+    named = [root for root in roots if root.weight >= NAMED_FROM_FRAC or _unknown_share(root)]
+    small = list(dict.fromkeys(root.code for root in roots if root not in named))
     parts = [say("{title} ({code}[, {gain}])[: {tail}]", root, gain=_gain(root)) for root in named]
     rest = [say("under 1 % each: {codes}", codes=", ".join(small))] if small else []
     for most in range(len(parts), -1, -1):
@@ -289,6 +292,10 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
         if findings and (_height(note) <= room or not most):
             yield note
             return
+
+
+def _unknown_share(root: Found) -> bool:
+    return root.share_frac is None and root.gain is None and bool(root.verdict)
 
 
 def _commands(run: RunReport, roots: list[Found]) -> Commands:

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver, Simulation, VirtualClock
+from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.constants import Constants
 
 HERE = Path(__file__).parent
@@ -37,18 +39,16 @@ STEP_S, PREFILL_TOKEN_S, DECODE_S = 1e-3, 10e-6, 50e-6
 
 
 class Device(Driver):
-    """A driver whose steps take time: so many times as long with more requests than ``large``."""
+    """A driver whose steps take time."""
 
-    def __init__(self, *, large: int = 1000, large_factor: float = 1.0, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(traced_class, **options)
-        self.large, self.large_factor = large, large_factor
 
     def step(self, *args: Any) -> Any:
         output = self.schedule(*args)
         counts = output.num_scheduled_tokens.values()
         seconds = sum(DECODE_S if count == 1 else count * PREFILL_TOKEN_S for count in counts)
-        factor = self.large_factor if len(counts) > self.large else 1.0
-        time.sleep((STEP_S + seconds) * factor)
+        time.sleep(STEP_S + seconds)
         if len(self.in_flight) == self.depth:
             self.update()
         return output
@@ -203,17 +203,26 @@ def drafted(accepted: int) -> None:
     device.finish()
 
 
+@dataclass(frozen=True)
+class Cliff(Constants):
+    """A device that takes so many times as long for more than 4 requests."""
+
+    factor: float = 1.0
+
+    def device_us(self, batch: Batch) -> float:
+        return super().device_us(batch) * (self.factor if batch.requests > 4 else 1.0)
+
+
 def waves(factor: float) -> None:
-    """Three times up to 8 requests at once; above 4 the device takes so many times as long."""
-    device = Device(large=4, large_factor=factor)
-    for wave in range(3):
-        for number in range(8):
-            device.add(f"r{wave}-{number}", 8, 18)
-            device.step()
-            device.step()
-        while device.scheduler.has_unfinished_requests():
-            device.step()
-    device.finish()
+    """Three times up to 8 requests at once, on that device."""
+
+    def load(engine: Simulation) -> None:
+        for wave in range(3):
+            for number in range(8):
+                engine.arrive(200_000 * wave + 3000 * number, f"r{wave}-{number}", 8, 18)
+
+    times = Cliff(1e6 * STEP_S, 1e6 * PREFILL_TOKEN_S, 1e6 * DECODE_S, factor=factor)
+    in_virtual_time(load, times, max_num_seqs=16)
 
 
 def long_among_short(prompt: int, **options: Any) -> None:
@@ -297,9 +306,11 @@ def adapters(most: int) -> None:
     device.finish()
 
 
-def in_virtual_time(load: Callable[[Simulation], None], **options: Any) -> None:
+DEVICE = Constants(1e6 * STEP_S, 1e6 * PREFILL_TOKEN_S, 1e6 * DECODE_S)
+
+
+def in_virtual_time(load: Callable[[Simulation], None], times: Constants = DEVICE, **options: Any) -> None:
     """A load whose requests and events come at their times, in microseconds."""
-    times = Constants(1e6 * STEP_S, 1e6 * PREFILL_TOKEN_S, 1e6 * DECODE_S)
     with VirtualClock() as clock:
         engine = Simulation(clock, traced_class, times=times, **options)
         load(engine)
@@ -412,7 +423,7 @@ TRACES: dict[str, tuple[Callable[[], None], ...]] = {
     ),
     "pipeline-bubbles": (lambda: pipeline(4, 1), lambda: pipeline(3, 2)),
     "spec-decode": (lambda: drafted(0), lambda: drafted(3)),
-    "slow-steps": (lambda: waves(4.0), lambda: waves(1.3)),
+    "slow-steps": (lambda: waves(4.0), lambda: waves(1.02)),
     "aborted-requests": (lambda: impatient(60), lambda: impatient(80)),
     "interruption": (
         lambda: paused(80_000),

@@ -204,7 +204,7 @@ def different(prompt=15, **admission):
     [
         (shorter(10), 10, ["block_size"]),
         (different(prompt=200), 128, ["block_size"]),
-        (different(salted=True), 10, []),
+        (different(salted=True), 10, [None]),
     ],
     ids=["shorter than a block", "alike for less than a large block", "salted"],
 )

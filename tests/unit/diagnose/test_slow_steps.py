@@ -300,3 +300,36 @@ def test_what_nothing_explains(view_of):
 )
 def test_it_is_silent_about(found, lines):
     assert found(CODE, *lines) == []
+
+
+def test_the_first_prefill_of_each_padded_size(found, recorded_words):
+    """A device compiles each multiple of 256 prefill tokens at first use, in 40 ms; prompts get longer."""
+    lines, sizes, at = [], set(), 0
+    for number in range(400):
+        tokens = number * 37 % (256 * (number // 40 + 1)) + 1 if number % 3 == 0 else 0
+        size = -(-tokens // 256)
+        is_first = size > 0 and size not in sizes
+        sizes.add(size)
+        took = 4000 + 4 * tokens + (40_000 if is_first else 0) + 10 * (number * 7 % 11)
+        got = {f"r{number}": tokens, "a": 1} if tokens else {"a": 1}
+        lines.append(
+            step(
+                number,
+                start=at,
+                took=0,
+                back=took,
+                got=got,
+                new=[f"r{number}"] if tokens else [],
+                prefill_tokens=tokens,
+                decode_tokens=1,
+                arrived=[arrival(f"r{number}", at - 10, prompt_tokens=tokens)] if tokens else [],
+            )
+        )
+        if tokens:
+            lines[-1].finished.append(finish(f"r{number}", finished_us=at + took))
+        at += took + 20
+    lines[0].arrived.append(arrival("a", 0))
+    finding = found(CODE, *lines)[0]
+    assert conditions(finding) == [("first_size", "prefill 256", 0, None)]
+    assert (finding.evidence.inside, finding.evidence.longer) == (8, 8) == (len(sizes - {0}),) * 2
+    recorded_words(finding.title, finding.verdict, finding.advice)

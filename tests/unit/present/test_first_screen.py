@@ -92,6 +92,12 @@ def test_root_causes_are_described_from_a_twentieth_on_named_from_a_hundredth_on
     assert not any(line.startswith("2. ") for line in lines)
 
 
+def test_a_root_cause_of_unknown_share_is_not_under_a_hundredth():
+    unknown = root(None, code="prefix-cache")
+    shown = " ".join(text_of(page(root(0.5, words=3), unknown)).split())
+    assert "Also found: KV cache too small (prefix-cache)." in shown
+
+
 def test_at_most_five_are_described():
     shown = text_of(page(*[root(0.5, words=2, advice=0) for _ in range(7)]))
     assert [f"{number}. " in shown for number in range(1, 8)] == [True] * 5 + [False] * 2

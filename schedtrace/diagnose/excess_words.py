@@ -1,0 +1,217 @@
+"""Words for the parts of a step and for the features that slow steps have in common."""
+
+import math
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from schedtrace.model.message import CauseWord, Count, Message, Request, joined
+from schedtrace.model.say import say
+
+if TYPE_CHECKING:
+    from schedtrace.diagnose.excess import Effect, PartExcess
+    from schedtrace.diagnose.excess_search import Term
+
+PARTS = {
+    "execution": "on the device",
+    "schedule": "in schedule()",
+    "update": "in update_from_output()",
+    "between": "in the engine process, between two steps",
+}
+"""Place where the time of each part of a step goes, in words."""
+NOUNS = {
+    "batch": ("request", None),
+    "new": ("new request", None),
+    "resumed": ("resumed request", None),
+    "drafts": ("drafted token", None),
+    "cached": ("cached token", None),
+    "parked": ("parked KV load", None),
+    "sessions": ("paused session", None),
+    "dummies": ("dummy batch", "dummy batches"),
+    "recomputed": ("recomputed token", None),
+    "prefill_tokens": ("prefill token", None),
+    "decode_tokens": ("decode token", None),
+    "context": ("token of context", "tokens of context"),
+    "running": ("running request", None),
+    "waiting": ("waiting request", None),
+    "not_ready": ("request that is not ready", "requests that are not ready"),
+    "loads": ("event of a KV load", "events of KV loads"),
+    "preemptions": ("preemption", None),
+    "grammars": ("compiled grammar", None),
+    "arrivals": ("arrival", None),
+    "finishes": ("finished request", None),
+    "capped": ("shortened chunk", None),
+    "padding": (
+        "token of padding to a captured graph's size",
+        "tokens of padding to a captured graph's size",
+    ),
+    "kv_used": ("KV block in use", "KV blocks in use"),
+    "throttled": ("held-back prefill", None),
+}
+"""Noun of each counted feature, and its plural if that is not the noun with an s."""
+FLAGS = {
+    "decode_only": ("that only decode", "with a prefill or without tokens"),
+    "mixed": ("that mix prefill and decode", "that do not mix prefill and decode"),
+    "first_use": ("that are the first of their batch size", "that are not the first of their batch size"),
+}
+"""Clauses for steps with and without each yes-or-no feature."""
+TRAIT_WORDS = {
+    "logprobs": "requests that ask for log-probabilities",
+    "prompt_logprobs": "requests that ask for log-probabilities of their prompts",
+    "structured": "requests with structured output",
+    "logit_bias": "requests with a logit bias",
+    "min_tokens": "requests with a minimum of tokens",
+    "lora": "requests that use a LoRA adapter",
+}
+"""Requests with each trait, in words."""
+SECONDS = ("clock", "age", "idle", "period")
+"""Features in seconds; the others are counts."""
+FIRST_OF = {"prefill": "prefill", "used": "number of tokens"}
+"""Tokens whose first sizes are features, in words."""
+MINUTES = {"clock": "", "age": " of the oldest request's age", "idle": " without work before a step"}
+"""Words after ``a minute`` for each feature in seconds."""
+SIDES = {
+    "age": (
+        "whose oldest request is older than {cut:us}",
+        "whose oldest request is younger than {cut:us}",
+    ),
+    "idle": ("after more than {cut:us} without work", "after less than {cut:us} without work"),
+}
+"""Clauses for steps above and below a cut of a feature in seconds."""
+
+
+def steps_subject(excess: "PartExcess", effect: "Effect") -> Message:
+    """Return the name of the slow steps, as the subject of a sentence."""
+    terms = effect.explanation.terms
+    if len({term.feature.identity for term in terms}) < len(terms) and terms[0].feature.kind in NOUNS:
+        low, high = sorted(terms, key=lambda term: term.cut)
+        if low.above and not high.above:
+            first, last = math.floor(low.cut) + 1, math.floor(high.cut)
+            return say("Steps with {first:n} to {last}", first=first, last=term_count(low, last))
+    if all(term.feature.kind == "clock" for term in terms):
+        steps = excess.steps.filter(pl.Series(effect.inside))["step"]
+        return say("Steps {first:n} to {last:n}", first=int(steps[0]), last=int(steps[-1]))
+    decodes = [term for term in terms if term.feature.kind == "decode_only" and term.above]
+    clauses = [term_clause(excess, term) for term in terms if term not in decodes or len(terms) == 1]
+    head = "Decode-only steps" if decodes and len(terms) > 1 else "Steps"
+    return say("{head} {clauses}", head=head, clauses=joined(clauses, " and "))
+
+
+def term_clause(excess: "PartExcess", term: "Term") -> Message:
+    """Return a condition in words, as a clause that follows ``steps``."""
+    kind, detail = term.feature.identity
+    at = math.floor(term.cut)
+    match kind:
+        case "clock":
+            later = excess.steps.filter(pl.Series(term.feature.values > term.cut))["step"]
+            side = "from" if term.above else "before"
+            words = say("{side} step {step:n}", side=side, step=int(later[0]))
+        case "period":
+            words = say(
+                "{side} phases of {cut:us} that return every {period:us}",
+                side="outside of" if term.above else "in",
+                cut=term.cut * 1e6,
+                period=float(detail) * 1e6,
+            )
+        case "first_size":
+            tokens, _, sizes = detail.partition(" ")
+            words = say(
+                "whose {tokens} is{not_} the first of its size (in {sizes})",
+                tokens=FIRST_OF[tokens],
+                not_="" if term.above else " not",
+                sizes=f"multiples of {sizes} tokens" if sizes.isdigit() else sizes,
+            )
+        case _ if kind in FLAGS:
+            words = say(FLAGS[kind][not term.above])
+        case _ if kind in SIDES:
+            words = say(SIDES[kind][not term.above], cut=term.cut * 1e6)
+        case _ if at < 1 or kind in ("request", "trait", "lora"):
+            words = say("with{out} {what}", out="" if term.above else "out", what=term_nouns(term))
+        case _:
+            side = "more than" if term.above else "at most"
+            words = say("with {side} {count}", side=side, count=term_count(term, at))
+    return words
+
+
+def tie_clause(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:
+    """Return a condition that explains as much, as a clause that follows ``steps``."""
+    return say("by their number of {what}", what=term_nouns(term)) if slope else term_clause(excess, term)
+
+
+def term_nouns(term: "Term") -> Message:
+    """Return the noun of a feature in the plural."""
+    kind, detail = term.feature.identity
+    match kind:
+        case "exits":
+            cause, _, loop = detail.rpartition(" ")
+            words = say("{loop} requests passed over for {cause}", loop=loop, cause=CauseWord(cause))
+        case "request":
+            words = say("{request}", request=Request(detail))
+        case "length":
+            words = say("output tokens of {request}", request=Request(detail))
+        case "trait":
+            words = say(TRAIT_WORDS[detail])
+        case "lora":
+            words = say("requests that use the LoRA adapter {name:code}", name=detail)
+        case "clock":
+            words = say("time")
+        case "age":
+            words = say("the age of the oldest request")
+        case "idle":
+            words = say("the idle time before a step")
+        case _ if kind in FLAGS:
+            words = say("steps {which}", which=FLAGS[kind][0])
+        case _:
+            noun, plural = NOUNS[kind]
+            words = say(plural or f"{noun}s")
+    return words
+
+
+def term_count(term: "Term", count: int) -> Message:
+    """Return a number of a feature's units, with their noun."""
+    kind = term.feature.kind
+    if kind in ("exits", "length"):
+        return say("{count:n} {what}", count=count, what=term_nouns(term))
+    noun, plural = NOUNS[kind]
+    return say("{count}", count=Count(count, noun, plural))
+
+
+def term_noun(term: "Term") -> Message:
+    """Return the noun of a feature in the singular."""
+    kind, detail = term.feature.identity
+    if kind == "exits":
+        cause, _, loop = detail.rpartition(" ")
+        return say("{loop} request passed over for {cause}", loop=loop, cause=CauseWord(cause))
+    if kind == "length":
+        return say("output token of {request}", request=Request(detail))
+    if kind in ("trait", "lora"):
+        return say("of the {what}", what=term_nouns(term))
+    return say(NOUNS[kind][0])
+
+
+COMPARED = {
+    (
+        "batch",
+        "new",
+        "resumed",
+        "running",
+        "decode_only",
+        "mixed",
+        "first_use",
+        "first_size",
+        "padding",
+    ): "batch",
+    ("prefill_tokens", "decode_tokens", "cached", "recomputed", "capped", "throttled", "drafts"): "tokens",
+    ("context", "length"): "context",
+    ("kv_used", "preemptions", "loads", "parked"): "KV cache",
+    ("arrivals", "finishes", "waiting", "not_ready", "exits"): "queue",
+    ("trait", "lora", "grammars", "sessions", "request", "age"): "requests and their options",
+    ("dummies",): "dummy batches",
+    ("idle", "clock", "period"): "time",
+}
+"""Facts that the search compares, in words, by the kinds of features."""
+
+
+def compared_facts(kinds: list[str]) -> list[Message]:
+    """Return the facts behind features of these kinds, in words."""
+    return [say(words) for group, words in COMPARED.items() if not {*group}.isdisjoint(kinds)]
