@@ -50,7 +50,7 @@ def summary(engine: EngineLines) -> ConsoleSnapshots:
         prefix_cache_hit_frac=lines[-1].prefix_cache_hit_frac,
         external_hit_frac=lines[-1].external_hit_frac,
         preemptions=sum(preemptions) if preemptions else None,
-        acceptance_frac=extent(engine.acceptance_fracs) if engine.acceptance_fracs else None,
+        acceptance_frac=engine.acceptance_frac,
     )
 
 

@@ -84,7 +84,7 @@ class _Server:
     def take(self, number: int, line: str) -> None:
         """Take what a line says."""
         if (snapshot := snapshot_in(line)) is not None:
-            rank, engines, content, _ = snapshot
+            rank, engines, content = snapshot
             self._latest = self.engines.setdefault(rank, EngineLines(rank, engines))
             self._latest.add(content)
         elif (step := step_in(line)) is not None:
@@ -92,7 +92,7 @@ class _Server:
         elif self._step is not None and take_stats(line, self._step):
             pass
         elif self._latest is not None and (acceptance := acceptance_in(line)) is not None:
-            self._latest.acceptance_fracs.append(acceptance)
+            self._latest.add_acceptance(acceptance)
         elif _WORKER_WAIT in line:
             self._worker_waits += 1
         elif not self.start.take(line):
@@ -102,12 +102,7 @@ class _Server:
         """Return what was read."""
         engines = sorted(self.engines.values(), key=lambda engine: engine.engine_rank or 0)
         repeats = sum(engine.repeats for engine in engines)
-        cut = sum(engine.lines > len(engine.snapshots) for engine in engines)
         notices = [f"{repeats:,} repeated periodic lines are left out"] if repeats else []
-        if cut:
-            notices.append(
-                f"only the latest {console_lines.MOST_SNAPSHOTS:,} periodic lines of an engine count"
-            )
         return ServerLog(
             source=self.source,
             start=self.start.facts,
@@ -131,7 +126,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     servers: dict[str | None, _Server] = {}
     logs: list[ServerLog] = []
     left_out = 0
-    for number, whole_line in marked_lines(path, _OWN_MARKERS + _ALSO):
+    for place, (number, whole_line) in enumerate(marked_lines(path, _OWN_MARKERS + _ALSO), start=1):
         prefix = _SOURCE.match(whole_line)
         source = None if prefix is None else prefix["pod"] or prefix["container"]
         line = whole_line[: quoted_from(whole_line)]
@@ -145,8 +140,15 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
                 continue
             server = servers[source] = _Server(source)
         server.take(number, line)
+        if place % (console_lines.MOST_SNAPSHOTS // 2) == 0:
+            _keep_latest(
+                [engine for log in logs for engine in log.engines]
+                + [engine for server in servers.values() for engine in server.engines.values()]
+            )
     logs += [server.log() for server in servers.values()]
     logs = [log for log in logs if not log.is_empty]
+    for log in logs:
+        log.notices += _about_dropped_lines(log)
     if not logs:
         msg = f"{path}: not one line of vLLM's log is understood"
         raise InputError(msg)
@@ -154,6 +156,19 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
         logs[0].last_s = _last_time(path)
     logs[0].notices += _about_the_file(path, left_out)
     return logs
+
+
+def _keep_latest(engines: list[EngineLines]) -> None:
+    """Drop old lines: the others are at most half of ``MOST_SNAPSHOTS``, equally many of each engine."""
+    for engine in engines:
+        engine.keep_latest(console_lines.MOST_SNAPSHOTS // 2 // len(engines))
+
+
+def _about_dropped_lines(log: ServerLog) -> Iterator[str]:
+    lines = sum(engine.lines for engine in log.engines)
+    latest = sum(len(engine.snapshots) for engine in log.engines)
+    if latest < lines:
+        yield f"the file is long: only the latest {latest:,} of {lines:,} periodic lines count"
 
 
 def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
