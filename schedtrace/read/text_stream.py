@@ -183,18 +183,12 @@ def marked_lines(path: Path, markers: tuple[bytes, ...]) -> Iterator[tuple[int, 
 
 def whole_line_blocks(file: BinaryIO) -> Iterator[bytes]:
     """Yield a file in blocks, each of which ends where a line ends; lines over ``LONGEST_LINE`` are cut."""
-    rest = b""
     while block := file.read(_BLOCK):
-        if len(rest) >= LONGEST_LINE:
-            block = block[block.find(b"\n") :] if b"\n" in block else b""  # the rest of the line
-        end = block.rfind(b"\n") + 1
-        if end:
-            yield rest + block[:end]
-            rest = block[end:]
-        else:
-            rest = (rest + block)[:LONGEST_LINE]
-    if rest:
-        yield rest
+        block += file.readline(LONGEST_LINE)
+        yield block
+        is_cut = not block.endswith(b"\n")
+        while is_cut and (rest := file.readline(_BLOCK)):
+            is_cut = not rest.endswith(b"\n")
 
 
 def markers_in(block: bytes, markers: tuple[bytes, ...]) -> list[bytes]:
@@ -273,7 +267,8 @@ class _LineJoiner:
 
 def _has_split_lines(block: bytes) -> bool:
     """Return whether a container runtime may have split one of these lines."""
-    if b'{"log":' in block[:_HEAD] and block.count(_DOCKER_END) < block.count(b"\n"):
+    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    if b'{"log":' in block[:_HEAD] and block.count(_DOCKER_END) < lines:
         return True
     return any(tag in block for tag in _CRI_PARTIAL)
 
