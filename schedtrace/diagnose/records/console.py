@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import mean, median
 
-from schedtrace.diagnose.records.queue_limits import Moment, queue_statement
+from schedtrace.diagnose.records.queue_limits import Moment, amount, queue_statement
 from schedtrace.model.message import Message
 from schedtrace.model.records import ConsoleSnapshots, Range, ServerStart, Statement
 from schedtrace.model.say import say
@@ -108,9 +108,11 @@ def _queue(
         yield statement
     elif any(line.running for line in lines):
         text = say(
-            "No request waits for capacity at any of {snapshots:n snapshot}[, with {running}]: then neither "
+            "No request waits for capacity at {snapshots}[, with {running}]: then neither "
             "seats, KV cache space nor the token budget kept a request in the queue.",
-            snapshots=len(lines),
+            snapshots="the only snapshot"
+            if len(lines) == 1
+            else say("any of {count:n} snapshots", count=len(lines)),
             running=_running(lines),
         )
         yield Statement(
@@ -124,9 +126,7 @@ def _queue(
 
 
 def _running(lines: list[PeriodicLine]) -> Message:
-    running = extent([line.running for line in lines])
-    low = int(running.low) if running.low < running.high else None
-    return say("[{low:n} to ]{high:n request} running", low=low, high=int(running.high))
+    return say("{requests} running", requests=amount(extent([line.running for line in lines])))
 
 
 def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]:
@@ -219,8 +219,12 @@ def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) ->
 
 def interval_s(lines: Sequence[PeriodicLine]) -> float | None:
     """Return the least time between lines, which pauses lengthen; None if too few have times."""
-    steps = [step for before, after in pairwise(lines) if (step := elapsed_s(before.at_s, after.at_s))]
-    return min(steps, default=None)
+    return min(intervals_s(lines), default=None)
+
+
+def intervals_s(lines: Sequence[PeriodicLine]) -> list[float]:
+    """Return the times between lines that have one."""
+    return [step for before, after in pairwise(lines) if (step := elapsed_s(before.at_s, after.at_s))]
 
 
 def _counted(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]:

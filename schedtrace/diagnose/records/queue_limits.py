@@ -49,13 +49,16 @@ def queue_statement(
     if limit == "unknown" or 2 * at <= len(moments):
         limit, at = "unknown", len(moments)
     running, usage = _range([moment.running for moment in moments]), _usage(moments)
+    waiting = _range([moment.waiting for moment in moments])
     counted = say(
-        "{waiting} wait at {queued:n} of {of:n} {noun}[, {running} run][, KV cache usage is {usage}]",
-        waiting=_amount(_range([moment.waiting for moment in moments]), "request"),
+        "{waiting} {verb} at {queued:n} of {of:n} {noun}[, {running} {runs}][, KV cache usage is {usage}]",
+        waiting=amount(waiting),
+        verb="waits" if waiting.high == 1 else "wait",
         queued=len(moments),
         of=of,
         noun=noun if of == 1 else f"{noun}s",
-        running=_amount(running, ""),
+        running=amount(running, noun=""),
+        runs="runs" if running.high == 1 else "run",
         usage=None if usage is None else _share(usage),
     )
     wording = _WORDINGS[limit]
@@ -175,13 +178,14 @@ def _usage(moments: Sequence[Moment]) -> Range | None:
     return _range(usages) if usages else None
 
 
-def _amount(amount: Range, noun: str) -> Message:
-    low = int(amount.low) if amount.low < amount.high else None
-    if noun:
-        return say("[{low:n} to ]{high:n request}", low=low, high=int(amount.high))
-    return say("[{low:n} to ]{high:n}", low=low, high=int(amount.high))
+def amount(range_: Range, noun: str = "request") -> Message:
+    """Return the smallest and the largest of some counts, or the only one, with a noun if it has any."""
+    low, high = int(range_.low), int(range_.high)
+    counted = say("{high:n request}", high=high) if noun else say("{high:n}", high=high)
+    return counted if low == high else say("{low:n} to {counted}", low=low, counted=counted)
 
 
 def _share(share: Range) -> Message:
-    low = share.low if share.low < share.high else None
-    return say("[{low:%} to ]{high:%}", low=low, high=share.high)
+    if share.low == share.high:
+        return say("{high:%}", high=share.high)
+    return say("{low:%} to {high:%}", low=share.low, high=share.high)

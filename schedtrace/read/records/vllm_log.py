@@ -30,7 +30,13 @@ _ALSO = (
     *failure_lines.MARKERS,
 )
 """Lines that belong to it, but occur in other files, too."""
-_START_FAILED = re.compile(r"EngineCore failed to start\.|Engine core initialization failed")
+_FAILURES = (
+    b"EngineCore failed to start.",
+    b"Engine core initialization failed",
+    b"EngineCore hit an exception",
+    b"EngineCore encountered a fatal error",
+)
+"""Lines about a failure that only vLLM writes."""
 _SOURCE = re.compile(r"^(?:\[pod/(?P<pod>[^\]\s]{1,300})\] |(?P<container>[\w.-]{1,100}) +\| )")
 """Prefixes with which ``kubectl logs --prefix`` and ``docker compose logs`` name where a line is from."""
 _LINE_TIME = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d")
@@ -193,7 +199,8 @@ def _last_time(path: Path) -> float | None:
 def is_vllm_log(sample: FileSample) -> bool:
     """Return whether a block has a periodic line, a dumped step, or lines of a start or of its failure."""
     if sample.is_binary or not any(marker.decode() in sample.text for marker in _OWN_MARKERS):
-        return not sample.is_binary and not sample.is_json and bool(_START_FAILED.search(sample.text))
+        is_text = not sample.is_binary and not sample.is_json
+        return is_text and any(failure in sample.content for failure in _FAILURES)
     markers = [marker.decode() for marker in _OWN_MARKERS]
     for line in sample.lines:
         if any(marker in line for marker in markers):
@@ -209,5 +216,5 @@ READER = RecordReader(
     matches=is_vllm_log,
     read=read_vllm_log,
     samples=("12-console-v1.log", "14-scheduler-dump-k8s.log"),
-    markers=(*_OWN_MARKERS, b"Engine core initialization failed"),
+    markers=(*_OWN_MARKERS, *_FAILURES),
 )

@@ -69,6 +69,18 @@ def test_the_public_metrics():
     assert [code for code, *_ in said(shown)] == ["seats-or-budget", "time-computing", "preemptions"]
 
 
+def test_a_range_that_begins_at_zero_has_both_ends(record):
+    shown = record(every_10_s({"running": 20}, {"running": 0, "output": 0.0}, {"running": 6}))
+    assert "with 0 to 20 requests running" in plain(shown.statements[0].text)
+    waiting = record(every_10_s(*({"running": 2, "waiting": 1, "kv": kv} for kv in (0, 10, 30, 60))))
+    assert "KV cache usage is 0 % to 60 %" in plain(waiting.statements[0].text)
+
+
+def test_uneven_times_between_lines_are_a_range(record):
+    shown = record("\n".join(periodic(at) for at in (0, 3, 4, 32)))
+    assert "1,000 ms to 28.0 s apart" in plain(shown.cannot_tell)
+
+
 @pytest.mark.parametrize(
     ("lines", "statement"),
     [

@@ -400,3 +400,43 @@ def test_a_file_without_such_lines_is_refused(tmp_path):
     path.write_text("INFO 05-19 10:00:00 [x.py:1] GET\n")
     with pytest.raises(InputError, match="not one line of vLLM's log is understood"):
         read_vllm_log(path)
+
+
+ALONE = (
+    "SchedulerOutput(scheduled_new_reqs=[], scheduled_cached_reqs=[CachedRequestData(req_id='c-1', "
+    "resumed_from_preemption=false, new_token_ids=[311], new_block_ids=[[]], num_computed_tokens=295), "
+    "CachedRequestData(req_id='c-2', resumed_from_preemption=true, new_token_ids=[], new_block_ids=[[7]], "
+    "num_computed_tokens=64)], num_scheduled_tokens={c-1: 1, c-2: 48}, total_num_scheduled_tokens=49, "
+    "scheduled_spec_decode_tokens={}, scheduled_encoder_inputs={}, num_common_prefix_blocks=[19])"
+)
+
+
+def test_a_dump_with_one_object_per_request_is_read():
+    shown = step_in(ALONE)
+    assert [
+        (each.request_id, each.scheduled_tokens, each.computed_tokens, each.is_resumed)
+        for each in shown.requests
+    ] == [("c-1", 1, 295, False), ("c-2", 48, 64, True)]
+
+
+OLD_FAILURE = (
+    message("ERROR", "EngineCore hit an exception: Traceback (most recent call last):", "core.py:302")
+    + message("ERROR", "    {frame}", "core.py:302")
+    + message("ERROR", "ValueError: No available memory for the cache blocks.", "core.py:302")
+)
+
+
+@pytest.mark.parametrize(
+    ("frame", "stage"),
+    [
+        ("engine_core = EngineCoreProc(*args, **kwargs)", "start"),
+        ("engine_core.run_busy_loop()", "serving"),
+    ],
+)
+def test_failures_of_0_8_are_told_apart_by_their_traceback(logs, tmp_path, frame, stage):
+    text = OLD_FAILURE.format(frame=frame)
+    [log] = logs(text)
+    assert (log.failure.stage, log.failure.line) == (stage, 3)
+    path = tmp_path / "y.log"
+    path.write_text(text)
+    assert kind_of(path).name == NAME
