@@ -98,7 +98,11 @@ def _queue(
     seats = None if start.max_num_seqs is None else start.max_num_seqs * engine.engines
     moments = [
         Moment(
-            line.running, line.waiting_for_capacity, line.kv_cache_usage_frac, line.prompt_tokens_per_s > 0
+            line.running,
+            line.waiting_for_capacity,
+            line.kv_cache_usage_frac,
+            prompts=line.prompt_tokens_per_s > 0,
+            is_idle=line.prompt_tokens_per_s == line.generation_tokens_per_s == 0,
         )
         for line in lines
         if line.waiting_for_capacity > 0
@@ -109,7 +113,7 @@ def _queue(
     elif any(line.running for line in lines):
         text = say(
             "No request waits for capacity at {snapshots}[, with {running}]: then neither "
-            "seats, KV cache space nor the token budget kept a request in the queue.",
+            "seats, KV cache space nor the token budget kept a request in the queue at these times.",
             snapshots="the only snapshot"
             if len(lines) == 1
             else say("any of {count:n} snapshots", count=len(lines)),

@@ -129,7 +129,8 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
     A single moment shows no constant number of running requests: that the KV cache has room then suggests
     another limit, but not which.
     """
-    moments, seen = [], 0
+    moments, seen, window = [], 0, engine.window
+    is_idle = window is not None and window.generation_tokens == window.prompt_tokens == 0
     for dump in dumps:
         for values in (
             each.values for each in dump.engines if (each.engine, each.model) == (engine.engine, engine.model)
@@ -139,7 +140,13 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
             usage = values.get("kv_cache_usage_perc", values.get("gpu_cache_usage_perc"))
             if waiting:
                 moments.append(
-                    Moment(round(values["num_requests_running"]), round(waiting), usage, prompts=False)
+                    Moment(
+                        round(values["num_requests_running"]),
+                        round(waiting),
+                        usage,
+                        prompts=None,
+                        is_idle=is_idle,
+                    )
                 )
     statement = queue_statement(moments, seats=None, engine_rank=rank, of=seen, noun="dump")
     if statement is None:
@@ -153,13 +160,14 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
             )
         return
     usages = [moment.kv_cache_usage_frac for moment in moments]
-    has_room = all(usage is not None and usage < HALF_FULL for usage in usages)
+    runs = all(moment.running for moment in moments)
+    has_room = runs and all(usage is not None and usage < HALF_FULL for usage in usages)
     if statement.code == "unexplained-queue" and has_room:
         statement.code, statement.certainty = "seats-or-budget", "likely"
         statement.text = say(
             "{waiting:n request} {verb} for capacity while {running:n} run, and the KV cache has room (usage "
             "{usage:%}): likely for a seat ({seats:setting}) or, while prompts are computed, for the token "
-            "budget.",
+            "budget. A paused scheduler looks the same.",
             waiting=moments[-1].waiting,
             verb="waits" if moments[-1].waiting == 1 else "wait",
             running=moments[-1].running,

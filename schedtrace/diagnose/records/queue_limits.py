@@ -16,7 +16,7 @@ HALF_FULL = 0.5
 LEAST_EQUAL = 3
 """Snapshots with a queue that must show the same number of running requests to suggest a limit on it."""
 
-Limit = Literal["kv", "some_kv", "seats", "both", "prompts", "none_run", "unknown"]
+Limit = Literal["kv", "some_kv", "seats", "both", "prompts", "none_run", "several", "unknown"]
 
 
 class Moment(NamedTuple):
@@ -25,8 +25,10 @@ class Moment(NamedTuple):
     running: int
     waiting: int
     kv_cache_usage_frac: float | None
-    prompts: bool
-    """Whether prompts were computed about then."""
+    prompts: bool | None
+    """Whether prompts were computed about then; None: the record does not say."""
+    is_idle: bool
+    """Whether no token was computed about then, as far as the record shows."""
 
 
 def queue_statement(
@@ -46,8 +48,11 @@ def queue_statement(
     constant = len(moments) >= LEAST_EQUAL and len({moment.running for moment in moments}) == 1
     limits = Counter(_limit(moment, seats, constant=constant) for moment in moments)
     limit, at = limits.most_common(1)[0]
-    if limit == "unknown" or 2 * at <= len(moments):
+    if limit == "unknown" or 2 * at <= len(moments) or (limit == "prompts" and limits.keys() & _SURER):
         limit, at = "unknown", len(moments)
+    candidates = _candidates(limit, moments, seats)
+    if len(candidates) > 1:
+        limit = "several"
     running, usage = _range([moment.running for moment in moments]), _usage(moments)
     waiting = _range([moment.waiting for moment in moments])
     counted = say(
@@ -66,6 +71,7 @@ def queue_statement(
         "counted": counted,
         "shown": say("at {at:n} of these {all:n}", at=at, all=len(moments)) if len(moments) > 1 else None,
         "seats": seats,
+        "candidates": f"{', '.join(candidates[:-1])} or {candidates[-1]}" if candidates else None,
         "constant": None if seats is not None else round(running.high),
         "setting": "max_num_seqs",
         "full": sum((moment.kv_cache_usage_frac or 0) >= NEARLY_FULL for moment in moments),
@@ -85,6 +91,22 @@ def queue_statement(
     )
 
 
+_SURER: frozenset[Limit] = frozenset({"kv", "seats", "both"})
+"""Limits that prompts being computed do not make unlikely."""
+
+
+def _candidates(limit: Limit, moments: Sequence[Moment], seats: int | None) -> list[str]:
+    """Return what requests may wait for where the moments suggest a limit that is possible only."""
+    if limit not in {"some_kv", "prompts"}:
+        return []
+    candidates = ["KV cache space"] if limit == "some_kv" else []
+    if seats is None:
+        candidates.append("a seat")
+    if any(moment.prompts is not False for moment in moments):
+        candidates.append("the token budget")
+    return candidates
+
+
 def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
     """Return what a request likely waits for at a moment.
 
@@ -92,8 +114,8 @@ def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
     refuses a request.
     """
     usage = moment.kv_cache_usage_frac
-    if moment.running == 0:
-        return "none_run"
+    if moment.running == 0:  # between two steps, none may run although the next step admits the first one
+        return "none_run" if moment.is_idle else "unknown"
     if seats is not None and moment.running >= seats:
         return "seats"
     if usage is None:
@@ -161,6 +183,11 @@ _WORDINGS: dict[Limit, _Wording] = {
         "Prompts may wait for earlier prompts, that is for the token budget: {counted}; prompts are "
         "being computed[ {shown}], and nothing suggests another limit.",
     ),
+    "several": _Wording(
+        "several-limits",
+        "possible",
+        "Requests may wait for {candidates}, which this record cannot tell apart: {counted}.",
+    ),
     "unknown": _Wording(
         "unexplained-queue",
         "recorded",
@@ -186,6 +213,6 @@ def amount(range_: Range, noun: str = "request") -> Message:
 
 
 def _share(share: Range) -> Message:
-    if share.low == share.high:
+    if round(share.low, 2) == round(share.high, 2):
         return say("{high:%}", high=share.high)
     return say("{low:%} to {high:%}", low=share.low, high=share.high)

@@ -97,13 +97,15 @@ def test_uneven_times_between_lines_are_a_range(record):
         ([{"running": 8, "waiting": 3, "kv": 70}] * 3, ("seats-or-kv-cache", "possible", 3, 3)),
         (
             [{"running": 5 + at, "waiting": 3, "kv": 70} for at in range(3)],
-            ("kv-cache-possible", "possible", 3, 3),
+            ("several-limits", "possible", 3, 3),
         ),
         ([{"running": 8, "waiting": 3, "kv": 95}] * 3, ("seats-or-kv-cache", "possible", 3, 3)),
-        # prompts are being computed, nothing else shows
+        # between two steps none runs, although the next one is admitted
+        ([{"running": 0, "waiting": 3, "kv": 0, "output": 80}] * 3, ("unexplained-queue", "recorded", 3, 3)),
+        # prompts are being computed: for the token budget, or for a seat, of which the log does not say
         (
             [{"running": 5 + at, "waiting": 3, "kv": 20, "prompt": 900} for at in range(4)],
-            ("prompts-pending", "possible", 4, 4),
+            ("several-limits", "possible", 4, 4),
         ),
         (
             [{"running": 5 + at, "waiting": 3, "kv": 20} for at in range(4)],
@@ -137,6 +139,27 @@ def test_the_start_names_the_seats(record, running, kv, statement):
     shown = record(START + every_10_s(*[{"running": running, "waiting": 3, "kv": kv}] * 2))
     assert said(shown)[0] == statement
     assert shown.server.max_num_seqs == 64
+
+
+@pytest.mark.parametrize(
+    ("running", "kv", "statement"),
+    [
+        ((60, 62, 63), 20, ("prompts-pending", "possible", 3, 3)),
+        ((60, 62, 63), 70, ("several-limits", "possible", 3, 3)),
+        ((60, 62, 64), 20, ("unexplained-queue", "recorded", 3, 3)),  # all seats are taken at one of them
+    ],
+)
+def test_prompts_leave_the_budget_where_nothing_else_is_taken(record, running, kv, statement):
+    lines = [{"running": each, "waiting": 3, "kv": kv, "prompt": 900} for each in running]
+    assert said(record(START + every_10_s(*lines)))[0] == statement
+
+
+def test_several_limits_are_all_named(record):
+    lines = [{"running": 5 + at, "waiting": 3, "kv": 70, "prompt": 9} for at in range(3)]
+    [statement] = record(every_10_s(*lines)).statements
+    assert plain(statement.text).startswith(
+        "Requests may wait for KV cache space, a seat or the token budget, which this record cannot tell"
+    )
 
 
 def test_an_idle_server_has_no_statement(record):
@@ -250,12 +273,18 @@ def dump(running=3, waiting=0, usage=0.2, counter=10, created=5, **more):
     return shown
 
 
+STUCK = {"prompt_tokens_total": 100, "generation_tokens_total": 7}
+"""Counters of two dumps between which no token was computed."""
+
+
 @pytest.mark.parametrize(
     ("dumps", "statement"),
     [
         ([dump(waiting=2, usage=0.95)], ("kv-cache-full", "likely", 1, 1)),
         ([dump(waiting=2, usage=0.2)], ("seats-or-budget", "likely", 1, 1)),
-        ([dump(waiting=2, usage=0.7)], ("kv-cache-possible", "possible", 1, 1)),
+        ([dump(waiting=2, usage=0.7)], ("several-limits", "possible", 1, 1)),
+        ([dump(running=0, waiting=2)], ("unexplained-queue", "recorded", 1, 1)),
+        ([dump(running=0, waiting=2, **STUCK) for _ in "ab"], ("none-admitted", "likely", 2, 2)),
         ([dump()], ("no-queue", "recorded", 1, 1)),
         ([dump(waiting=2), dump(waiting=1)], ("seats-or-budget", "likely", 2, 2)),
     ],
