@@ -16,20 +16,22 @@ from tests.console_logs import message, periodic
 
 INTERVALS = 20
 """Number of periodic lines of an engine, whatever the length of the run."""
+BUDGET = {"token_budget", "input_budget", "chunked_prefill_off"}
+"""Causes for which prompts wait for the rest of the step, or for the next one."""
 CAUSES = {
     "kv-cache-full": {"kv_blocks"},
     "kv-cache-possible": {"kv_blocks"},
     "seats-taken": {"max_num_seqs"},
     "seats-or-kv-cache": {"max_num_seqs", "kv_blocks"},
-    "seats-or-budget": {"max_num_seqs", "token_budget", "input_budget", "paused"},
-    "prompts-pending": {"token_budget", "input_budget"},
+    "seats-or-budget": {"max_num_seqs", "paused", *BUDGET},
+    "prompts-pending": BUDGET,
 }
 """Statement to the causes, one of which the trace must have."""
-WORDS = {"KV cache space": "kv_blocks", "a seat": "max_num_seqs", "the token budget": "token_budget"}
-"""Words for a limit to its cause."""
+WORDS = {"KV cache space": {"kv_blocks"}, "a seat": {"max_num_seqs"}, "the token budget": BUDGET}
+"""Words for a limit to its causes."""
 LIKELY = 0.5
 """Least share of the waits for capacity that a likely statement on them may be about."""
-CAPACITY = {"kv_blocks", "max_num_seqs", "token_budget", "input_budget"}
+CAPACITY = {"kv_blocks", "max_num_seqs", *BUDGET}
 SLOW = {
     "excess",
     "interference",
@@ -56,10 +58,11 @@ def _after(trace: Trace, until: int) -> dict[str, float] | None:
     if steps.is_empty():
         return None
     last = steps.row(-1, named=True)
+    later = trace.steps.filter(pl.col("start_us") >= until).head(1)["num_running_before"]
     gone = trace.finishes.filter(pl.col("step") == last["step"]).height
     blocks, free = last["kv_blocks_total"], last["kv_blocks_free_after"]
     return {
-        "running": max(0, last["num_running_after"] - gone),
+        "running": max(0, last["num_running_after"] - gone) if later.is_empty() else later.item(),
         "waiting": last["num_waiting_after"],
         "deferred": last["num_not_ready_after"] or 0,
         "usage": None if not blocks or free is None else 1 - free / (blocks - 1),
@@ -168,22 +171,20 @@ def disagreements(statements: Sequence[Statement], report: RunReport) -> Iterato
             yield f"no such refusal in {sorted(refusals)}: {text}"
         if statement.code == "none-admitted" and not codes & {"never-fits", "stall", "interruption"}:
             yield f"{sorted(codes)}: {text}"
-        if (
-            statement.code == "no-tokens"
-            and statement.certainty == "likely"
-            and not codes & {"stall", "interruption", "no-progress"}
-        ):
+        is_likely = statement.certainty == "likely"
+        if statement.code == "no-tokens" and is_likely and not codes & {"stall", "no-progress", *SLOW}:
             yield f"{sorted(codes)}: {text}"
         if statement.code == "uneven-ranks" and not codes & {"rank-imbalance", "slow-rank"}:
             yield f"{sorted(codes)}: {text}"
-        if statement.code == "decodes-slowed-by-prefills" and not codes & SLOW:
+        if statement.code == "decodes-slowed-by-prefills" and is_likely and not codes & SLOW:
             yield f"{sorted(codes)}: {text}"
 
 
 def claimed_causes(statement: Statement) -> set[str]:
     """Causes, one of which requests wait for according to a statement; none if it is not about a queue."""
     if statement.code == "several-limits":
-        return {cause for words, cause in WORDS.items() if words in plain(statement.text)}
+        text = plain(statement.text)
+        return {cause for words, causes in WORDS.items() if words in text for cause in causes}
     return CAUSES.get(statement.code, set())
 
 

@@ -8,7 +8,7 @@ from schedtrace.diagnose.records.queue_limits import Moment, amount, queue_state
 from schedtrace.model.message import Message
 from schedtrace.model.records import ConsoleSnapshots, Range, ServerStart, Statement
 from schedtrace.model.say import say
-from schedtrace.read.records.console_lines import EngineLines, PeriodicLine
+from schedtrace.read.records.console_lines import EngineLines, PeriodicLine, elapsed_s
 from schedtrace.read.records.vllm_log import ServerLog
 
 LEAST_PACES = 2
@@ -27,7 +27,6 @@ LEAST_UNEVEN = 4
 """Least difference of these means."""
 VLLM_INTERVAL_S = 10.0
 """Time between periodic lines unless ``VLLM_LOG_STATS_INTERVAL`` sets another one."""
-YEAR_S = 366 * 86_400.0
 
 
 def summary(engine: EngineLines) -> ConsoleSnapshots:
@@ -66,16 +65,6 @@ def span_s(lines: Sequence[PeriodicLine]) -> float | None:
         return None
     steps = [elapsed_s(before, after) for before, after in pairwise(times)]
     return None if None in steps else sum(step or 0.0 for step in steps)
-
-
-def elapsed_s(before: float | None, after: float | None) -> float | None:
-    """Return the time between two lines, across the end of a year; None if unknown or backwards."""
-    if before is None or after is None:
-        return None
-    elapsed = after - before
-    if elapsed < -YEAR_S / 2:
-        elapsed += YEAR_S
-    return elapsed if elapsed >= 0 else None
 
 
 def console_statements(log: ServerLog) -> Iterator[Statement]:
@@ -137,6 +126,8 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
     """Compare output tokens a second per running request between snapshots with and without prompts.
 
     Lines with far fewer or more running requests are left out: the size of the batch changes the pace, too.
+    A request that begins or ends within an interval gets fewer tokens. A queue excludes that as the reason:
+    then another request begins where one ends.
     """
     steady = [line for line in lines if line.running > 0 and line.generation_tokens_per_s > 0]
     if not steady:
@@ -151,10 +142,13 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
         return
     if median(beside) > SLOWED_FRAC * median(alone):
         return
+    is_queued = all(line.waiting_for_capacity > 0 for line in steady)
     text = say(
-        "Prefills likely slow down decodes: a running request gets {beside_low:n} to {beside_high:n} output "
+        "Prefills {may} slow down decodes: a running request gets {beside_low:n} to {beside_high:n} output "
         "tokens/s at {with_prompts:n snapshot} with prompts, {alone_low:n} to {alone_high:n} at {without:n} "
-        "without.",
+        "without[{may_differ:?}. Requests that begin or end within an interval look the same].",
+        may="likely" if is_queued else "may",
+        may_differ=not is_queued,
         beside_low=min(beside),
         beside_high=max(beside),
         with_prompts=len(beside),
@@ -164,7 +158,7 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
     )
     yield Statement(
         code="decodes-slowed-by-prefills",
-        certainty="likely",
+        certainty="likely" if is_queued else "possible",
         at=len(beside),
         snapshots=len(beside) + len(alone),
         engine_rank=rank,

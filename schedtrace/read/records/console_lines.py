@@ -40,6 +40,7 @@ _ACCEPTANCE = re.compile(
 V0 = re.compile(r"Running: \d+ reqs, Swapped: \d+ reqs, Pending: \d+ reqs")
 _LOG_TIME = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _LAST_HOUR, _LAST_MINUTE = 23, 59
+_YEAR_S = 366 * 86_400.0
 _PREFIX = 400
 """Characters before a line's message in which its time is searched."""
 
@@ -142,6 +143,16 @@ def time_in(prefix: str) -> float | None:
     if days is None or hour > _LAST_HOUR or max(minute, second) > _LAST_MINUTE:
         return None
     return ((days * 24 + hour) * 60 + minute) * 60.0 + second
+
+
+def elapsed_s(before: float | None, after: float | None) -> float | None:
+    """Return the time between two lines, across the end of a year; None if unknown or backwards."""
+    if before is None or after is None:
+        return None
+    elapsed = after - before
+    if elapsed < -_YEAR_S / 2:
+        elapsed += _YEAR_S
+    return elapsed if elapsed >= 0 else None
 
 
 @lru_cache(366)

@@ -186,6 +186,16 @@ def test_prefills_slow_down_decodes(record, lines, slowed):
     assert ("decodes-slowed-by-prefills" in {code for code, *_ in said(record(every_10_s(*lines)))}) is slowed
 
 
+@pytest.mark.parametrize(("waiting", "certainty"), [(3, "likely"), (0, "possible")])
+def test_only_a_queue_excludes_that_requests_began_or_ended(record, waiting, certainty):
+    lines = [{"output": 400, "waiting": waiting}] * 2 + [{"output": 200, "prompt": 9, "waiting": waiting}] * 2
+    [statement] = [
+        each for each in record(every_10_s(*lines)).statements if each.code == "decodes-slowed-by-prefills"
+    ]
+    assert statement.certainty == certainty
+    assert ("look the same" in plain(statement.text)) is (not waiting)
+
+
 def test_silence_after_an_interval_without_a_token_is_likely_a_stall(record):
     lines = every_10_s({}, {"output": 0.0})
     assert said(record(lines))[-1] == ("no-tokens", "possible", 1, 2)
