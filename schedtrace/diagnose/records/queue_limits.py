@@ -13,6 +13,8 @@ NEARLY_FULL = 0.9
 """KV cache usage from which the next request is likely refused for want of blocks."""
 HALF_FULL = 0.5
 """KV cache usage up to which it is no likely reason: even a large request would find room."""
+NEARLY_ALL = 0.9
+"""Share of the seats from which all may have been taken: vLLM counts after requests have finished."""
 LEAST_EQUAL = 3
 """Snapshots with a queue that must show the same number of running requests to suggest a limit on it."""
 
@@ -91,7 +93,7 @@ def queue_statement(
     )
 
 
-_SURER: frozenset[Limit] = frozenset({"kv", "seats", "both"})
+_SURER: frozenset[Limit] = frozenset({"kv", "both"})
 """Limits that prompts being computed do not make unlikely."""
 
 
@@ -100,7 +102,7 @@ def _candidates(limit: Limit, moments: Sequence[Moment], seats: int | None) -> l
     if limit not in {"some_kv", "prompts"}:
         return []
     candidates = ["KV cache space"] if limit == "some_kv" else []
-    if seats is None:
+    if seats is None or max(moment.running for moment in moments) >= NEARLY_ALL * seats:
         candidates.append("a seat")
     if any(moment.prompts is not False for moment in moments):
         candidates.append("the token budget")
