@@ -96,7 +96,10 @@ def _queue(
         for line in lines
         if line.waiting_for_capacity > 0
     ]
-    statement = queue_statement(moments, seats=seats, engine_rank=rank, of=len(lines))
+    most_running = max(line.running for line in lines)
+    statement = queue_statement(
+        moments, seats=seats, engine_rank=rank, of=len(lines), most_running=most_running
+    )
     if statement is not None:
         yield statement
     elif any(line.running for line in lines):

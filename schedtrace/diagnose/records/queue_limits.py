@@ -13,7 +13,7 @@ NEARLY_FULL = 0.9
 """KV cache usage from which the next request is likely refused for want of blocks."""
 HALF_FULL = 0.5
 """KV cache usage up to which it is no likely reason: even a large request would find room."""
-NEARLY_ALL = 0.9
+NEARLY_ALL = 0.8
 """Share of the seats from which all may have been taken: vLLM counts after requests have finished."""
 LEAST_EQUAL = 3
 """Snapshots with a queue that must show the same number of running requests to suggest a limit on it."""
@@ -34,7 +34,13 @@ class Moment(NamedTuple):
 
 
 def queue_statement(
-    moments: Sequence[Moment], *, seats: int | None, engine_rank: int | None, of: int, noun: str = "snapshot"
+    moments: Sequence[Moment],
+    *,
+    seats: int | None,
+    engine_rank: int | None,
+    of: int,
+    noun: str = "snapshot",
+    most_running: int = 0,
 ) -> Statement | None:
     """Return what the requests waited for at these moments; None if no request waited.
 
@@ -44,6 +50,7 @@ def queue_statement(
         engine_rank: Engine that the statement names.
         of: Number of all moments, with a queue or without.
         noun: What a moment is.
+        most_running: Largest number of running requests, with a queue or without.
     """
     if not moments:
         return None
@@ -52,7 +59,7 @@ def queue_statement(
     limit, at = limits.most_common(1)[0]
     if limit == "unknown" or 2 * at <= len(moments) or (limit == "prompts" and limits.keys() & _SURER):
         limit, at = "unknown", len(moments)
-    candidates = _candidates(limit, moments, seats)
+    candidates = _candidates(limit, moments, seats, max(most_running, *(each.running for each in moments)))
     if len(candidates) > 1:
         limit = "several"
     running, usage = _range([moment.running for moment in moments]), _usage(moments)
@@ -97,12 +104,16 @@ _SURER: frozenset[Limit] = frozenset({"kv", "both"})
 """Limits that prompts being computed do not make unlikely."""
 
 
-def _candidates(limit: Limit, moments: Sequence[Moment], seats: int | None) -> list[str]:
-    """Return what requests may wait for where the moments suggest a limit that is possible only."""
+def _candidates(limit: Limit, moments: Sequence[Moment], seats: int | None, most_running: int) -> list[str]:
+    """Return what requests may wait for where the moments suggest a limit that is possible only.
+
+    If the limit on running requests is unknown, it is at least the largest number of them.
+    """
     if limit not in {"some_kv", "prompts"}:
         return []
     candidates = ["KV cache space"] if limit == "some_kv" else []
-    if seats is None or max(moment.running for moment in moments) >= NEARLY_ALL * seats:
+    near = sum(moment.running >= NEARLY_ALL * (seats or most_running) for moment in moments)
+    if 2 * near > len(moments):
         candidates.append("a seat")
     if any(moment.prompts is not False for moment in moments):
         candidates.append("the token budget")

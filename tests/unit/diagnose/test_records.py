@@ -104,7 +104,7 @@ def test_uneven_times_between_lines_are_a_range(record):
         ([{"running": 0, "waiting": 3, "kv": 0, "output": 80}] * 3, ("unexplained-queue", "recorded", 3, 3)),
         # prompts are being computed: for the token budget, or for a seat, of which the log does not say
         (
-            [{"running": 5 + at, "waiting": 3, "kv": 20, "prompt": 900} for at in range(4)],
+            [{"running": 7 + at, "waiting": 3, "kv": 20, "prompt": 900} for at in range(4)],
             ("several-limits", "possible", 4, 4),
         ),
         (
@@ -130,7 +130,7 @@ def test_what_requests_wait_for(record, lines, statement):
     [
         (64, 20, ("seats-taken", "likely", 2, 2)),
         (64, 70, ("seats-taken", "likely", 2, 2)),
-        (50, 70, ("kv-cache-possible", "possible", 2, 2)),
+        (40, 70, ("kv-cache-possible", "possible", 2, 2)),
         (63, 70, ("several-limits", "possible", 2, 2)),
         (64, 95, ("seats-taken", "likely", 2, 2)),
         (20, 95, ("kv-cache-full", "likely", 2, 2)),
@@ -145,8 +145,8 @@ def test_the_start_names_the_seats(record, running, kv, statement):
 @pytest.mark.parametrize(
     ("running", "kv", "statement"),
     [
-        ((50, 52, 57), 20, ("prompts-pending", "possible", 3, 3)),
-        ((50, 52, 57), 70, ("several-limits", "possible", 3, 3)),
+        ((30, 40, 50), 20, ("prompts-pending", "possible", 3, 3)),
+        ((30, 40, 50), 70, ("several-limits", "possible", 3, 3)),
         ((50, 52, 58), 20, ("several-limits", "possible", 3, 3)),  # just before, all 64 may have been taken
         ((50, 52, 64), 20, ("several-limits", "possible", 2, 3)),
     ],
@@ -154,6 +154,13 @@ def test_the_start_names_the_seats(record, running, kv, statement):
 def test_prompts_leave_the_budget_where_nothing_else_is_taken(record, running, kv, statement):
     lines = [{"running": each, "waiting": 3, "kv": kv, "prompt": 900} for each in running]
     assert said(record(START + every_10_s(*lines)))[0] == statement
+
+
+def test_a_number_of_running_requests_that_was_exceeded_is_no_limit(record):
+    growing = [{"running": 10 * at, "waiting": 90, "kv": 20, "prompt": 9} for at in (1, 2, 3, 4)]
+    assert said(record(every_10_s(*growing)))[0] == ("prompts-pending", "possible", 4, 4)
+    later = [{"running": 20 + at, "waiting": 9, "kv": 20, "prompt": 9} for at in range(3)] + [{"running": 40}]
+    assert said(record(every_10_s(*later)))[0] == ("prompts-pending", "possible", 3, 3)
 
 
 def test_several_limits_are_all_named(record):
