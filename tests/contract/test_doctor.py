@@ -37,3 +37,4 @@ def test_a_process_that_does_not_end_is_given_up(monkeypatch):
     monkeypatch.setattr(doctor, "PROBE_S", 0.01)
     [check] = doctor._probe(None)
     assert (check.name, check.state) == ("exits", "wrong")
+    assert "less busy" in check.advice
