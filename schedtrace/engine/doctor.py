@@ -36,7 +36,7 @@ PLUGINS = "vllm.general_plugins"
 """Group of entry points from which vLLM loads its plugins."""
 VLLM_PLUGINS = "VLLM_PLUGINS"
 """vLLM's variable with the names of the plugins to load, separated by commas; unset: all."""
-PROBE_S = 180.0
+PROBE_S = 600.0
 """Deadline in seconds of the process that imports vLLM."""
 GPUS_S = 5.0
 URL_S = 5.0
