@@ -99,7 +99,7 @@ def show_records(
     if records and runs:
         put("\n")
         for record in records:
-            same_file = [other for other in records if other.path == record.path]
+            same_file = [result for result in records if result.path == record.path]
             compare_with_trace(record, runs, same_file)
     if records:
         show(records_page(Records(records=records)), output_format)

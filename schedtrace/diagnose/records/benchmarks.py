@@ -42,7 +42,7 @@ def compare_with_trace(
     """
     if not record.latencies or record.requests is None:
         return
-    alike = sum(other.requests == record.requests for other in same_file)
+    alike = sum(result.requests == record.requests for result in same_file)
     if alike > 1:
         record.notices.append(
             say(
