@@ -99,7 +99,8 @@ def show_records(
     if records and runs:
         put("\n")
         for record in records:
-            compare_with_trace(record, runs)
+            same_file = [result for result in records if result.path == record.path]
+            compare_with_trace(record, runs, same_file)
     if records:
         show(records_page(Records(records=records)), output_format)
     if records and (level := of_traces.get("--fail-on")):

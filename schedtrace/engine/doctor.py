@@ -36,7 +36,7 @@ PLUGINS = "vllm.general_plugins"
 """Group of entry points from which vLLM loads its plugins."""
 VLLM_PLUGINS = "VLLM_PLUGINS"
 """vLLM's variable with the names of the plugins to load, separated by commas; unset: all."""
-PROBE_S = 180.0
+PROBE_S = 600.0
 """Deadline in seconds of the process that imports vLLM."""
 GPUS_S = 5.0
 URL_S = 5.0
@@ -58,7 +58,7 @@ def environment_checks(scheduler: str | None = None) -> list[Check]:
     from importlib.util import find_spec
 
     has_vllm = find_spec("vllm") is not None
-    here = [_plugin(), *_settings(), _socket(), _disk(), _clocks(), _extras()]
+    here = [_plugin(has_vllm=has_vllm), *_settings(), _socket(), _disk(), _clocks(), _extras()]
     if not has_vllm:
         text = f"vLLM is not installed for {sys.executable}: recordings can be read here, not made"
         device = Check(name="device", state="note", text=_gpus() or "nvidia-smi lists no GPU")
@@ -90,7 +90,7 @@ def _probe(scheduler: str | None) -> list[Check]:
         # Safe path: it takes no module of vLLM or ours from the folder it is started in.
         command = [sys.executable, "-P", "-m", "schedtrace.engine.vllm_probe", str(answer)]
         command += [scheduler] if scheduler else []
-        end = "did not answer"
+        end, advice = "did not answer", "python -c 'import vllm' shows the error"
         try:
             done = subprocess.run(
                 command, env=quiet | own, capture_output=True, timeout=PROBE_S, check=False, text=True
@@ -100,13 +100,14 @@ def _probe(scheduler: str | None) -> list[Check]:
             return msgspec.json.decode(answer.read_bytes(), type=list[Check])
         except subprocess.TimeoutExpired:
             end = f"did not end within {PROBE_S:g} s"
+            advice = "try again when this machine is less busy; python -c 'import vllm' shows what takes long"
         except (OSError, msgspec.DecodeError):
             pass
     text = f"vLLM cannot be tried: a process that imports it {shortened(end, LONGEST_WHY)}"
-    return [Check(name="exits", state="wrong", text=text, advice="python -c 'import vllm' shows the error")]
+    return [Check(name="exits", state="wrong", text=text, advice=advice)]
 
 
-def _plugin() -> Check:
+def _plugin(*, has_vllm: bool) -> Check:
     """Return whether vLLM's processes load schedtrace."""
     points = [point for point in metadata.entry_points(group=PLUGINS) if point.name == "schedtrace"]
     if not points:
@@ -121,7 +122,8 @@ def _plugin() -> Check:
     if names is not None and "schedtrace" not in names.split(","):
         text = f"{VLLM_PLUGINS}={names} leaves schedtrace out"
         return Check(name="plugin", state="wrong", text=text, advice=f"add schedtrace to {VLLM_PLUGINS}")
-    return Check(name="plugin", state="ok", text="vLLM loads schedtrace in each of its processes")
+    loads = "vLLM loads" if has_vllm else "a vLLM that is installed here would load"
+    return Check(name="plugin", state="ok", text=f"{loads} schedtrace in each of its processes")
 
 
 def _settings() -> Iterator[Check]:

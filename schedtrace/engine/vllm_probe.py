@@ -65,12 +65,18 @@ def exit_checks(name: str) -> Iterator[Check]:
     from schedtrace.record.marks.exit_lines import places, unknown_guards
     from schedtrace.record.marks.instrument import instrument
 
+    module, _, class_name = name.rpartition(".")
     try:
-        chosen = pkgutil.resolve_name(name)
+        chosen = pkgutil.resolve_name(
+            f"{module}:{class_name}"
+        )  # with a colon, it raises the module's own error
         instrumented = instrument(chosen)
     except Exception as error:  # noqa: BLE001  # a user's module may raise anything
         text = f"{name} cannot be loaded: {shortened(error_text(error), LONGEST_WHY)}"
-        yield Check(name="exits", state="wrong", text=text, advice="give a class, as package.module.Class")
+        advice = "give a class, as package.module.Class"
+        if isinstance(error, ModuleNotFoundError) and error.name and not module.startswith(error.name):
+            advice = f"install {error.name}, which {module} imports"
+        yield Check(name="exits", state="wrong", text=text, advice=advice)
         return
     for refused in instrumented.refused:
         text = f"{name}: exits are inferred, not recorded: {shortened(refused, LONGEST_WHY)}"

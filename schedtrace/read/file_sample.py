@@ -10,7 +10,7 @@ from typing import Any
 
 from schedtrace.model.printable import without_colours
 from schedtrace.read.lines import reading
-from schedtrace.read.text_stream import opened_text
+from schedtrace.read.text_stream import markers_in, opened_text, whole_line_blocks
 
 HEAD = 2**20
 """Bytes of a block from which the kind of a file is recognized."""
@@ -127,10 +127,7 @@ def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[FileSample
         InputError: If the file cannot be read.
     """
     with reading(path), opened_text(path) as file:
-        rest = file.read(HEAD)
-        while block := file.read(HEAD):
-            rest = rest[rest.rfind(b"\n") + 1 :][-HEAD:]
-            whole = rest + block
-            if any(marker in whole for marker in markers):
-                yield FileSample(whole)
-            rest = block
+        for place, block in enumerate(whole_line_blocks(file)):
+            is_first_sample = place == 0 and len(block) <= HEAD
+            if not is_first_sample and markers_in(block, markers):
+                yield FileSample(block)

@@ -21,6 +21,8 @@ EXTRA = {"elapsed_us": pl.Int64, "kv_cache_usage_frac": pl.Float64}
 _CHUNK = 4096
 _TEXT_OF_A_REQUEST = re.compile(r"""\b(?:prompt|output): ['"]|['"]role\\?['"]\s*:""")
 """Pattern of prompts and answers in vLLM's log, and of chat messages."""
+_BEFORE_A_TEXT = ("prompt: ", "output: ", "role")
+"""Words, one of which is in each match of the pattern."""
 _OF_A_LOG = re.compile(r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d")
 _PREFIX = 200
 """Characters at the beginning of a line in which its level or time is searched."""
@@ -28,6 +30,8 @@ _PREFIX = 200
 
 def quoted_from(line: str) -> int:
     """Return the index at which a request's text begins in a log line; the line's length if there is none."""
+    if not any(word in line for word in _BEFORE_A_TEXT):
+        return len(line)
     match = _TEXT_OF_A_REQUEST.search(line)
     return len(line) if match is None else match.start()
 

@@ -18,6 +18,7 @@ from schedtrace.read.foreign import (
     quoted_from,
 )
 from schedtrace.read.problems import Problems
+from schedtrace.read.records.console_lines import elapsed_s, time_in
 from schedtrace.read.records.start_lines import StartLines
 from schedtrace.read.text_stream import text_lines
 from schedtrace.read.trace import Trace
@@ -33,6 +34,8 @@ ITERATION = re.compile(
 )
 _PROCESS = re.compile(r"EngineCore_DP(\d{1,6})\b")
 """Prefix of the lines of a data-parallel engine's process in newer vLLM."""
+LEAST_SPAN_S = 10.0
+"""Least time between the first and the last line from which it is reported: stamps are whole seconds."""
 _LOOKS_LIKE = "Iteration("
 MARKERS = (_LOOKS_LIKE.encode(),)
 """Byte strings, one of which is in every such line."""
@@ -73,7 +76,7 @@ def read_iteration_log(path: Path) -> list[Trace]:
         iterations += 1
         process = _PROCESS.search(line, 0, iteration.start())
         rank = int(iteration["engine"] or (process[1] if process else 0))
-        engines.setdefault(rank, _Engine()).add(iteration)
+        engines.setdefault(rank, _Engine()).add(iteration, time_in(line[: iteration.start()]))
     if not engines:
         first = f" (line {problems.garbled_lines[0]})" if problems.garbled_lines else ""
         msg = f"{path}: none of its Iteration(N) lines can be read{first}"
@@ -110,8 +113,12 @@ class _Engine:
         self._last_index = -1
         self._missing = 0
         self._starts = 0
+        self._elapsed_ms = 0.0
+        self._first_s: float | None = None
+        """Time of the first iteration by the stamp of its line."""
+        self._last_s: float | None = None
 
-    def add(self, iteration: re.Match[str]) -> None:
+    def add(self, iteration: re.Match[str], at_s: float | None) -> None:
         index = int(iteration["index"])
         if index <= self._last_index:
             self._starts += 1
@@ -123,6 +130,11 @@ class _Engine:
         if iteration["dummy"]:
             self._dummies += 1
             return
+        if self._first_s is None:
+            self._first_s = at_s
+        else:
+            self._elapsed_ms += float(iteration["elapsed_ms"])
+        self._last_s = at_s
         self.rows.add(
             step=self.rows.count,
             total_requests=int(iteration["context_requests"]) + int(iteration["generation_requests"]),
@@ -145,4 +157,17 @@ class _Engine:
                 f"{who}iterations are numbered from the start again {self._starts:,} times: several "
                 "engines wrote this file one after the other, or lines are repeated"
             )
-        return sentences
+        return sentences + self._about_times(who)
+
+    def _about_times(self, who: str) -> list[str]:
+        """Return a notice on the time that passed: elapsed times are mostly waits for the model's result."""
+        span = elapsed_s(self._first_s, self._last_s)
+        if span is None or span < LEAST_SPAN_S or self._starts or self._missing:
+            return []
+        iterations = self.rows.count - 1
+        notice = (
+            f"{who}{iterations:,} iterations within {span:,.0f} s by the times of their lines, "
+            f"one per {1e3 * span / iterations:,.1f} ms; their elapsed times add up to "
+            f"{self._elapsed_ms / 1e3:,.1f} s"
+        )
+        return [notice]

@@ -96,6 +96,18 @@ def _is_guidellm(sample: FileSample) -> bool:
     )
 
 
+def _is_spans(sample: FileSample) -> bool:
+    """Return whether it has spans as OTLP, as a console exporter or as Jaeger writes them."""
+    row = sample.row
+    context, data = row.get("context"), row.get("data")
+    return (
+        sample.has("resourceSpans")
+        or sample.has("trace_id", "span_id")
+        or (isinstance(context, dict) and context.keys() >= {"trace_id", "span_id"})
+        or (isinstance(data, list) and any(isinstance(each, dict) and "spans" in each for each in data))
+    )
+
+
 _SUMMARY = {"successful_requests", "failed_requests", "completed_requests", "num_successful_requests"}
 _RATES = {"duration_s", "duration", "requests_per_second", "request_throughput", "total_time"}
 
@@ -276,10 +288,11 @@ KINDS: tuple[FileKind, ...] = (
         _text(r"^Process \d+: [^\n]*\n(?:Python v[\d.]+[^\n]*\n)?\s*Thread (?:0x)?[0-9A-Fa-f]+ \("),
         "it has stacks and no steps; see what the engine waits for with schedtrace queue",
     ),
+    FileKind("OpenTelemetry spans", _is_spans, f"vLLM's spans have latencies and no steps; {TO_RECORD}"),
     FileKind(
-        "OpenTelemetry spans",
-        lambda sample: sample.has("resourceSpans") or sample.has("trace_id", "span_id"),
-        f"vLLM's spans have latencies and no steps; {TO_RECORD}",
+        "a log of SGLang",
+        _text(r"\b(?:Decode|Prefill) batch[.,] #(?:running-req|new-seq): \d"),
+        "schedtrace knows vLLM's V1 scheduler only",
     ),
     FileKind(vllm_log.NAME, vllm_log.READER.matches, record=vllm_log.READER),
     FileKind(metrics.NAME, metrics.READER.matches, record=metrics.READER),

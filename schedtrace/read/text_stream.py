@@ -8,12 +8,14 @@ import io
 import re
 import tempfile
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from gzip import GzipFile
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+import polars as pl
 from zstandard import ZstdDecompressor, ZstdError
 
 from schedtrace.errors import InputError
@@ -25,7 +27,7 @@ LONGEST_LINE = 16 * 2**20
 """Maximum bytes of a line; longer lines are cut off. A record of 1,024 requests has about 90 KB."""
 MOST_PIPED = 2**36
 """Maximum bytes of standard input, which is written to a temporary file to be read more than once."""
-_BLOCK = 2**20
+_BLOCK = 2**21
 _LARGEST_WINDOW = 2**27
 """Maximum memory of a zstd decompressor."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
@@ -35,8 +37,11 @@ _CRI = re.compile(
 )
 """Prefix of containerd and CRI-O, which split lines of more than 16 KiB: ``P`` is continued."""
 _WRAPPED = re.compile(rb"^(?:" + _CRI.pattern + rb'|\{"log":)', re.MULTILINE)
+_CRI_PARTIAL = (b" stdout P ", b" stderr P ")
 _DOCKER_SPLIT = 16 * 2**10
 """Bytes at which docker splits a message."""
+_DOCKER_END = b'\\n","stream":'
+"""What follows docker's message at the end of a line that is not split."""
 _HEAD = 2**16
 """Bytes in which a container runtime's format is recognized."""
 _MESSAGE_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "body", "text")
@@ -140,7 +145,10 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
         InputError: If the file cannot be read.
     """
     with reading(path), opened_text(path) as file:
-        for number, line in joined_lines(_raw_lines(file)):
+        joiner = _LineJoiner()
+        for number, line in joiner.joined(_raw_lines(file)):
+            yield number, unwrapped(line)
+        for number, line in joiner.rest():
             yield number, unwrapped(line)
 
 
@@ -150,41 +158,66 @@ def marked_lines(path: Path, markers: tuple[bytes, ...]) -> Iterator[tuple[int, 
     Raises:
         InputError: If the file cannot be read.
     """
+    words = [marker.decode() for marker in markers]
+    joiner = _LineJoiner()
     with reading(path), opened_text(path) as file:
-        is_wrapped = _WRAPPED.search(file.read(_HEAD)) is not None
-    if is_wrapped:
-        for number, text in text_lines(path):
-            if any(marker.decode() in text for marker in markers):
-                yield number, text
-        return
-    with reading(path), opened_text(path) as file:
-        number, rest = 1, b""
-        while block := file.read(_BLOCK):
-            if len(rest) >= LONGEST_LINE:
-                block = block[block.find(b"\n") :] if b"\n" in block else b""  # the rest of it
-            data = rest + block
-            end = data.rfind(b"\n") + 1
-            rest = data[end:][:LONGEST_LINE]
-            number = yield from _marked_in(data[:end], number, markers)
-        yield from _marked_in(rest, number, markers)
+        blocks = whole_line_blocks(file)
+        first = next(blocks, b"")
+        is_wrapped = _WRAPPED.search(first[:_HEAD]) is not None
+        number = 1
+        for block in chain([first], blocks):
+            if is_wrapped and (joiner.is_open or _has_split_lines(block)):
+                lines = list(enumerate(block.removesuffix(b"\n").split(b"\n"), number))
+                number += len(lines)
+            else:
+                lines, number = _marked_in(block, number, markers)
+            for place, line in joiner.joined(lines) if is_wrapped else lines:
+                text = unwrapped(line)
+                if not is_wrapped or any(word in text for word in words):
+                    yield place, text
+    for place, line in joiner.rest():
+        text = unwrapped(line)
+        if any(word in text for word in words):
+            yield place, text
 
 
-def _marked_in(data: bytes, number: int, markers: Iterable[bytes]) -> Generator[tuple[int, str], None, int]:
-    """Yield the marked lines of whole lines, of which the first has this number; return the next number."""
+def whole_line_blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield a file in blocks, each of which ends where a line ends; lines over ``LONGEST_LINE`` are cut."""
+    while block := file.read(_BLOCK):
+        block += file.readline(LONGEST_LINE)
+        yield block
+        is_cut = not block.endswith(b"\n")
+        while is_cut and (rest := file.readline(_BLOCK)):
+            is_cut = not rest.endswith(b"\n")
+
+
+def markers_in(block: bytes, markers: tuple[bytes, ...]) -> list[bytes]:
+    """Return markers so that each line with a marker contains one of those returned.
+
+    Polars searches for all of them at once, several times as fast as one search for each. A marker that
+    overlaps another one in each of its places may be missing.
+    """
+    text = pl.Series([block.decode(errors="replace")])
+    pattern = "|".join(re.escape(marker.decode()) for marker in markers)
+    return [marker.encode() for marker in set(text.str.extract_all(pattern)[0])]
+
+
+def _marked_in(block: bytes, number: int, markers: tuple[bytes, ...]) -> tuple[list[tuple[int, bytes]], int]:
+    """Return the marked lines of whole lines, of which the first has this number, and the next number."""
     places: dict[int, int] = {}
-    for marker in markers:
-        at = data.find(marker)
+    for marker in markers_in(block, markers):
+        at = block.find(marker)
         while at >= 0:
-            end = data.find(b"\n", at)
-            end = len(data) if end < 0 else end
-            places[data.rfind(b"\n", 0, at) + 1] = end
-            at = data.find(marker, end)
-    counted = 0
+            end = block.find(b"\n", at)
+            end = len(block) if end < 0 else end
+            places[block.rfind(b"\n", 0, at) + 1] = end
+            at = block.find(marker, end)
+    lines, counted = [], 0
     for begin, end in sorted(places.items()):
-        number += data.count(b"\n", counted, begin)
+        number += block.count(b"\n", counted, begin)
         counted = begin
-        yield number, unwrapped(data[begin:end])
-    return number + data.count(b"\n", counted)
+        lines.append((number, block[begin:end]))
+    return lines, number + block.count(b"\n", counted)
 
 
 def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -196,26 +229,48 @@ def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             pass
 
 
-def joined_lines(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Join lines that a container runtime split: CRI's partial lines, docker's messages of 16 KiB."""
-    begun: dict[bytes, tuple[int, bytes]] = {}
-    for number, line in lines:
-        prefix = _CRI.match(line)
-        if prefix is not None:
-            stream, text, goes_on = prefix["stream"], line[prefix.end() :], prefix["tag"] == b"P"
-        elif line.startswith(b'{"log":') and (message := _docker_message(line)) is not None:
-            stream, text = b"docker", message
-            goes_on = len(text) >= _DOCKER_SPLIT and not text.endswith(b"\n")
-        else:
-            yield number, line
-            continue
-        first, before = begun.pop(stream, (number, b""))
-        text = before + text if before else line if prefix is not None else text
-        if goes_on and len(text) < LONGEST_LINE:
-            begun[stream] = first, text.rstrip(b"\r\n")
-        else:
-            yield first, text
-    yield from begun.values()
+class _LineJoiner:
+    """Joiner of lines that a container runtime split: CRI's partial lines, docker's messages of 16 KiB."""
+
+    def __init__(self) -> None:
+        self._begun: dict[bytes, tuple[int, bytes]] = {}
+        """First line's number and the text so far, by stream."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a split line has not ended yet."""
+        return bool(self._begun)
+
+    def joined(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        """Yield lines with their numbers, split ones as a whole once they end."""
+        for number, line in lines:
+            prefix = _CRI.match(line)
+            if prefix is not None:
+                stream, text, goes_on = prefix["stream"], line[prefix.end() :], prefix["tag"] == b"P"
+            elif line.startswith(b'{"log":') and (message := _docker_message(line)) is not None:
+                stream, text = b"docker", message
+                goes_on = len(text) >= _DOCKER_SPLIT and not text.endswith(b"\n")
+            else:
+                yield number, line
+                continue
+            first, before = self._begun.pop(stream, (number, b""))
+            text = before + text if before else line if prefix is not None else text
+            if goes_on and len(text) < LONGEST_LINE:
+                self._begun[stream] = first, text.rstrip(b"\r\n")
+            else:
+                yield first, text
+
+    def rest(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the split lines that never ended."""
+        yield from self._begun.values()
+
+
+def _has_split_lines(block: bytes) -> bool:
+    """Return whether a container runtime may have split one of these lines."""
+    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    if b'{"log":' in block[:_HEAD] and block.count(_DOCKER_END) < lines:
+        return True
+    return any(tag in block for tag in _CRI_PARTIAL)
 
 
 class _DockerLine(msgspec.Struct):

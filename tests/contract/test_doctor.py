@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.engine import doctor
-from schedtrace.engine.vllm_probe import probe
+from schedtrace.engine.vllm_probe import exit_checks, probe
 
 pytestmark = pytest.mark.vllm
 
@@ -60,3 +60,13 @@ def test_a_process_that_does_not_end_is_given_up(monkeypatch):
     monkeypatch.setattr(doctor, "PROBE_S", 0.01)
     [check] = doctor._probe(None)
     assert (check.name, check.state) == ("exits", "wrong")
+    assert "less busy" in check.advice
+
+
+def test_a_module_that_its_class_needs_is_named(tmp_path, monkeypatch):
+    (tmp_path / "lacking.py").write_text("import not_installed\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    [check] = exit_checks("lacking.Scheduler")
+    assert check.advice == "install not_installed, which lacking imports"
+    [check] = exit_checks("no_such_module.Scheduler")
+    assert check.advice == "give a class, as package.module.Class"

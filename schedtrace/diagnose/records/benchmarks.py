@@ -28,12 +28,30 @@ def described_benchmark(path: str, result: BenchmarkResult) -> WeakRecord:
     )
 
 
-def compare_with_trace(record: WeakRecord, runs: Sequence[RunReport]) -> None:
+def compare_with_trace(
+    record: WeakRecord, runs: Sequence[RunReport], same_file: Sequence[WeakRecord] = ()
+) -> None:
     """Set the engine's latencies beside the client's, if exactly one trial has as many finished requests.
 
     Equal numbers do not prove that the requests are the same; a statement is therefore likely at best.
+
+    Args:
+        record: Result of a benchmark; other records stay as they are.
+        runs: Reports on the traces.
+        same_file: Results in the same file. If two have equal numbers of requests, neither is compared.
     """
     if not record.latencies or record.requests is None:
+        return
+    alike = sum(result.requests == record.requests for result in same_file)
+    if alike > 1:
+        record.notices.append(
+            say(
+                "not compared with a trace: {alike:n benchmark} of this file have {requests:n finished "
+                "request}",
+                alike=alike,
+                requests=record.requests,
+            )
+        )
         return
     trials = [trial for run in runs for trial in run.trials if trial.requests_finished == record.requests]
     if len(trials) != 1:

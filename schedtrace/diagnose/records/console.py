@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import mean, median
 
-from schedtrace.diagnose.records.queue_limits import Moment, queue_statement
+from schedtrace.diagnose.records.queue_limits import Moment, amount, queue_statement
 from schedtrace.model.message import Message
 from schedtrace.model.records import ConsoleSnapshots, Range, ServerStart, Statement
 from schedtrace.model.say import say
-from schedtrace.read.records.console_lines import EngineLines, PeriodicLine
+from schedtrace.read.records.console_lines import EngineLines, PeriodicLine, elapsed_s
 from schedtrace.read.records.vllm_log import ServerLog
 
 LEAST_PACES = 2
@@ -29,7 +29,6 @@ LEAST_UNEVEN = 4
 """Least difference of these means."""
 VLLM_INTERVAL_S = 10.0
 """Time between periodic lines unless ``VLLM_LOG_STATS_INTERVAL`` sets another one."""
-YEAR_S = 366 * 86_400.0
 
 
 def summary(engine: EngineLines) -> ConsoleSnapshots:
@@ -52,7 +51,7 @@ def summary(engine: EngineLines) -> ConsoleSnapshots:
         prefix_cache_hit_frac=lines[-1].prefix_cache_hit_frac,
         external_hit_frac=lines[-1].external_hit_frac,
         preemptions=sum(preemptions) if preemptions else None,
-        acceptance_frac=extent(engine.acceptance_fracs) if engine.acceptance_fracs else None,
+        acceptance_frac=engine.acceptance_frac,
     )
 
 
@@ -68,16 +67,6 @@ def span_s(lines: Sequence[PeriodicLine]) -> float | None:
         return None
     steps = [elapsed_s(before, after) for before, after in pairwise(times)]
     return None if None in steps else sum(step or 0.0 for step in steps)
-
-
-def elapsed_s(before: float | None, after: float | None) -> float | None:
-    """Return the time between two lines, across the end of a year; None if unknown or backwards."""
-    if before is None or after is None:
-        return None
-    elapsed = after - before
-    if elapsed < -YEAR_S / 2:
-        elapsed += YEAR_S
-    return elapsed if elapsed >= 0 else None
 
 
 def console_statements(log: ServerLog) -> Iterator[Statement]:
@@ -100,19 +89,28 @@ def _queue(
     seats = None if start.max_num_seqs is None else start.max_num_seqs * engine.engines
     moments = [
         Moment(
-            line.running, line.waiting_for_capacity, line.kv_cache_usage_frac, line.prompt_tokens_per_s > 0
+            line.running,
+            line.waiting_for_capacity,
+            line.kv_cache_usage_frac,
+            prompts=line.prompt_tokens_per_s > 0,
+            is_idle=line.prompt_tokens_per_s == line.generation_tokens_per_s == 0,
         )
         for line in lines
         if line.waiting_for_capacity > 0
     ]
-    statement = queue_statement(moments, seats=seats, engine_rank=rank, of=len(lines))
+    most_running = max(line.running for line in lines)
+    statement = queue_statement(
+        moments, seats=seats, engine_rank=rank, of=len(lines), most_running=most_running
+    )
     if statement is not None:
         yield statement
     elif any(line.running for line in lines):
         text = say(
-            "No request waits for capacity at any of {snapshots:n snapshot}[, with {running}]: then neither "
-            "seats, KV cache space nor the token budget kept a request in the queue.",
-            snapshots=len(lines),
+            "No request waits for capacity at {snapshots}[, with {running}]: then neither "
+            "seats, KV cache space nor the token budget kept a request in the queue at these times.",
+            snapshots="the only snapshot"
+            if len(lines) == 1
+            else say("any of {count:n} snapshots", count=len(lines)),
             running=_running(lines),
         )
         yield Statement(
@@ -126,15 +124,15 @@ def _queue(
 
 
 def _running(lines: list[PeriodicLine]) -> Message:
-    running = extent([line.running for line in lines])
-    low = int(running.low) if running.low < running.high else None
-    return say("[{low:n} to ]{high:n request} running", low=low, high=int(running.high))
+    return say("{requests} running", requests=amount(extent([line.running for line in lines])))
 
 
 def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]:
     """Compare output tokens a second per running request between snapshots with and without prompts.
 
     Lines with far fewer or more running requests are left out: the size of the batch changes the pace, too.
+    A request that begins or ends within an interval gets fewer tokens. A queue excludes that as the reason:
+    then another request begins where one ends.
     """
     steady = [line for line in lines if line.running > 0 and line.generation_tokens_per_s > 0]
     if not steady:
@@ -149,10 +147,13 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
         return
     if median(beside) > SLOWED_FRAC * median(alone):
         return
+    is_queued = all(line.waiting_for_capacity > 0 for line in steady)
     text = say(
-        "Prefills probably slow down decodes: a running request gets {beside_low:n} to {beside_high:n} "
-        "output tokens/s in {with_prompts:n snapshot} with prompts, and {alone_low:n} to {alone_high:n} in "
-        "{without:n} without.",
+        "Prefills {may} slow down decodes: a running request gets {beside_low:n} to {beside_high:n} output "
+        "tokens/s in {with_prompts:n snapshot} with prompts, and {alone_low:n} to {alone_high:n} in "
+        "{without:n} without[{may_differ:?}. Requests that begin or end within an interval look the same].",
+        may="probably" if is_queued else "may",
+        may_differ=not is_queued,
         beside_low=min(beside),
         beside_high=max(beside),
         with_prompts=len(beside),
@@ -162,7 +163,7 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
     )
     yield Statement(
         code="decodes-slowed-by-prefills",
-        certainty="likely",
+        certainty="likely" if is_queued else "possible",
         at=len(beside),
         snapshots=len(beside) + len(alone),
         engine_rank=rank,
@@ -221,8 +222,12 @@ def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) ->
 
 def interval_s(lines: Sequence[PeriodicLine]) -> float | None:
     """Return the shortest time between lines, because pauses lengthen others; None if too few have times."""
-    steps = [step for before, after in pairwise(lines) if (step := elapsed_s(before.at_s, after.at_s))]
-    return min(steps, default=None)
+    return min(intervals_s(lines), default=None)
+
+
+def intervals_s(lines: Sequence[PeriodicLine]) -> list[float]:
+    """Return the times between consecutive lines that both have a time stamp."""
+    return [step for before, after in pairwise(lines) if (step := elapsed_s(before.at_s, after.at_s))]
 
 
 def _counted(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]:

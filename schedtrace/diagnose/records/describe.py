@@ -5,10 +5,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from schedtrace.diagnose.records.benchmarks import described_benchmark
-from schedtrace.diagnose.records.console import console_statements, interval_s, summary
+from schedtrace.diagnose.records.console import SIMILAR, console_statements, intervals_s, summary
 from schedtrace.diagnose.records.failures import failure_statements
 from schedtrace.diagnose.records.metrics import engine_metrics, is_window, metrics_statements
 from schedtrace.errors import InputError
+from schedtrace.model.message import Message
 from schedtrace.model.records import ServerStart, Statement, WeakRecord
 from schedtrace.model.say import say
 from schedtrace.read import iteration_log
@@ -91,10 +92,9 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
     """Return the statements that the log of one server supports."""
     statements = [*failure_statements(log), *console_statements(log)]
     engines = [summary(engine) for engine in log.engines]
-    intervals = [interval_s(list(engine.snapshots)) for engine in log.engines]
     lacks = say(
-        "Periodic lines are snapshots[, {interval:s} apart]: they do not show {facts}.",
-        interval=min(filter(None, intervals), default=None),
+        "Periodic lines are snapshots[, {apart} apart]: they do not show {facts}.",
+        apart=_apart(log),
         facts=_CANNOT,
     )
     return WeakRecord(
@@ -110,6 +110,17 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
         commands=_log_commands(log),
         notices=[say("{notice}", notice=notice) for notice in log.notices],
     )
+
+
+def _apart(log: ServerLog) -> Message | None:
+    """Return the times between periodic lines; None if they are unknown."""
+    steps = [step for engine in log.engines for step in intervals_s(list(engine.snapshots))]
+    if not steps:
+        return None
+    usual, longest = min(steps), max(steps)
+    if longest <= SIMILAR * usual:
+        return say("{usual:s}", usual=usual)
+    return say("{usual:s} to {longest:s}", usual=usual, longest=longest)
 
 
 def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:

@@ -129,7 +129,8 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
     A single moment cannot show that the number of running requests is constant. If the KV cache has room,
     another limit applies, but the dump does not show which.
     """
-    moments, seen = [], 0
+    moments, seen, window = [], 0, engine.window
+    is_idle = window is not None and window.generation_tokens == window.prompt_tokens == 0
     for dump in dumps:
         for values in (
             each.values for each in dump.engines if (each.engine, each.model) == (engine.engine, engine.model)
@@ -139,7 +140,13 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
             usage = values.get("kv_cache_usage_perc", values.get("gpu_cache_usage_perc"))
             if waiting:
                 moments.append(
-                    Moment(round(values["num_requests_running"]), round(waiting), usage, prompts=False)
+                    Moment(
+                        round(values["num_requests_running"]),
+                        round(waiting),
+                        usage,
+                        prompts=None,
+                        is_idle=is_idle,
+                    )
                 )
     statement = queue_statement(moments, seats=None, engine_rank=rank, of=seen, noun="dump")
     if statement is None:
@@ -153,13 +160,14 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
             )
         return
     usages = [moment.kv_cache_usage_frac for moment in moments]
-    has_room = all(usage is not None and usage < HALF_FULL for usage in usages)
+    runs = all(moment.running for moment in moments)
+    has_room = runs and all(usage is not None and usage < HALF_FULL for usage in usages)
     if statement.code == "unexplained-queue" and has_room:
         statement.code, statement.certainty = "seats-or-budget", "likely"
         statement.text = say(
             "{waiting:n request} {verb} waiting for capacity while {running:n} {runs} running, and the KV "
             "cache has room (usage {usage:%}). The probable limit is a seat ({seats:setting}) or, while "
-            "prompts are computed, the token budget.",
+            "prompts are computed, the token budget. A paused scheduler looks the same.",
             waiting=moments[-1].waiting,
             verb="is" if moments[-1].waiting == 1 else "are",
             running=moments[-1].running,

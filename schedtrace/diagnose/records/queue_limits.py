@@ -13,10 +13,12 @@ NEARLY_FULL = 0.9
 """KV cache usage from which the next request is probably refused for lack of blocks."""
 HALF_FULL = 0.5
 """KV cache usage up to which the cache is not the probable limit: even a large request would fit."""
+NEARLY_ALL = 0.8
+"""Share of the seats from which all may have been taken: vLLM counts after requests have finished."""
 LEAST_EQUAL = 3
 """Snapshots with a queue that must show the same number of running requests to suggest a limit on it."""
 
-Limit = Literal["kv", "some_kv", "seats", "both", "prompts", "none_run", "unknown"]
+Limit = Literal["kv", "some_kv", "seats", "both", "prompts", "none_run", "several", "unknown"]
 
 
 class Moment(NamedTuple):
@@ -25,12 +27,20 @@ class Moment(NamedTuple):
     running: int
     waiting: int
     kv_cache_usage_frac: float | None
-    prompts: bool
-    """Whether prompts were computed at about this moment."""
+    prompts: bool | None
+    """Whether prompts were computed at about this moment; None: the record does not say."""
+    is_idle: bool
+    """Whether no token was computed at about this moment, as far as the record shows."""
 
 
 def queue_statement(
-    moments: Sequence[Moment], *, seats: int | None, engine_rank: int | None, of: int, noun: str = "snapshot"
+    moments: Sequence[Moment],
+    *,
+    seats: int | None,
+    engine_rank: int | None,
+    of: int,
+    noun: str = "snapshot",
+    most_running: int = 0,
 ) -> Statement | None:
     """Return a statement about what requests waited for at these moments; None if no request waited.
 
@@ -40,25 +50,29 @@ def queue_statement(
         engine_rank: Engine that the statement names.
         of: Number of all moments, with a queue or without.
         noun: What a moment is.
+        most_running: Largest number of running requests, with a queue or without.
     """
     if not moments:
         return None
     constant = len(moments) >= LEAST_EQUAL and len({moment.running for moment in moments}) == 1
     limits = Counter(_limit(moment, seats, constant=constant) for moment in moments)
     limit, at = limits.most_common(1)[0]
-    if limit == "unknown" or 2 * at <= len(moments):
+    if limit == "unknown" or 2 * at <= len(moments) or (limit == "prompts" and limits.keys() & _SURER):
         limit, at = "unknown", len(moments)
+    candidates = _candidates(limit, moments, seats, max(most_running, *(each.running for each in moments)))
+    if len(candidates) > 1:
+        limit = "several"
     running, usage = _range([moment.running for moment in moments]), _usage(moments)
     waiting = _range([moment.waiting for moment in moments])
     counted = say(
         "in {queued} {noun}, {waiting} {verb} waiting[ and {running}][; KV cache usage is {usage}]",
         queued=_out_of(len(moments), of),
         noun=noun if of == 1 else f"{noun}s",
-        waiting=_amount(waiting, "request"),
+        waiting=amount(waiting),
         verb="is" if waiting.high == 1 else "are",
         running=say(
             "{running} {verb} running",
-            running=_amount(running, ""),
+            running=amount(running, noun=""),
             verb="is" if running.high == 1 else "are",
         ),
         usage=None if usage is None else _share(usage),
@@ -68,6 +82,7 @@ def queue_statement(
         "counted": counted,
         "shown": say("in {at:n} of these {all:n}", at=at, all=len(moments)) if len(moments) > 1 else None,
         "seats": seats,
+        "candidates": f"{', '.join(candidates[:-1])} or {candidates[-1]}" if candidates else None,
         "constant": None if seats is not None else round(running.high),
         "setting": "max_num_seqs",
         "full": sum((moment.kv_cache_usage_frac or 0) >= NEARLY_FULL for moment in moments),
@@ -87,6 +102,26 @@ def queue_statement(
     )
 
 
+_SURER: frozenset[Limit] = frozenset({"kv", "both"})
+"""Limits that prompts being computed do not make unlikely."""
+
+
+def _candidates(limit: Limit, moments: Sequence[Moment], seats: int | None, most_running: int) -> list[str]:
+    """Return what requests may wait for where the moments suggest a limit that is possible only.
+
+    If the limit on running requests is unknown, it is at least the largest number of them.
+    """
+    if limit not in {"some_kv", "prompts"}:
+        return []
+    candidates = ["KV cache space"] if limit == "some_kv" else []
+    near = sum(moment.running >= NEARLY_ALL * (seats or most_running) for moment in moments)
+    if 2 * near > len(moments):
+        candidates.append("a seat")
+    if any(moment.prompts is not False for moment in moments):
+        candidates.append("the token budget")
+    return candidates
+
+
 def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
     """Return the limit that requests probably wait for at a moment.
 
@@ -94,8 +129,8 @@ def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
     refuses a request.
     """
     usage = moment.kv_cache_usage_frac
-    if moment.running == 0:
-        return "none_run"
+    if moment.running == 0:  # between two steps, none may run although the next step admits the first one
+        return "none_run" if moment.is_idle else "unknown"
     if seats is not None and moment.running >= seats:
         return "seats"
     if usage is None:
@@ -166,6 +201,11 @@ _WORDINGS: dict[Limit, _Wording] = {
         "Prompts may be waiting for earlier prompts, that is, for token budget: {counted}; prompts are "
         "being computed[ {shown}], and nothing suggests another limit.",
     ),
+    "several": _Wording(
+        "several-limits",
+        "possible",
+        "Requests may wait for {candidates}, which this record cannot tell apart: {counted}.",
+    ),
     "unknown": _Wording(
         "unexplained-queue",
         "recorded",
@@ -183,11 +223,11 @@ def _usage(moments: Sequence[Moment]) -> Range | None:
     return _range(usages) if usages else None
 
 
-def _amount(amount: Range, noun: str) -> Message:
-    low = int(amount.low) if amount.low < amount.high else None
-    if noun:
-        return say("[{low:n} to ]{high:n request}", low=low, high=int(amount.high))
-    return say("[{low:n} to ]{high:n}", low=low, high=int(amount.high))
+def amount(range_: Range, noun: str = "request") -> Message:
+    """Return the smallest and the largest of some counts, or the only one, with a noun if it has any."""
+    low, high = int(range_.low), int(range_.high)
+    counted = say("{high:n request}", high=high) if noun else say("{high:n}", high=high)
+    return counted if low == high else say("{low:n} to {counted}", low=low, counted=counted)
 
 
 def _out_of(number: int, total: int) -> Message:
@@ -199,5 +239,6 @@ def _out_of(number: int, total: int) -> Message:
 
 
 def _share(share: Range) -> Message:
-    low = share.low if share.low < share.high else None
-    return say("[{low:%} to ]{high:%}", low=low, high=share.high)
+    if round(share.low, 2) == round(share.high, 2):
+        return say("{high:%}", high=share.high)
+    return say("{low:%} to {high:%}", low=share.low, high=share.high)

@@ -1,7 +1,7 @@
 """Results of benchmarks: the latencies that a client measured.
 
 ``vllm bench serve --save-result`` (milliseconds, flat), AIPerf's ``profile_export_aiperf.json`` (a unit
-beside each metric), GuideLLM (``successful`` below each metric) and inference-perf (seconds).
+beside each metric), GuideLLM (``successful`` below each metric of each benchmark), inference-perf (seconds).
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from schedtrace.errors import InputError
+from schedtrace.model.printable import shortened
 from schedtrace.model.records import ClientLatency
 from schedtrace.read.file_sample import FileSample
 from schedtrace.read.lines import reading
@@ -22,6 +23,9 @@ LARGEST = 2**28
 """Maximum bytes of a result, which is read at once: lists of every token's latency are large."""
 LARGEST_VALUE = 1e9
 """Largest latency that is believed, in its own unit."""
+MOST_BENCHMARKS = 1000
+"""Maximum number of benchmarks in a file that are read."""
+LONGEST_NAME = 40
 Fields = Mapping[str, Any]
 
 
@@ -30,6 +34,7 @@ class BenchmarkResult:
     """What a benchmark's client measured."""
 
     program: str
+    """Program and, of several benchmarks in a file, which of them."""
     requests: int | None
     """Finished requests."""
     latencies: list[ClientLatency] = field(default_factory=list)
@@ -52,7 +57,8 @@ def read_benchmark_result(path: Path) -> list[BenchmarkResult]:
     if not isinstance(fields, dict):
         msg = f"{path}: expected one result of a benchmark"
         raise InputError(msg)
-    return [next(read(fields) for matches, read in _PROGRAMS if matches(fields))]
+    results = next(read(fields) for matches, read in _PROGRAMS if matches(fields))
+    return results if isinstance(results, list) else [results]
 
 
 def _bench_serve(fields: Fields) -> BenchmarkResult:
@@ -87,14 +93,18 @@ def _aiperf(fields: Fields) -> BenchmarkResult:
     )
 
 
-def _guidellm(fields: Fields) -> BenchmarkResult:
+def _guidellm(fields: Fields) -> list[BenchmarkResult]:
     runs = [run for run in fields["benchmarks"] if isinstance(run, dict)]
-    if len(runs) != 1:
-        notice = (
-            f"it holds {len(runs):,} benchmarks, of which a trace shows one: their latencies are left out"
-        )
-        return BenchmarkResult("GuideLLM", None, notices=[notice])
-    metrics = _fields(runs[0].get("metrics"))
+    if len(runs) <= 1:
+        return [_guidellm_run(run, "GuideLLM") for run in runs]
+    return [
+        _guidellm_run(run, f"GuideLLM, benchmark {place} of {len(runs)}{_strategy(run)}")
+        for place, run in enumerate(runs[:MOST_BENCHMARKS], start=1)
+    ]
+
+
+def _guidellm_run(run: Fields, program: str) -> BenchmarkResult:
+    metrics = _fields(run.get("metrics"))
     names = {
         "ttft": ("time_to_first_token_ms", 1.0),
         "tpot": ("inter_token_latency_ms", 1.0),
@@ -106,10 +116,23 @@ def _guidellm(fields: Fields) -> BenchmarkResult:
         statistics = {**successful, "p99": _fields(successful.get("percentiles")).get("p99")}
         latencies.append(_latency(metric, statistics, mean="mean", p50="median", p99="p99", to_ms=to_ms))
     totals = _fields(metrics.get("request_totals"))
-    return BenchmarkResult("GuideLLM", _count(totals.get("successful")), _known(latencies))
+    return BenchmarkResult(program, _count(totals.get("successful")), _known(latencies))
 
 
-_PROGRAMS: tuple[tuple[Callable[[Fields], bool], Callable[[Fields], BenchmarkResult]], ...] = (
+def _strategy(run: Fields) -> str:
+    """Return how a benchmark sent its requests, in parentheses: `` (constant, 5)``."""
+    strategy = _fields(_fields(run.get("config")).get("strategy") or _fields(run.get("args")).get("strategy"))
+    kind = strategy.get("type_")
+    if not isinstance(kind, str):
+        return ""
+    numbers = (strategy.get(name) for name in ("rate", "streams", "max_concurrency"))
+    amount = next((number for number in numbers if _milliseconds(number, 1.0) is not None), None)
+    return f" ({shortened(kind, LONGEST_NAME)}{'' if amount is None else f', {amount:.3g}'})"
+
+
+_PROGRAMS: tuple[
+    tuple[Callable[[Fields], bool], Callable[[Fields], BenchmarkResult | list[BenchmarkResult]]], ...
+] = (
     (lambda fields: fields.keys() >= {"completed", "total_input_tokens", "request_throughput"}, _bench_serve),
     (lambda fields: fields.keys() >= {"load_summary", "successes"}, _inference_perf),
     (lambda fields: isinstance(fields.get("benchmarks"), list), _guidellm),

@@ -8,19 +8,27 @@ engine; a line that sums up several engines begins with ``2 Engines Aggregated:`
 
 import re
 from collections import deque
-from datetime import datetime
+from datetime import date
+from functools import lru_cache
 from typing import NamedTuple
+
+from schedtrace.model.records import Range
 
 SNAPSHOT_MARKER = b"Avg generation throughput: "
 ACCEPTANCE_MARKER = b"SpecDecoding metrics: "
 MOST_SNAPSHOTS = 100_000
-"""Maximum number of lines of an engine that are kept, the latest ones: eleven days."""
+"""Maximum number of a file's lines that are kept, the latest of each engine: of a single engine six days or
+more.
+"""
+_FIRST_FIGURE = "Avg prompt throughput: "
 _SNAPSHOT = re.compile(
-    r"(?:(?P<many>\d{1,6}) Engines Aggregated: |Engine (?P<engine>\d{1,6}): )?"
     r"Avg prompt throughput: (?P<prompt>\d{1,12}(?:\.\d{1,6})?) tokens/s, "
     r"Avg generation throughput: (?P<generation>\d{1,12}(?:\.\d{1,6})?) tokens/s, "
     r"Running: (?P<running>\d{1,9}) reqs, Waiting: (?P<waiting>\d{1,9}) reqs(?P<rest>[^\n]{0,1000})"
 )
+_ENGINE = re.compile(r"(?:(?P<many>\d{1,6}) Engines Aggregated: |Engine (?P<engine>\d{1,6}): )$")
+"""What stands before the first figure."""
+_LONGEST_ENGINE = 40
 _DEFERRED = re.compile(r"\bDeferred: (\d{1,9}) reqs")
 _PREEMPTIONS = re.compile(r"\bPreemptions: (\d{1,9})")
 _KV_USAGE = re.compile(r"\bKV cache usage: (\d{1,3}(?:\.\d{1,6})?)%")
@@ -31,6 +39,8 @@ _ACCEPTANCE = re.compile(
 )
 V0 = re.compile(r"Running: \d+ reqs, Swapped: \d+ reqs, Pending: \d+ reqs")
 _LOG_TIME = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
+_LAST_HOUR, _LAST_MINUTE = 23, 59
+_YEAR_S = 366 * 86_400.0
 _PREFIX = 400
 """Characters before a line's message in which its time is searched."""
 
@@ -62,12 +72,13 @@ class EngineLines:
     def __init__(self, engine_rank: int | None, engines: int) -> None:
         self.engine_rank = engine_rank
         self.engines = engines
-        self.snapshots: deque[PeriodicLine] = deque(maxlen=MOST_SNAPSHOTS)
+        self.snapshots: deque[PeriodicLine] = deque()
         self.lines = 0
         """Number of lines, including those that are not kept."""
         self.repeats = 0
         """Number of lines that were there before."""
-        self.acceptance_fracs: deque[float] = deque(maxlen=MOST_SNAPSHOTS)
+        self.acceptance_frac: Range | None = None
+        """Smallest and largest share of draft tokens that were accepted."""
 
     def add(self, snapshot: PeriodicLine) -> None:
         """Add a line, unless it repeats the one before: a pasted log often has the same line twice."""
@@ -77,29 +88,41 @@ class EngineLines:
         self.lines += 1
         self.snapshots.append(snapshot)
 
+    def add_acceptance(self, frac: float) -> None:
+        """Add a line's share of draft tokens that were accepted."""
+        so_far = self.acceptance_frac or Range(frac, frac)
+        self.acceptance_frac = Range(min(so_far.low, frac), max(so_far.high, frac))
 
-def snapshot_in(line: str) -> tuple[int | None, int, PeriodicLine, int] | None:
-    """Return rank, number of engines, content and place of a periodic line; None if the line is none."""
-    match = _SNAPSHOT.search(line)
+    def keep_latest(self, lines: int) -> None:
+        """Drop all but so many lines."""
+        while len(self.snapshots) > lines:
+            self.snapshots.popleft()
+
+
+def snapshot_in(line: str) -> tuple[int | None, int, PeriodicLine] | None:
+    """Return rank, number of engines and content of a periodic line; None if the line is none."""
+    begin = line.find(_FIRST_FIGURE)
+    match = _SNAPSHOT.match(line, begin) if begin >= 0 else None
     if match is None:
         return None
-    rest = match["rest"]
-    deferred, preemptions = _DEFERRED.search(rest), _PREEMPTIONS.search(rest)
+    engine = _ENGINE.search(line, max(0, begin - _LONGEST_ENGINE), begin)
+    many, rank = engine.groups() if engine is not None else (None, None)
+    prompt, generation, running, waiting, rest = match.groups()
+    deferred = _DEFERRED.search(rest) if "Deferred" in rest else None
+    preemptions = _PREEMPTIONS.search(rest) if "Preemptions" in rest else None
     snapshot = PeriodicLine(
-        at_s=time_in(line[: match.start()]),
-        prompt_tokens_per_s=float(match["prompt"]),
-        generation_tokens_per_s=float(match["generation"]),
-        running=int(match["running"]),
-        waiting=int(match["waiting"]),
+        at_s=time_in(line[:begin]),
+        prompt_tokens_per_s=float(prompt),
+        generation_tokens_per_s=float(generation),
+        running=int(running),
+        waiting=int(waiting),
         deferred=int(deferred[1]) if deferred else None,
         kv_cache_usage_frac=_fraction(_KV_USAGE, rest),
         prefix_cache_hit_frac=_fraction(_HIT_RATE, rest),
-        external_hit_frac=_fraction(_EXTERNAL, rest),
+        external_hit_frac=_fraction(_EXTERNAL, rest) if "External" in rest else None,
         preemptions=int(preemptions[1]) if preemptions else None,
     )
-    many = int(match["many"] or 1)
-    rank = None if match["many"] else int(match["engine"] or 0)
-    return rank, many, snapshot, match.start()
+    return None if many else int(rank or 0), int(many or 1), snapshot
 
 
 def acceptance_in(line: str) -> float | None:
@@ -116,11 +139,29 @@ def time_in(prefix: str) -> float | None:
     if not times:
         return None
     month, day, hour, minute, second = map(int, times[-1])
+    days = _days_before(month, day)
+    if days is None or hour > _LAST_HOUR or max(minute, second) > _LAST_MINUTE:
+        return None
+    return ((days * 24 + hour) * 60 + minute) * 60.0 + second
+
+
+def elapsed_s(before: float | None, after: float | None) -> float | None:
+    """Return the time between two lines, across the end of a year; None if unknown or backwards."""
+    if before is None or after is None:
+        return None
+    elapsed = after - before
+    if elapsed < -_YEAR_S / 2:
+        elapsed += _YEAR_S
+    return elapsed if elapsed >= 0 else None
+
+
+@lru_cache(366)
+def _days_before(month: int, day: int) -> int | None:
+    """Return the number of days from 1 January of a leap year to a day; None if no year has it."""
     try:
-        moment = datetime(2000, month, day, hour, minute, second)  # noqa: DTZ001  # differences only
+        return (date(2000, month, day) - date(2000, 1, 1)).days
     except ValueError:
         return None
-    return (moment - datetime(2000, 1, 1)).total_seconds()  # noqa: DTZ001  # likewise
 
 
 def _fraction(pattern: re.Pattern[str], text: str) -> float | None:

@@ -11,14 +11,19 @@ MARKERS = (
     b"encountered a fatal error",
     b"hit an exception.",
     b"died unexpectedly",
+    b"EngineCore hit an exception",
+    b"engine_core = EngineCoreProc(",
     b"EngineDeadError",
     b"Error: ",
     b"Exception: ",
 )
 _START_FAILED = re.compile(r"(?:EngineCore|WorkerProc) failed to start\.|Engine core initialization failed")
 _SERVING_FAILED = re.compile(
-    r"EngineCore encountered a fatal error|WorkerProc hit an exception\.|\bEngineDeadError\b"
+    r"EngineCore (?:encountered a fatal error|hit an exception)|WorkerProc hit an exception\."
+    r"|\bEngineDeadError\b"
 )
+_IN_START = "engine_core = EngineCoreProc("
+"""Code in the traceback of a start that failed. Releases up to 0.8.4 announce it as any other failure."""
 _WORKER_DIED = re.compile(
     r"Worker proc (?P<name>[\w-]{1,100}) died unexpectedly(?P<code> \(exit code: [^)]{1,20}\))?"
 )
@@ -52,6 +57,8 @@ class FailureLines:
             self._announce("start", number)
         elif _SERVING_FAILED.search(line):
             self._announce("serving", number)
+        elif _IN_START in line and self._stage is not None and number - self._stage_line < NEAR:
+            self._stage = "start"
         error = _ERROR.search(line)
         if error is None or _CONSEQUENCE.search(error["error"]) or self._is_first_after:
             return

@@ -12,12 +12,17 @@ from schedtrace.model.records import DumpedRequest, DumpedStep
 OUTPUT_MARKER, STATS_MARKER = b"SchedulerOutput(scheduled_new_reqs=", b"SchedulerStats(num_running_reqs="
 _OUTPUT = re.compile(r"SchedulerOutput\(scheduled_new_reqs=")
 _TOTAL = re.compile(r"\btotal_num_scheduled_tokens=(\d{1,12})\b")
-_SCHEDULED = re.compile(r"\), num_scheduled_tokens=\{([^{}]*)\}")
+_SCHEDULED = re.compile(r"\)?\]?, num_scheduled_tokens=\{([^{}]*)\}")
 _NEW = re.compile(
     r"NewRequestData\(req_id=(?P<id>[^,]{1,1000}), ?prompt_token_ids_len=(?P<prompt>\d{1,12}|None)"
     r".*?num_computed_tokens=(?P<computed>\d{1,12})",
 )
 _CACHED = re.compile(r"CachedRequestData\(req_ids=\[(?P<ids>[^\]]*)\](?P<rest>.*?)\), num_scheduled_tokens=")
+_CACHED_ALONE = re.compile(
+    r"CachedRequestData\(req_id=(?P<id>[^,]{1,1000}), resumed_from_preemption=(?P<resumed>\w{4,5}), "
+    r"[^()]*?num_computed_tokens=(?P<computed>\d{1,12})\)"
+)
+"""Releases up to 0.9.1 have one such object for each request."""
 _COMPUTED = re.compile(r"num_computed_tokens=\[([\d, ]*)\]")
 _RESUMED = re.compile(r"resumed_req_ids=(?:set\(\)|[\[{]([^\]}]*)[\]}])")
 _RESUMED_FLAGS = re.compile(r"resumed_from_preemption=\[([^\]]*)\]")
@@ -98,11 +103,13 @@ def _cached(text: str) -> tuple[dict[str, int], set[str]]:
     """Return the computed tokens of the requests that were scheduled before, and which of them resume."""
     cached = _CACHED.search(text)
     if cached is None:
-        return {}, set()
+        alone = [(match["id"].strip(" '\""), match) for match in _CACHED_ALONE.finditer(text)]
+        resumed = {name for name, match in alone if match["resumed"].lower() == "true"}
+        return {name: int(match["computed"]) for name, match in alone}, resumed
     ids, rest = _ids(cached["ids"]), cached["rest"] + ")"
     counts = _COMPUTED.search(rest)
     computed = [int(count) for count in counts[1].split(",") if count.strip()] if counts else []
-    resumed: set[str] = set()
+    resumed = set()
     if names := _RESUMED.search(rest):
         resumed = set(_ids(names[1] or ""))
     elif flags := _RESUMED_FLAGS.search(rest):

@@ -49,6 +49,8 @@ class StartLines:
 
     def begins(self, line: str) -> bool:
         """Return whether a line is one of the first of a start."""
+        if not any(marker in line for marker in _MARKED):
+            return False
         if _VERSION.search(line) or _ARGUMENTS.search(line):
             return True
         engine = _ENGINE.search(line)
@@ -112,9 +114,7 @@ def arguments_in(text: str) -> dict[str, object] | None:
     try:
         parsed = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        plain = re.findall(
-            r"'([a-z]\w{0,80})': ('[^'\\]{0,500}'|-?\d+(?:\.\d+)?|True|False|None)(?=[,}])", text
-        )
+        plain = _PLAIN.findall(text)
         return {name: ast.literal_eval(value) for name, value in plain} or None
     if not isinstance(parsed, dict):
         return None

@@ -30,7 +30,13 @@ _ALSO = (
     *failure_lines.MARKERS,
 )
 """Lines that belong to it, but occur in other files, too."""
-_START_FAILED = re.compile(r"EngineCore failed to start\.|Engine core initialization failed")
+_FAILURES = (
+    b"EngineCore failed to start.",
+    b"Engine core initialization failed",
+    b"EngineCore hit an exception",
+    b"EngineCore encountered a fatal error",
+)
+"""Lines about a failure that only vLLM writes."""
 _SOURCE = re.compile(r"^(?:\[pod/(?P<pod>[^\]\s]{1,300})\] |(?P<container>[\w.-]{1,100}) +\| )")
 """Prefixes with which ``kubectl logs --prefix`` and ``docker compose logs`` name where a line is from."""
 _LINE_TIME = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d")
@@ -84,7 +90,7 @@ class _Server:
     def take(self, number: int, line: str) -> None:
         """Take what a line says."""
         if (snapshot := snapshot_in(line)) is not None:
-            rank, engines, content, _ = snapshot
+            rank, engines, content = snapshot
             self._latest = self.engines.setdefault(rank, EngineLines(rank, engines))
             self._latest.add(content)
         elif (step := step_in(line)) is not None:
@@ -92,7 +98,7 @@ class _Server:
         elif self._step is not None and take_stats(line, self._step):
             pass
         elif self._latest is not None and (acceptance := acceptance_in(line)) is not None:
-            self._latest.acceptance_fracs.append(acceptance)
+            self._latest.add_acceptance(acceptance)
         elif _WORKER_WAIT in line:
             self._worker_waits += 1
         elif not self.start.take(line):
@@ -102,12 +108,7 @@ class _Server:
         """Return what was read."""
         engines = sorted(self.engines.values(), key=lambda engine: engine.engine_rank or 0)
         repeats = sum(engine.repeats for engine in engines)
-        cut = sum(engine.lines > len(engine.snapshots) for engine in engines)
         notices = [f"{repeats:,} repeated periodic lines are left out"] if repeats else []
-        if cut:
-            notices.append(
-                f"only the latest {console_lines.MOST_SNAPSHOTS:,} periodic lines of an engine count"
-            )
         return ServerLog(
             source=self.source,
             start=self.start.facts,
@@ -131,7 +132,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     servers: dict[str | None, _Server] = {}
     logs: list[ServerLog] = []
     left_out = 0
-    for number, whole_line in marked_lines(path, _OWN_MARKERS + _ALSO):
+    for place, (number, whole_line) in enumerate(marked_lines(path, _OWN_MARKERS + _ALSO), start=1):
         prefix = _SOURCE.match(whole_line)
         source = None if prefix is None else prefix["pod"] or prefix["container"]
         line = whole_line[: quoted_from(whole_line)]
@@ -145,8 +146,15 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
                 continue
             server = servers[source] = _Server(source)
         server.take(number, line)
+        if place % (console_lines.MOST_SNAPSHOTS // 2) == 0:
+            _keep_latest(
+                [engine for log in logs for engine in log.engines]
+                + [engine for server in servers.values() for engine in server.engines.values()]
+            )
     logs += [server.log() for server in servers.values()]
     logs = [log for log in logs if not log.is_empty]
+    for log in logs:
+        log.notices += _about_dropped_lines(log)
     if not logs:
         msg = f"{path}: not one line of vLLM's log is understood"
         raise InputError(msg)
@@ -154,6 +162,19 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
         logs[0].last_s = _last_time(path)
     logs[0].notices += _about_the_file(path, left_out)
     return logs
+
+
+def _keep_latest(engines: list[EngineLines]) -> None:
+    """Drop old lines: the others are at most half of ``MOST_SNAPSHOTS``, equally many of each engine."""
+    for engine in engines:
+        engine.keep_latest(console_lines.MOST_SNAPSHOTS // 2 // len(engines))
+
+
+def _about_dropped_lines(log: ServerLog) -> Iterator[str]:
+    lines = sum(engine.lines for engine in log.engines)
+    latest = sum(len(engine.snapshots) for engine in log.engines)
+    if latest < lines:
+        yield f"the file is long: only the latest {latest:,} of {lines:,} periodic lines count"
 
 
 def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
@@ -178,7 +199,8 @@ def _last_time(path: Path) -> float | None:
 def is_vllm_log(sample: FileSample) -> bool:
     """Return whether a block has a periodic line, a dumped step, or lines of a start or of its failure."""
     if sample.is_binary or not any(marker.decode() in sample.text for marker in _OWN_MARKERS):
-        return not sample.is_binary and not sample.is_json and bool(_START_FAILED.search(sample.text))
+        is_text = not sample.is_binary and not sample.is_json
+        return is_text and any(failure in sample.content for failure in _FAILURES)
     markers = [marker.decode() for marker in _OWN_MARKERS]
     for line in sample.lines:
         if any(marker in line for marker in markers):
@@ -194,5 +216,5 @@ READER = RecordReader(
     matches=is_vllm_log,
     read=read_vllm_log,
     samples=("12-console-v1.log", "14-scheduler-dump-k8s.log"),
-    markers=(*_OWN_MARKERS, b"Engine core initialization failed"),
+    markers=(*_OWN_MARKERS, *_FAILURES),
 )

@@ -69,6 +69,18 @@ def test_the_public_metrics():
     assert [code for code, *_ in said(shown)] == ["seats-or-budget", "time-computing", "preemptions"]
 
 
+def test_a_range_that_begins_at_zero_has_both_ends(record):
+    shown = record(every_10_s({"running": 20}, {"running": 0, "output": 0.0}, {"running": 6}))
+    assert "with 0 to 20 requests running" in plain(shown.statements[0].text)
+    waiting = record(every_10_s(*({"running": 2, "waiting": 1, "kv": kv} for kv in (0, 10, 30, 60))))
+    assert "KV cache usage is 0 % to 60 %" in plain(waiting.statements[0].text)
+
+
+def test_uneven_times_between_lines_are_a_range(record):
+    shown = record("\n".join(periodic(at) for at in (0, 3, 4, 32)))
+    assert "1,000 ms to 28.0 s apart" in plain(shown.cannot_tell)
+
+
 @pytest.mark.parametrize(
     ("lines", "statement"),
     [
@@ -85,13 +97,15 @@ def test_the_public_metrics():
         ([{"running": 8, "waiting": 3, "kv": 70}] * 3, ("seats-or-kv-cache", "possible", 3, 3)),
         (
             [{"running": 5 + at, "waiting": 3, "kv": 70} for at in range(3)],
-            ("kv-cache-possible", "possible", 3, 3),
+            ("several-limits", "possible", 3, 3),
         ),
         ([{"running": 8, "waiting": 3, "kv": 95}] * 3, ("seats-or-kv-cache", "possible", 3, 3)),
-        # prompts are being computed, nothing else shows
+        # between two steps none runs, although the next one is admitted
+        ([{"running": 0, "waiting": 3, "kv": 0, "output": 80}] * 3, ("unexplained-queue", "recorded", 3, 3)),
+        # prompts are being computed: for the token budget, or for a seat, of which the log does not say
         (
-            [{"running": 5 + at, "waiting": 3, "kv": 20, "prompt": 900} for at in range(4)],
-            ("prompts-pending", "possible", 4, 4),
+            [{"running": 7 + at, "waiting": 3, "kv": 20, "prompt": 900} for at in range(4)],
+            ("several-limits", "possible", 4, 4),
         ),
         (
             [{"running": 5 + at, "waiting": 3, "kv": 20} for at in range(4)],
@@ -116,7 +130,8 @@ def test_what_requests_wait_for(record, lines, statement):
     [
         (64, 20, ("seats-taken", "likely", 2, 2)),
         (64, 70, ("seats-taken", "likely", 2, 2)),
-        (63, 70, ("kv-cache-possible", "possible", 2, 2)),
+        (40, 70, ("kv-cache-possible", "possible", 2, 2)),
+        (63, 70, ("several-limits", "possible", 2, 2)),
         (64, 95, ("seats-taken", "likely", 2, 2)),
         (20, 95, ("kv-cache-full", "likely", 2, 2)),
     ],
@@ -125,6 +140,35 @@ def test_the_start_names_the_seats(record, running, kv, statement):
     shown = record(START + every_10_s(*[{"running": running, "waiting": 3, "kv": kv}] * 2))
     assert said(shown)[0] == statement
     assert shown.server.max_num_seqs == 64
+
+
+@pytest.mark.parametrize(
+    ("running", "kv", "statement"),
+    [
+        ((30, 40, 50), 20, ("prompts-pending", "possible", 3, 3)),
+        ((30, 40, 50), 70, ("several-limits", "possible", 3, 3)),
+        ((50, 52, 58), 20, ("several-limits", "possible", 3, 3)),  # just before, all 64 may have been taken
+        ((50, 52, 64), 20, ("several-limits", "possible", 2, 3)),
+    ],
+)
+def test_prompts_leave_the_budget_where_nothing_else_is_taken(record, running, kv, statement):
+    lines = [{"running": each, "waiting": 3, "kv": kv, "prompt": 900} for each in running]
+    assert said(record(START + every_10_s(*lines)))[0] == statement
+
+
+def test_a_number_of_running_requests_that_was_exceeded_is_no_limit(record):
+    growing = [{"running": 10 * at, "waiting": 90, "kv": 20, "prompt": 9} for at in (1, 2, 3, 4)]
+    assert said(record(every_10_s(*growing)))[0] == ("prompts-pending", "possible", 4, 4)
+    later = [{"running": 20 + at, "waiting": 9, "kv": 20, "prompt": 9} for at in range(3)] + [{"running": 40}]
+    assert said(record(every_10_s(*later)))[0] == ("prompts-pending", "possible", 3, 3)
+
+
+def test_several_limits_are_all_named(record):
+    lines = [{"running": 5 + at, "waiting": 3, "kv": 70, "prompt": 9} for at in range(3)]
+    [statement] = record(every_10_s(*lines)).statements
+    assert plain(statement.text).startswith(
+        "Requests may wait for KV cache space, a seat or the token budget, which this record cannot tell"
+    )
 
 
 def test_an_idle_server_has_no_statement(record):
@@ -149,6 +193,16 @@ def test_an_unknown_usage_supports_no_reason(record):
 )
 def test_prefills_slow_down_decodes(record, lines, slowed):
     assert ("decodes-slowed-by-prefills" in {code for code, *_ in said(record(every_10_s(*lines)))}) is slowed
+
+
+@pytest.mark.parametrize(("waiting", "certainty"), [(3, "likely"), (0, "possible")])
+def test_only_a_queue_excludes_that_requests_began_or_ended(record, waiting, certainty):
+    lines = [{"output": 400, "waiting": waiting}] * 2 + [{"output": 200, "prompt": 9, "waiting": waiting}] * 2
+    [statement] = [
+        each for each in record(every_10_s(*lines)).statements if each.code == "decodes-slowed-by-prefills"
+    ]
+    assert statement.certainty == certainty
+    assert ("look the same" in plain(statement.text)) is (not waiting)
 
 
 def test_silence_after_an_interval_without_a_token_is_likely_a_stall(record):
@@ -238,12 +292,18 @@ def dump(running=3, waiting=0, usage=0.2, counter=10, created=5, **more):
     return shown
 
 
+STUCK = {"prompt_tokens_total": 100, "generation_tokens_total": 7}
+"""Counters of two dumps between which no token was computed."""
+
+
 @pytest.mark.parametrize(
     ("dumps", "statement"),
     [
         ([dump(waiting=2, usage=0.95)], ("kv-cache-full", "likely", 1, 1)),
         ([dump(waiting=2, usage=0.2)], ("seats-or-budget", "likely", 1, 1)),
-        ([dump(waiting=2, usage=0.7)], ("kv-cache-possible", "possible", 1, 1)),
+        ([dump(waiting=2, usage=0.7)], ("several-limits", "possible", 1, 1)),
+        ([dump(running=0, waiting=2)], ("unexplained-queue", "recorded", 1, 1)),
+        ([dump(running=0, waiting=2, **STUCK) for _ in "ab"], ("none-admitted", "likely", 2, 2)),
         ([dump()], ("no-queue", "recorded", 1, 1)),
         ([dump(waiting=2), dump(waiting=1)], ("seats-or-budget", "likely", 2, 2)),
     ],

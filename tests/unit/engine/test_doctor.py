@@ -49,6 +49,11 @@ def test_without_vllm_only_that_is_wrong(cli):
     }
 
 
+def test_without_vllm_nothing_is_said_to_load_the_plugin():
+    [plugin] = [check for check in doctor.environment_checks() if check.name == "plugin"]
+    assert plugin.text == "a vLLM that is installed here would load schedtrace in each of its processes"
+
+
 def test_with_vllm_the_probes_checks_decide(cli, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     monkeypatch.setattr(doctor, "vllm_version", lambda: "0.32.0+cpu")

@@ -9,6 +9,7 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.records import compare_with_trace, described
 from schedtrace.errors import InputError
 from schedtrace.model.records import ClientLatency
+from schedtrace.present.phrases import plain
 from schedtrace.read.kinds import kind_of
 from schedtrace.read.records.benchmark_result import READER, read_benchmark_result
 from schedtrace.read.run import read_run
@@ -85,12 +86,40 @@ def test_guidellm(result):
     ]
 
 
-def test_several_benchmarks_of_guidellm_are_not_mixed(result):
-    shown = result({"benchmarks": [{"type_": "x", **RUN}] * 2})
-    assert (shown.requests, shown.latencies) == (None, [])
-    assert shown.notices == [
-        "it holds 2 benchmarks, of which a trace shows one: their latencies are left out"
+def test_each_benchmark_of_guidellm_is_a_result(tmp_path):
+    rates = (
+        {"config": {"strategy": {"type_": "constant", "rate": 5.0}}},
+        {"args": {"strategy": {"type_": "concurrent", "streams": 16}}},
+        {},
+    )
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"benchmarks": [{"type_": "x", **RUN, **rate} for rate in rates]}))
+    shown = read_benchmark_result(path)
+    assert [each.program for each in shown] == [
+        "GuideLLM, benchmark 1 of 3 (constant, 5)",
+        "GuideLLM, benchmark 2 of 3 (concurrent, 16)",
+        "GuideLLM, benchmark 3 of 3",
     ]
+    assert {each.requests for each in shown} == {10}
+    assert all(len(each.latencies) == 2 for each in shown)
+
+
+def test_benchmarks_with_as_many_requests_are_not_compared(tmp_path):
+    report = analyze_run(read_run(DATA / "findings" / "kv-bound" / "shows"))
+    requests = report.trials[0].requests_finished
+    runs = [
+        {**RUN, "metrics": {**RUN["metrics"], "request_totals": {"successful": count}}}
+        for count in (requests, requests, requests + 1)
+    ]
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"benchmarks": runs}))
+    records = described("x.json", read_benchmark_result(path))
+    for record in records:
+        compare_with_trace(record, [report], records)
+    assert [bool(record.statements) for record in records] == [False] * 3
+    assert "2 benchmarks of this file" in plain(records[0].notices[0])
+    compare_with_trace(records[0], [report])
+    assert records[0].statements
 
 
 @pytest.mark.parametrize("content", [json.dumps(SERVE)[:-5], json.dumps(SERVE) + json.dumps(SERVE)])

@@ -126,3 +126,25 @@ def test_a_log_with_nothing_but_broken_lines_is_refused(read):
         InputError, match=r"vllm\.log: none of its Iteration\(N\) lines can be read \(line 1\)"
     ):
         read(LINE.format(0).replace("512", "9" * 15))
+
+
+def stamped(index, second, elapsed="12.50"):
+    line = LINE.format(index).replace("12.34", elapsed)
+    return f"(EngineCore_DP0 pid=1) INFO 11-20 12:00:{second:02} [core.py:312] {line}"
+
+
+def test_the_times_of_the_lines_say_how_much_time_passed(read):
+    lines = [stamped(index, index // 2) for index in range(41)]
+    assert read(*lines)[0].notices == [
+        (
+            "40 iterations within 20 s by the times of their lines, one per 500.0 ms; "
+            "their elapsed times add up to 0.5 s"
+        ),
+    ]
+
+
+def test_the_times_of_the_lines_say_nothing_of_gaps_starts_and_short_logs(read):
+    lines = [stamped(index, index // 2) for index in range(41)]
+    assert read(*lines[:19])[0].notices == []
+    for others in (lines[:20] + lines[21:], [*lines, stamped(0, 21)]):
+        assert not any("by the times" in notice for notice in read(*others)[0].notices)

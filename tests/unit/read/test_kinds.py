@@ -136,6 +136,12 @@ def test_a_public_sample_is_recognized(name, kind):
         (V0_LINE, "a log of vLLM's V0 engine"),
         (PY_SPY, "stacks dumped by py-spy"),
         ('{"resourceSpans": [{"scopeSpans": []}]}', "OpenTelemetry spans"),
+        ('{"name": "llm_request", "context": {"trace_id": "0x1", "span_id": "0x2"}}', "OpenTelemetry spans"),
+        ('{"data": [{"traceID": "1", "spans": [{"operationName": "q"}]}]}', "OpenTelemetry spans"),
+        (
+            "[2025-02-27 04:46:39 TP0] Decode batch. #running-req: 8, #token: 62531, #queue-req: 0\n",
+            "a log of SGLang",
+        ),
         ('{"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}', "a profile of PyTorch"),
         (b"PAR1\x15", "a Parquet file"),
         (b"\xef\xbb\xbf \r\n", "an empty file"),

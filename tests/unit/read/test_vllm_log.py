@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.errors import InputError
-from schedtrace.model.records import DumpedRequest, Failure
+from schedtrace.model.records import DumpedRequest, Failure, Range
 from schedtrace.read.kinds import kind_of
 from schedtrace.read.records import console_lines
 from schedtrace.read.records.console_lines import snapshot_in, time_in
@@ -226,10 +226,20 @@ def test_a_pasted_repeat_counts_once_and_is_noticed(logs):
 
 
 def test_the_latest_lines_count(logs, monkeypatch):
-    monkeypatch.setattr(console_lines, "MOST_SNAPSHOTS", 3)
-    [log] = logs(every_10_s(*({"running": place} for place in range(9))))
-    assert [snapshot.running for snapshot in log.engines[0].snapshots] == [6, 7, 8]
-    assert log.notices == ["only the latest 3 periodic lines of an engine count"]
+    monkeypatch.setattr(console_lines, "MOST_SNAPSHOTS", 6)
+    [log] = logs(every_10_s(*({"running": place} for place in range(11))))
+    assert [snapshot.running for snapshot in log.engines[0].snapshots] == [6, 7, 8, 9, 10]
+    assert log.notices == ["the file is long: only the latest 5 of 11 periodic lines count"]
+
+
+def test_engines_share_the_lines_that_are_kept(logs, monkeypatch):
+    monkeypatch.setattr(console_lines, "MOST_SNAPSHOTS", 8)
+    lines = [
+        periodic(10 * (place // 2), running=place, engine=f"Engine 00{place % 2}: ") for place in range(24)
+    ]
+    [log] = logs("\n".join(lines))
+    assert [[line.running for line in engine.snapshots] for engine in log.engines] == [[20, 22], [21, 23]]
+    assert log.notices == ["the file is long: only the latest 4 of 24 periodic lines count"]
 
 
 def test_what_a_client_wrote_counts_for_nothing(logs, tmp_path):
@@ -264,7 +274,7 @@ def test_acceptance_belongs_to_the_engine_of_the_line_before(logs):
         "Per-position acceptance rate: 0.699, 0.466, Avg Draft acceptance rate: 49.7%"
     )
     [log] = logs(periodic(0) + "\n" + message("INFO", spec, "metrics.py:101") + periodic(10) + "\n")
-    assert list(log.engines[0].acceptance_fracs) == [0.497]
+    assert log.engines[0].acceptance_frac == Range(0.497, 0.497)
 
 
 NO_ROOM = (
@@ -390,3 +400,43 @@ def test_a_file_without_such_lines_is_refused(tmp_path):
     path.write_text("INFO 05-19 10:00:00 [x.py:1] GET\n")
     with pytest.raises(InputError, match="not one line of vLLM's log is understood"):
         read_vllm_log(path)
+
+
+ALONE = (
+    "SchedulerOutput(scheduled_new_reqs=[], scheduled_cached_reqs=[CachedRequestData(req_id='c-1', "
+    "resumed_from_preemption=false, new_token_ids=[311], new_block_ids=[[]], num_computed_tokens=295), "
+    "CachedRequestData(req_id='c-2', resumed_from_preemption=true, new_token_ids=[], new_block_ids=[[7]], "
+    "num_computed_tokens=64)], num_scheduled_tokens={c-1: 1, c-2: 48}, total_num_scheduled_tokens=49, "
+    "scheduled_spec_decode_tokens={}, scheduled_encoder_inputs={}, num_common_prefix_blocks=[19])"
+)
+
+
+def test_a_dump_with_one_object_per_request_is_read():
+    shown = step_in(ALONE)
+    assert [
+        (each.request_id, each.scheduled_tokens, each.computed_tokens, each.is_resumed)
+        for each in shown.requests
+    ] == [("c-1", 1, 295, False), ("c-2", 48, 64, True)]
+
+
+OLD_FAILURE = (
+    message("ERROR", "EngineCore hit an exception: Traceback (most recent call last):", "core.py:302")
+    + message("ERROR", "    {frame}", "core.py:302")
+    + message("ERROR", "ValueError: No available memory for the cache blocks.", "core.py:302")
+)
+
+
+@pytest.mark.parametrize(
+    ("frame", "stage"),
+    [
+        ("engine_core = EngineCoreProc(*args, **kwargs)", "start"),
+        ("engine_core.run_busy_loop()", "serving"),
+    ],
+)
+def test_failures_of_0_8_are_told_apart_by_their_traceback(logs, tmp_path, frame, stage):
+    text = OLD_FAILURE.format(frame=frame)
+    [log] = logs(text)
+    assert (log.failure.stage, log.failure.line) == (stage, 3)
+    path = tmp_path / "y.log"
+    path.write_text(text)
+    assert kind_of(path).name == NAME
