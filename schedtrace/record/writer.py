@@ -9,8 +9,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -34,6 +34,7 @@ from schedtrace.record.capture import NOBODY, Capture, Dropped, DummyPass, SideE
 from schedtrace.record.live.flight_recorder import FlightRecorder, Ring
 from schedtrace.record.live.queue_copy import PresentRequests
 from schedtrace.record.log import logger
+from schedtrace.record.metrics.tally import Tally
 from schedtrace.record.processes import CpuTimes
 from schedtrace.record.settings import Settings, write_manifest_if_missing
 from schedtrace.record.trace_files import Begins, PartedTrace, PartFiles, PlainFile, TraceOutput
@@ -67,6 +68,16 @@ MAX_PENDING = 50_000
 """Maximum number of captures held: if the disk hangs, steps are dropped and counted, and the memory does not
 fill.
 """
+
+
+class Meter(Protocol):
+    """Receiver of an engine's totals, on the writer's thread."""
+
+    def new_tally(self) -> Tally:
+        """Return totals for a recording that begins."""
+
+    def publish(self, tally: Tally) -> None:
+        """Take the totals after a round, up to their clock."""
 
 
 class Writer:
@@ -119,6 +130,14 @@ class Writer:
         self._dropped = 0
         self._last_events_ns = anchor_ns
         self._closing = threading.Event()
+        self.meter: Meter | None = None
+        """Receiver of the totals of each round; None if nobody asked for metrics."""
+        self.begun: Callable[[], Capture | None] = lambda: None
+        """Function that returns the capture of the latest call, which may not have ended."""
+        self._latest: Capture | None = None
+        """Latest capture that was assembled."""
+        self._measured_by: Meter | None = None
+        """Receiver of the current totals."""
         self._output, self.flight = _output(chosen, header)
         self.path = self._output.path
         self._header = header
@@ -194,6 +213,10 @@ class Writer:
         """Return events that were taken for a step that was not made."""
         for queue, taken in zip(self._side_events, side_events, strict=True):
             queue.extendleft(reversed(taken))
+
+    def measure(self, meter: Meter | None) -> None:
+        """Have the next lines counted in new totals, which this receiver gets (on any thread)."""
+        self.meter = meter
 
     def describe(self, error: BaseException) -> str:
         """Return an error as text; only its kind if ids are hidden, because its text may contain an id."""
@@ -287,6 +310,7 @@ class Writer:
 
     def _work(self, *, last: bool) -> None:
         """Write one round: outputs of early lines, then steps that are ready, then events of idle time."""
+        meter = self._begin_to_measure()
         self._begin_if_needed()
         count = len(self._pending)
         lines: list[AnyLine | dict[str, Any]] = [*self._noted(), *self._late_outputs()]
@@ -310,6 +334,7 @@ class Writer:
             if result is None:
                 self._early.append(capture)
             self._pending.popleft()
+            self._latest = capture
             line = self._assembler.step_line(capture, result)
             lines.append(line)
             size += 1 if isinstance(line, dict) else len(capture.ids)
@@ -323,6 +348,32 @@ class Writer:
                 shared = 0
         lines += self._idle_events(last=last)
         self._write(lines)
+        if meter is not None:
+            self._measured(meter)
+
+    def _begin_to_measure(self) -> Meter | None:
+        """Return the receiver of the totals; begin new totals if it is another than before."""
+        meter = self.meter
+        if meter is not self._measured_by:
+            self._measured_by = meter
+            self._assembler.count_with(None if meter is None else meter.new_tally())
+        return meter
+
+    def _measured(self, meter: Meter) -> None:
+        """Hand the totals on, complete up to now if nothing is under way of which they lack the lines."""
+        tally = self._assembler.tally
+        if tally is None:
+            return
+        now_us, call = self._now_us(), self.begun()
+        if call is not None and call is not self._latest and (began_ns := getattr(call, "start_ns", None)):
+            now_us = min(now_us, self.since_anchor(began_ns))
+        if not self._pending and not self._anything():
+            tally.advance_to(max(tally.clock_us, now_us))
+        try:
+            meter.publish(tally)
+        except Exception as error:
+            self.meter = None
+            logger.warning("schedtrace: metrics stopped: {}", self.describe(error))
 
     def _noted(self) -> list[Notice]:
         """Return the notices since the last call; repeat those about the recorder where a file begins."""

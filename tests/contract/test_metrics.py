@@ -1,0 +1,152 @@
+"""Metrics equal the sums that ``analyze`` makes of the trace of the same run, at any moment of it."""
+
+from copy import deepcopy
+
+import polars as pl
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.read.run import read_run
+from schedtrace.record.disguise import RECORDERS
+from schedtrace.record.metrics.tally import Tally, priority_class
+from schedtrace.record.traced import traced_class
+from schedtrace.simulate import Driver
+from schedtrace.timeline.request_states import QUEUED
+from schedtrace.timeline.timeline import make_timeline
+from tests.contract.loads import FAMILIES, make_script, play
+
+pytestmark = pytest.mark.vllm
+
+SESSIONS = {"streaming_input"}
+"""A session that waits for its next part is in the queue, and no event says when it went back there."""
+POINTS = 10
+COMPUTING = ["prefill", "decode", "recompute"]
+
+
+class Watched(Tally):
+    """Keeps a copy of itself after every step."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.copies = {}
+
+    def note_step(self, step, **options):
+        super().note_step(step, **options)
+        kept, self.copies = self.copies, {}
+        kept[step.step] = deepcopy(self)
+        self.copies = kept
+
+
+class Meter:
+    """Keeps the totals, and publishes them nowhere."""
+
+    def __init__(self, *, by_priority):
+        self.tally = Watched(by_priority=by_priority)
+
+    def new_tally(self):
+        return self.tally
+
+    def publish(self, tally):
+        pass
+
+
+def counted(name, seed=1):
+    """The totals of a load, and the timeline of its trace."""
+    family = FAMILIES[name]
+    engine = Driver(traced_class, **family.engine)
+    writer = RECORDERS.get(engine.scheduler).writer
+    meter = Meter(by_priority=engine.config.scheduler_config.policy == "priority")
+    writer.measure(meter)
+    play(engine, make_script(family, seed))
+    RECORDERS.get(engine.scheduler).close()
+    trace, *_ = read_run(writer.path.parent).traces
+    timeline = make_timeline(trace, None)
+    meter.tally.advance_to(timeline.end_us)
+    return meter.tally, timeline
+
+
+def sums(timeline, until_us, step):
+    """What the totals must be at a moment: sums of the timeline's tables up to it."""
+    states = timeline.request_states.with_columns(pl.col("end_us").clip(None, until_us)).filter(
+        pl.col("end_us") > pl.col("begin_us")
+    )
+    us = pl.col("end_us") - pl.col("begin_us")
+    steps = timeline.steps.filter(pl.col("step") <= step)
+    refused = timeline.exits.filter(pl.col("refusal") & (pl.col("step") <= step))
+    queued = states.filter(pl.col("state").is_in(QUEUED))
+
+    def by(rows, key, value):
+        return {k: v for k, v in rows.group_by(key).agg(value.sum().alias("sum")).iter_rows() if v}
+
+    used = pl.col("token_budget") - pl.col("remaining_budget")
+    recompute, decode = pl.col("recomputed_tokens"), pl.col("decode_tokens")
+    tokens = steps.select(
+        prefill=(used - recompute - decode).sum(), decode=decode.sum(), recompute=recompute.sum()
+    ).row(0, named=True)
+    priorities = timeline.known_requests.select("request_id", "priority")
+    waited = queued.join(priorities, on="request_id").group_by("priority").agg(us=us.sum())
+    classes = {}
+    for priority, waited_us in waited.iter_rows():
+        classes[priority_class(priority)] = classes.get(priority_class(priority), 0) + waited_us
+    preempted = timeline.preemptions.filter(pl.col("step") <= step)
+    reason = (
+        pl.when(~pl.col("in_schedule"))
+        .then(pl.lit("cache_reset"))
+        .when(pl.col("for_request_id") == pl.col("request_id"))
+        .then(pl.lit("itself"))
+        .otherwise(pl.lit("kv_blocks"))
+    )
+    return {
+        "waits": by(queued, "cause", us),
+        "stalled": by(states.filter(pl.col("state") == "stalled"), "cause", us),
+        "running": int(states.filter(pl.col("state").is_in(COMPUTING)).select(us.sum()).item()),
+        "refusals": by(refused, "cause", pl.col("count")),
+        "preemptions": dict(preempted.with_columns(reason=reason).group_by("reason").len().iter_rows()),
+        "tokens": {use: number for use, number in tokens.items() if number},
+        "unused": by(steps, "waiting_cause", pl.col("remaining_budget")),
+        "classes": classes,
+    }
+
+
+def totals(tally):
+    def some(counter):
+        return {key: value for key, value in counter.items() if value}
+
+    return {
+        "waits": some(tally.waits.us),
+        "stalled": some(tally.stalled_us),
+        "running": tally.held_us["running"],
+        "refusals": some(tally.refusals),
+        "preemptions": some(tally.preemptions),
+        "tokens": some(tally.tokens),
+        "unused": some(tally.unused_tokens),
+        "classes": None if tally.classes is None else some(tally.classes.us),
+    }
+
+
+def same(tally, timeline, until_us, step):
+    expected = sums(timeline, until_us, step)
+    if tally.classes is None:
+        expected["classes"] = None
+    assert totals(tally) == expected
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - SESSIONS))
+def test_totals_equal_the_sums_of_the_trace_at_ten_points_and_at_the_end(name, recording):
+    tally, timeline = counted(name)
+    starts = dict(timeline.steps.select("step", "start_us").iter_rows())
+    for step in list(starts)[5 :: max(1, len(starts) // POINTS)]:
+        same(tally.copies[step], timeline, starts[step], step)
+    same(tally, timeline, timeline.end_us, len(starts))
+    states = timeline.tables.engine_states
+    engine = {
+        state: us for state, us in states.group_by("state").agg(
+            us=(pl.col("end_us") - pl.col("begin_us")).sum()
+        ).iter_rows()
+    }
+    assert tally.busy.device_us == engine.get("device", 0)
+    assert tally.busy.idle_us(tally.clock_us) == engine.get("idle", 0)
+    assert tally.busy.host_us(tally.clock_us) == sum(
+        us for state, us in engine.items() if state not in {"device", "idle"}
+    )
