@@ -15,6 +15,16 @@ EngineArgument = Annotated[
     ),
 ]
 
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="on|off|[HOST:]PORT",
+        help="Switch Prometheus metrics on or off instead of recording. PORT: serve them on this port plus "
+        "the engine's rank.",
+    ),
+]
+
 
 def attach(
     engine: EngineArgument = None,
@@ -25,14 +35,19 @@ def attach(
     output: RecordingFolder = Path("logs"),
     hash_ids: Annotated[bool, typer.Option("--hash-ids", help=HASH_IDS)] = False,
     trace: TraceOption = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Record a running engine from now on; it goes on as before.
 
     schedtrace has to be installed beside vLLM when the server starts; no setting is needed, and nothing is
     recorded until somebody attaches.
     """
-    from schedtrace.engine.running_recordings import attach_to, detached_after
+    from schedtrace.engine.running_recordings import attach_to, detached_after, measure
 
+    if metrics is not None:
+        for line in measure(engine, metrics):
+            print_line(line)
+        return
     for_s = seconds("--for", for_)
     attached = attach_to(engine, output, for_s, hash_ids=hash_ids, trace=trace_bounds(trace))
     for line in attached.lines():

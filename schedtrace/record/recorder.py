@@ -56,7 +56,7 @@ class Recorder:
         self._steps = 0
         self._call = Capture()
         """Capture of the current or latest call."""
-        writer.begun = lambda: self._call
+        writer.measuring.begun = lambda: self._call
         self.in_schedule = False
         self.events: list[Event] | None = None
         """Events that the marks noted in the current ``schedule()`` call; None outside such a call."""

@@ -57,7 +57,7 @@ def counted(name, seed=1):
     engine = Driver(traced_class, **family.engine)
     writer = RECORDERS.get(engine.scheduler).writer
     meter = Meter(by_priority=engine.config.scheduler_config.policy == "priority")
-    writer.measure(meter)
+    writer.measuring.meter = meter
     play(engine, make_script(family, seed))
     RECORDERS.get(engine.scheduler).close()
     trace, *_ = read_run(writer.path.parent).traces
@@ -133,18 +133,16 @@ def same(tally, timeline, until_us, step):
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - SESSIONS))
-def test_totals_equal_the_sums_of_the_trace_at_ten_points_and_at_the_end(name, recording):
+@pytest.mark.usefixtures("recording")
+def test_totals_equal_the_sums_of_the_trace_at_ten_points_and_at_the_end(name):
     tally, timeline = counted(name)
     starts = dict(timeline.steps.select("step", "start_us").iter_rows())
     for step in list(starts)[5 :: max(1, len(starts) // POINTS)]:
         same(tally.copies[step], timeline, starts[step], step)
     same(tally, timeline, timeline.end_us, len(starts))
     states = timeline.tables.engine_states
-    engine = {
-        state: us for state, us in states.group_by("state").agg(
-            us=(pl.col("end_us") - pl.col("begin_us")).sum()
-        ).iter_rows()
-    }
+    us = (pl.col("end_us") - pl.col("begin_us")).sum()
+    engine = dict(states.group_by("state").agg(us).iter_rows())
     assert tally.busy.device_us == engine.get("device", 0)
     assert tally.busy.idle_us(tally.clock_us) == engine.get("idle", 0)
     assert tally.busy.host_us(tally.clock_us) == sum(

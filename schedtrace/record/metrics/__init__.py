@@ -1,1 +1,1 @@
-"""Metrics of a recorded engine, computed on the writer's thread: totals, their series, and where they appear."""
+"""Metrics of a recorded engine: totals made on the writer's thread, their series, and where they appear."""

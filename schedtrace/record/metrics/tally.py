@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
-from schedtrace.model.trace import Events, Exit, Output, Preemption, Present, Step
+from schedtrace.model.trace import Arrival, Events, Exit, Finish, Output, Preemption, Present, Step
 
 NEXT_STEP = "next_step"
 """Cause of waiting for the first step that can see the request; no step has refused it yet."""
@@ -91,7 +91,9 @@ def step_causes(exits: Iterable[Exit], *, waiting: int) -> StepCauses:
         waiting: Requests in the queue after the step.
     """
     refusals: Counter[str] = Counter()
-    skipped, named, often = {}, {}, Counter[tuple[str, str | None]]()
+    skipped: dict[str, str] = {}
+    named: dict[str, str] = {}
+    often: Counter[tuple[str, str | None]] = Counter()
     ended: Exit | None = None
     skips: dict[tuple[str, str | None], Exit] = {}
     running_skip = running_end = None
@@ -386,13 +388,15 @@ class Tally:
 
     def _come_and_go(self, line: Step | Events) -> None:
         """Add the arrivals and departures since the last line, in order of time."""
-        moments = [(arrival.queued_us, 0, arrival) for arrival in line.arrived if not arrival.streaming_update]
+        arrivals = [arrival for arrival in line.arrived if not arrival.streaming_update]
+        moments: list[tuple[int, int, Arrival | Finish]]
+        moments = [(arrival.queued_us, 0, arrival) for arrival in arrivals]
         moments += [(finish.finished_us, 1, finish) for finish in line.finished]
-        for at_us, leaves, who in sorted(moments, key=lambda moment: moment[:2]):
-            if leaves:
-                self._leave(who.request_id, at_us)
-            else:
+        for at_us, _, who in sorted(moments, key=lambda moment: moment[:2]):
+            if isinstance(who, Arrival):
                 self._arrive(who.request_id, who.priority, at_us)
+            else:
+                self._leave(who.request_id, at_us)
 
     def _arrive(self, request_id: str, priority: int, at_us: int) -> None:
         if self._lost:
