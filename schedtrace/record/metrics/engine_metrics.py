@@ -172,7 +172,7 @@ class LeadingCause:
             waited.clear()
         if not waited or now_s - waited[-1][0] >= JUDGED_EVERY_S:
             waited.append((now_s, dict(waits), tally))
-            while now_s - waited[0][0] > MINUTE_S + JUDGED_EVERY_S:
+            while len(waited) > 1 and now_s - waited[1][0] >= MINUTE_S:
                 waited.popleft()
             self._judge()
         return {} if self._cause is None else {known_cause(self._cause): 1.0}

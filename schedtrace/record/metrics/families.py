@@ -32,6 +32,8 @@ class Family:
     help: str
     label: str | None = None
     """Its label besides ``ENGINE_LABELS``."""
+    values: tuple[str, ...] | None = None
+    """All values of this label; None for causes, and without a label."""
 
     @property
     def full_name(self) -> str:
@@ -44,65 +46,80 @@ class Family:
         return (*ENGINE_LABELS, self.label) if self.label else ENGINE_LABELS
 
 
-WAIT = Family(
-    "wait_seconds",
-    "counter",
-    "Time that requests spent in the waiting queue, by cause.",
-    "cause",
-)
+_CAUSE = ("cause", None)
+WAIT = Family("wait_seconds", "counter", "Time that requests spent in the waiting queue, by cause.", *_CAUSE)
 STALL = Family(
-    "stalled_request_seconds", "counter", "Time that running requests got no tokens, by cause.", "cause"
+    "stalled_request_seconds", "counter", "Time that running requests got no tokens, by cause.", *_CAUSE
 )
 HELD = Family(
     "held_seconds",
     "counter",
     "Time that requests held a seat or KV blocks: running, stalled (running without tokens), set_aside.",
     "holder_kind",
+    ("running", "stalled", "set_aside"),
 )
 CLASS_WAIT = Family(
     "priority_wait_seconds",
     "counter",
     "Time that requests spent in the waiting queue, by class of priority; only with the priority policy.",
     "priority_class",
+    ("urgent", "default", "background"),
 )
-REFUSALS = Family("refusals", "counter", "Refusals and skips of requests by schedule(), by cause.", "cause")
-PREEMPTIONS = Family("preemptions", "counter", "Preemptions, by reason.", "reason")
-TOKENS = Family("budget_tokens", "counter", "Tokens that steps scheduled, by use.", "use")
+REFUSALS = Family("refusals", "counter", "Refusals and skips of requests by schedule(), by cause.", *_CAUSE)
+PREEMPTIONS = Family(
+    "preemptions", "counter", "Preemptions, by reason.", "reason", ("kv_blocks", "itself", "cache_reset")
+)
+TOKENS = Family(
+    "budget_tokens",
+    "counter",
+    "Tokens that steps scheduled, by use.",
+    "use",
+    ("prefill", "decode", "recompute"),
+)
 UNUSED = Family(
     "budget_unused_tokens",
     "counter",
     "Tokens of the budget that steps left, by the cause that ended their loop over the queue.",
-    "cause",
+    *_CAUSE,
 )
 STEPS = Family("steps", "counter", "Calls of schedule().")
 DROPPED = Family("dropped_steps", "counter", "Steps that are in no total, because the recorder was behind.")
 DEVICE = Family("device_seconds", "counter", "Time in which the device executed batches.")
 HOST = Family("host_seconds", "counter", "Time with requests in which the device did not execute.")
 IDLE = Family("idle_seconds", "counter", "Time in which no request was present and nothing was under way.")
-WAITING = Family("waiting_requests", "gauge", "Requests in the waiting queue, by cause.", "cause")
+WAITING = Family("waiting_requests", "gauge", "Requests in the waiting queue, by cause.", *_CAUSE)
 KV_BLOCKS = Family(
     "kv_blocks",
     "gauge",
     "KV blocks: free, and held by running, waiting or finished requests (shared blocks count for each).",
     "holder_kind",
+    ("free", "running", "waiting", "finished"),
 )
-STALLED = Family("stalled", "gauge", "Whether the watchdog reports a stall of this kind (0 or 1).", "kind")
+STALLED = Family(
+    "stalled",
+    "gauge",
+    "Whether the watchdog reports a stall of this kind (0 or 1).",
+    "kind",
+    ("scheduler", "worker", "ranks", "connector", "engine", "livelock"),
+)
 PROGRESS = Family(
     "last_progress_timestamp_seconds",
     "gauge",
     "Unix time at which the watchdog last saw progress or no work.",
 )
 LEADING = Family(
-    "leading_cause",
-    "gauge",
-    "Whether most waiting of the last minute was for this cause (0 or 1).",
-    "cause",
+    "leading_cause", "gauge", "Whether most waiting of the last minute was for this cause (0 or 1).", *_CAUSE
 )
 FAMILIES = (
     WAIT, STALL, HELD, CLASS_WAIT, REFUSALS, PREEMPTIONS, TOKENS, UNUSED, STEPS, DROPPED, DEVICE, HOST, IDLE,
     WAITING, KV_BLOCKS, STALLED, PROGRESS, LEADING,
 )  # fmt: skip
-_BOUNDED = [family for family in FAMILIES if family.label == "cause"]
+_BY_CAUSE = [family for family in FAMILIES if family.label == "cause"]
+_FIXED = sum(len(family.values or ("",)) for family in FAMILIES if family not in _BY_CAUSE)
+MOST_BY_CAUSE = MOST_SERIES - _FIXED
+    len(family.values or ("",)) for family in FAMILIES if family.label != "cause"
+)
+"""Series that are left for causes, of all families together."""
 
 
 def known_cause(cause: str) -> str:
@@ -189,7 +206,8 @@ class Series:
         """Return the series of a label, which is ``more`` if there would be too many."""
         if family.label == "cause":
             label = known_cause(label)
-            reserved = sum((bounded, MORE) not in self.values for bounded in _BOUNDED)
-            if (family, label) not in self.values and len(self.values) + reserved >= MOST_SERIES:
+            made = [key for key in self.values if key[0] in _BY_CAUSE]
+            reserved = sum((by_cause, MORE) not in self.values for by_cause in _BY_CAUSE)
+            if (family, label) not in self.values and len(made) + reserved >= MOST_BY_CAUSE:
                 label = MORE
         return family, label
