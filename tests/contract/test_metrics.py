@@ -1,6 +1,7 @@
 """Metrics equal the sums that ``analyze`` makes of the trace of the same run, at any moment of it."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -9,11 +10,13 @@ pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
 from schedtrace.record.disguise import RECORDERS
+from schedtrace.record.live.attachment import Attachment
 from schedtrace.record.metrics.tally import Tally, priority_class
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import make_timeline
+from tests.contract.deciding import LOAD, Deciding, first_difference
 from tests.contract.loads import FAMILIES, make_script, play
 
 pytestmark = pytest.mark.vllm
@@ -148,3 +151,99 @@ def test_totals_equal_the_sums_of_the_trace_at_ten_points_and_at_the_end(name):
     assert tally.busy.host_us(tally.clock_us) == sum(
         us for state, us in engine.items() if state not in {"device", "idle"}
     )
+
+
+class Now:
+    """The test's thread is the engine's."""
+
+    def do(self, what, _timeout_s):
+        what()
+
+
+class Switched(Deciding):
+    """Does something before some of its steps."""
+
+    def __init__(self, before, **options):
+        super().__init__(**options)
+        self.before, self.calls = before, 0
+        core = SimpleNamespace(scheduler=self.scheduler, batch_queue=self.in_flight)
+        self.attachment = Attachment(core, Now())
+
+    def schedule(self, *args):
+        self.before.get(self.calls, lambda _: None)(self.attachment)
+        self.calls += 1
+        return super().schedule(*args)
+
+
+class Parts:
+    """Keeps the totals of each recording."""
+
+    def __init__(self):
+        self.tallies = []
+
+    def new_tally(self):
+        self.tallies.append(Tally())
+        return self.tallies[-1]
+
+    def publish(self, tally):
+        assert tally is self.tallies[-1]
+
+
+def switched(before):
+    family = FAMILIES[LOAD[0]]
+    return play(Switched(before, **family.engine), make_script(family, LOAD[1]))
+
+
+def test_metrics_alone_change_no_decision_and_leave_nothing(plain):
+    parts = Parts()
+    engine = switched({20: lambda the: the.measure(parts), 90: lambda the: the.measure(None)})
+    assert first_difference(plain, engine.decisions) is None
+    assert [tally.steps for tally in parts.tallies] == [70]
+    assert type(engine.scheduler).__module__.startswith("vllm.")
+    assert RECORDERS.get(engine.scheduler) is None
+
+
+def test_metrics_go_on_through_a_recording_that_begins_and_ends(plain, tmp_path):
+    parts = Parts()
+    engine = switched(
+        {
+            20: lambda the: the.measure(parts),
+            40: lambda the: the.attach(tmp_path / "run", None, hash_ids=True),
+            90: lambda the: the.detach(),
+            130: lambda the: the.measure(None),
+        }
+    )
+    assert first_difference(plain, engine.decisions) is None
+    assert [tally.steps for tally in parts.tallies] == [20, 50, 40]
+    trace, *_ = read_run(tmp_path / "run").traces
+    timeline = make_timeline(trace, None)
+    starts = dict(timeline.steps.select("step", "start_us").iter_rows())
+    tally = parts.tallies[1]
+    expected = sums(timeline, tally.clock_us, max(starts)) | {"classes": None}
+    assert totals(tally) == expected
+
+
+def test_metrics_join_a_recording_that_is_under_way(tmp_path):
+    parts = Parts()
+    engine = switched(
+        {
+            20: lambda the: the.attach(tmp_path / "run", None, hash_ids=False),
+            40: lambda the: the.measure(parts),
+            90: lambda the: (the.measure(None), the.detach()),
+        }
+    )
+    assert 0 < sum(tally.steps for tally in parts.tallies) <= 70
+    assert type(engine.scheduler).__module__.startswith("vllm.")
+
+
+def test_a_recording_from_the_start_gets_metrics_and_loses_them(recording):
+    parts = Parts()
+    engine = Driver(traced_class)
+    attachment = Attachment(SimpleNamespace(scheduler=engine.scheduler, batch_queue=[]), Now())
+    assert attachment.measure(parts) == 0.0
+    engine.add("r0", 40)
+    engine.finish()
+    RECORDERS.get(engine.scheduler).close()
+    [tally] = parts.tallies
+    assert tally.tokens["prefill"] == 40
+    assert list(recording.iterdir())

@@ -129,14 +129,15 @@ class EngineMetrics:
     def publish(self, tally: Tally) -> None:
         """Raise the counters to the totals, and set the gauges."""
         now = _by_series(tally)
-        self._series.count({key: self._before[key] + now.get(key, 0.0) for key in {*self._before, *now}})
+        now = {key: self._before[key] + now.get(key, 0.0) for key in {*self._before, *now}}
+        self._series.count(now)
         self._series.gauge(families.WAITING, tally.queue_causes)
         now_s = time.monotonic()
         if now_s - self._looked_s >= EVERY_S:
             self._looked_s = now_s
             self._look()
             waits = {label: value for (family, label), value in now.items() if family is families.WAIT}
-            self._series.gauge(families.LEADING, self._leading.judged(now_s, waits, tally))
+            self._series.gauge(families.LEADING, self._leading.judged(now_s, waits))
 
     def _look(self) -> None:
         facts = self._facts()
@@ -155,35 +156,33 @@ class LeadingCause:
     """Cause of most waiting time in the last minute; a change is logged."""
 
     def __init__(self) -> None:
-        self._waited: deque[tuple[float, dict[str, float], Tally]] = deque()
-        """Waiting seconds by cause, with the time of the look and the totals they are from."""
+        self._waited: deque[tuple[float, dict[str, float]]] = deque()
+        """Waiting seconds by cause, with the time of the look."""
         self._cause: str | None = None
 
-    def judged(self, now_s: float, waits: Mapping[str, float], tally: Tally) -> dict[str, float]:
+    def judged(self, now_s: float, waits: Mapping[str, float]) -> dict[str, float]:
         """Return the leading cause as a gauge's values; log it if it is another than before.
 
         Args:
             now_s: Time of a monotonic clock.
             waits: Waiting seconds by cause so far.
-            tally: Totals that they are from.
         """
         waited = self._waited
-        if waited and waited[-1][2] is not tally:  # another recording counts from 0
-            waited.clear()
         if not waited or now_s - waited[-1][0] >= JUDGED_EVERY_S:
-            waited.append((now_s, dict(waits), tally))
+            waited.append((now_s, dict(waits)))
             while len(waited) > 1 and now_s - waited[1][0] >= MINUTE_S:
                 waited.popleft()
-            self._judge()
+            if len(waited) > 1:
+                self._judge()
         return {} if self._cause is None else {known_cause(self._cause): 1.0}
 
     def _judge(self) -> None:
-        (begin_s, before, _), (end_s, after, _) = self._waited[0], self._waited[-1]
+        (begin_s, before), (end_s, after) = self._waited[0], self._waited[-1]
         spent = {cause: seconds - before.get(cause, 0.0) for cause, seconds in after.items()}
         whole_s, span_s = sum(spent.values()), end_s - begin_s
         refused = {cause: seconds for cause, seconds in spent.items() if cause != NEXT_STEP}
         leading = max(refused, key=lambda cause: refused[cause], default=None)
-        if not span_s or whole_s < LEAST_WAITING * span_s or leading is None or not refused[leading]:
+        if whole_s < LEAST_WAITING * span_s or leading is None or not refused[leading]:
             leading = None
         if leading == self._cause:
             return

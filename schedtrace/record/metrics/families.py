@@ -117,8 +117,6 @@ FAMILIES = (
 _BY_CAUSE = [family for family in FAMILIES if family.label == "cause"]
 _FIXED = sum(len(family.values or ("",)) for family in FAMILIES if family not in _BY_CAUSE)
 MOST_BY_CAUSE = MOST_SERIES - _FIXED
-    len(family.values or ("",)) for family in FAMILIES if family.label != "cause"
-)
 """Series that are left for causes, of all families together."""
 
 

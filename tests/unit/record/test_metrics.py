@@ -328,12 +328,12 @@ def test_health_over_http(served, health, alive, ready):
 
 
 def test_the_leading_cause_is_that_of_the_last_minute():
-    leading, tally = LeadingCause(), Tally()
-    assert leading.judged(0.0, {"kv_blocks": 0.0}, tally) == {}
-    assert leading.judged(10.0, {"kv_blocks": 30.0, "next_step": 50.0}, tally) == {"kv_blocks": 1.0}
+    leading = LeadingCause()
+    assert leading.judged(0.0, {"kv_blocks": 0.0}) == {}
+    assert leading.judged(10.0, {"kv_blocks": 30.0, "next_step": 50.0}) == {"kv_blocks": 1.0}
     later = {"kv_blocks": 30.0, "next_step": 50.0, "max_num_seqs": 90.0}
-    assert leading.judged(80.0, later, tally) == {"max_num_seqs": 1.0}
-    assert leading.judged(200.0, later, tally) == {}
+    assert leading.judged(80.0, later) == {"max_num_seqs": 1.0}
+    assert leading.judged(200.0, later) == {}
 
 
 class Assembler:
