@@ -254,8 +254,8 @@ class Tally:
         self._is_empty = True
         """Whether the latest step left nobody in the queue."""
         self._causes = step_causes((), waiting=0)
-        self._step_us = 0
-        """Start of the latest step."""
+        self._step_us: int | None = None
+        """Start of the latest step; None before the first of a recording."""
         self._outputs: dict[int, int] = {}
         """Time at which the output of a step came back."""
         self._latest_output_us = 0
@@ -384,7 +384,7 @@ class Tally:
         for levels in (self.waits, self.running, self.aside, self.classes):
             if levels is not None:
                 levels.clock_us = us
-        self.clock_us = self._step_us = us
+        self.clock_us, self._step_us = us, None
 
     def _come_and_go(self, line: Step | Events) -> None:
         """Add the arrivals and departures since the last line, in order of time."""
@@ -509,6 +509,8 @@ class Tally:
 
     def _add_stall(self, request_id: str, until_us: int) -> None:
         """Count the time without tokens since the latest step, or since the request's last output."""
+        if self._step_us is None:
+            return
         waits = self._unscheduled[request_id]
         cause = self._causes.named.get(request_id, self._causes.running)
         back_us = 0 if waits.last_step < 0 else self._outputs.get(waits.last_step)
