@@ -143,8 +143,8 @@ class EngineMetrics:
         facts = self._facts()
         if facts.progress_unix_s is not None:
             self._series.gauge(families.PROGRESS, {"": facts.progress_unix_s})
-            stalled = {facts.stall_kind: 1.0} if facts.stall_kind is not None else {"scheduler": 0.0}
-            self._series.gauge(families.STALLED, stalled)
+            kinds = families.STALLED.values or ()
+            self._series.gauge(families.STALLED, {kind: kind == facts.stall_kind for kind in kinds})
         self._series.gauge(families.KV_BLOCKS, facts.kv_blocks)
 
 

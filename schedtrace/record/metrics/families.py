@@ -131,18 +131,18 @@ def totals(tally: Tally) -> Iterator[tuple[Family, str, float]]:
         (WAIT, tally.waits.us),
         (STALL, tally.stalled_us),
         (HELD, tally.held_us),
-        (CLASS_WAIT, {} if tally.classes is None else tally.classes.us),
+        *([] if tally.classes is None else [(CLASS_WAIT, tally.classes.us)]),
     ):
-        for label, us in by_label.items():
-            yield family, label, us / US
+        for label in by_label if family.values is None else family.values:
+            yield family, label, by_label[label] / US
     for family, numbers in (
         (REFUSALS, tally.refusals),
         (PREEMPTIONS, tally.preemptions),
         (TOKENS, tally.tokens),
         (UNUSED, tally.unused_tokens),
     ):
-        for label, number in numbers.items():
-            yield family, label, number
+        for label in family.values or numbers:
+            yield family, label, numbers[label]
     yield STEPS, "", tally.steps
     yield DROPPED, "", tally.dropped_steps
     yield DEVICE, "", tally.busy.device_us / US
@@ -180,7 +180,7 @@ class Series:
             highest = self._highest.get(key)
             if highest is not None and total <= highest:
                 continue
-            if highest is None and not total and key[0].label:
+            if highest is None and not total and key[0].label == "cause":
                 continue
             self._highest[key] = total
             family, label = self._series(*key)
