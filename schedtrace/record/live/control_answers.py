@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedtrace.model.live import (
     AnyAnswer,
@@ -49,15 +49,16 @@ from schedtrace.record.live.queue_copy import queue_now
 from schedtrace.record.live.stall_causes import paused, stacks_here
 from schedtrace.record.live.watchdog import explains, make_watchdog
 from schedtrace.record.log import logger
-from schedtrace.record.metrics.engine_metrics import VARIABLE as METRICS
-from schedtrace.record.metrics.engine_metrics import EngineFacts, EngineMetrics, address
-from schedtrace.record.metrics.sinks import engine_labels
+from schedtrace.record.metrics.measuring import EngineFacts
 from schedtrace.record.queues import Queues, num_in_input_queue, policy
 from schedtrace.record.settings import KEEP
-from schedtrace.record.switches import SWITCH, NotUnderstoodError, environment_value, is_switched_off
+from schedtrace.record.switches import METRICS, SWITCH, NotUnderstoodError, environment_value, is_switched_off
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 from schedtrace.version import __version__
+
+if TYPE_CHECKING:
+    from schedtrace.record.metrics.engine_metrics import EngineMetrics
 
 _forever = ExitStack()
 """Socket of a process that began to listen on request; it closes when the process ends."""
@@ -274,6 +275,9 @@ class _Engine:
         Raises:
             RefusedError: If the text is no address, the port is taken, or the engine cannot be recorded.
         """
+        from schedtrace.record.metrics.engine_metrics import EngineMetrics, address
+        from schedtrace.record.metrics.sinks import engine_labels
+
         try:
             asked = address(wanted)
             if asked is None:

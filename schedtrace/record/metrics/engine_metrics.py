@@ -11,12 +11,12 @@ from schedtrace.model.live import Health
 from schedtrace.record.log import logger
 from schedtrace.record.metrics import families
 from schedtrace.record.metrics.families import Family, Series, known_cause, totals
+from schedtrace.record.metrics.measuring import EngineFacts
 from schedtrace.record.metrics.serving import MetricsServer
 from schedtrace.record.metrics.sinks import OwnCollector, SharedFiles, in_vllms_metrics
 from schedtrace.record.metrics.tally import NEXT_STEP, Tally
-from schedtrace.record.switches import NO, YES, NotUnderstoodError
+from schedtrace.record.switches import METRICS, NO, YES, NotUnderstoodError
 
-VARIABLE = "SCHEDTRACE_METRICS"
 LOOPBACK = "127.0.0.1"
 PORT = 9415
 """Port of rank 0; each rank adds its number."""
@@ -53,20 +53,9 @@ def address(text: str) -> Address | None:
         return Address(LOOPBACK, PORT, asked=False)
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match[2]) <= MOST_PORT:
-        msg = f"{VARIABLE}={text}: {EXPECTED}"
+        msg = f"{METRICS}={text}: {EXPECTED}"
         raise NotUnderstoodError(msg)
     return Address((match[1] or LOOPBACK).strip("[]"), int(match[2]), asked=True)
-
-
-class EngineFacts(NamedTuple):
-    """Facts about an engine that no step has."""
-
-    stall_kind: str | None
-    """Kind of the stall that the watchdog reports."""
-    progress_unix_s: float | None
-    """Time at which it last saw progress; None without a watchdog."""
-    kv_blocks: Mapping[str, int]
-    """KV blocks by holder; empty if they cannot be read."""
 
 
 class EngineMetrics:

@@ -1,7 +1,7 @@
 """Connection of a writer with a receiver of totals, which comes and goes while the writer works."""
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from schedtrace.record.log import logger
 from schedtrace.record.metrics.tally import Tally
@@ -15,6 +15,17 @@ class Meter(Protocol):
 
     def publish(self, tally: Tally) -> None:
         """Take the totals after a round, up to their clock."""
+
+
+class EngineFacts(NamedTuple):
+    """Facts about an engine that no step has."""
+
+    stall_kind: str | None
+    """Kind of the stall that the watchdog reports."""
+    progress_unix_s: float | None
+    """Time at which it last saw progress; None without a watchdog."""
+    kv_blocks: Mapping[str, int]
+    """KV blocks by holder; empty if they cannot be read."""
 
 
 class CountsLines(Protocol):

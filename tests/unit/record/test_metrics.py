@@ -26,13 +26,12 @@ from schedtrace.model.trace import (
 from schedtrace.record.metrics import families
 from schedtrace.record.metrics.engine_metrics import (
     Address,
-    EngineFacts,
     EngineMetrics,
     LeadingCause,
     address,
 )
 from schedtrace.record.metrics.families import FAMILIES, MORE, MOST_SERIES, Series
-from schedtrace.record.metrics.measuring import Measuring
+from schedtrace.record.metrics.measuring import EngineFacts, Measuring
 from schedtrace.record.metrics.tally import Tally, step_causes
 from schedtrace.record.switches import NotUnderstoodError
 
