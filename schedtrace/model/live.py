@@ -266,7 +266,7 @@ class Status(Answer, tag="status"):
     input_requests: int | None = None
     """Requests that the process has received and its thread has not read; null if not known."""
     measured: str | None = None
-    """Where its metrics appear; null if they are off."""
+    """Place of its metrics; null if they are off."""
 
     @property
     def health(self) -> "Health":
@@ -311,7 +311,7 @@ class Measured(Answer, tag="measured"):
     """Confirmation that metrics are on or off."""
 
     where: str | None
-    """Where they appear; null if they are off."""
+    """Place of the metrics; null if they are off."""
     held_us: float
     """Time for which the engine was held up."""
 

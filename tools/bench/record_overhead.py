@@ -117,11 +117,11 @@ def engine_of(number, waiting=0, prompt=0, output=0, foreign=False):  # noqa: C9
 def metrics():
     """Metrics that appear in a registry of their own, which nobody scrapes."""
     from schedtrace.model.live import Health
-    from schedtrace.record.metrics.engine_metrics import EngineMetrics
+    from schedtrace.record.metrics.engine_meter import EngineMeter
     from schedtrace.record.metrics.measuring import EngineFacts
 
     facts = EngineFacts(None, 0.0, {"free": 1})
-    return EngineMetrics(("tiny", "0"), by_priority=False, facts=lambda: facts, health=lambda: Health("busy"))
+    return EngineMeter(("tiny", "0"), by_priority=False, facts=lambda: facts, health=lambda: Health("busy"))
 
 
 def without_lines():

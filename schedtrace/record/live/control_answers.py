@@ -58,7 +58,7 @@ from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 from schedtrace.version import __version__
 
 if TYPE_CHECKING:
-    from schedtrace.record.metrics.engine_metrics import EngineMetrics
+    from schedtrace.record.metrics.engine_meter import EngineMeter
 
 _forever = ExitStack()
 """Socket of a process that began to listen on request; it closes when the process ends."""
@@ -156,7 +156,7 @@ class _Engine:
         self._watchdog = make_watchdog(
             core, thread, causes, self._snapshot_at, ids=lambda: attached.ids, note=self._note_stall
         )
-        self._metrics: EngineMetrics | None = None
+        self._metrics: EngineMeter | None = None
         self._measures = False
         """Whether metrics are on."""
 
@@ -275,7 +275,7 @@ class _Engine:
         Raises:
             RefusedError: If the text is no address, the port is taken, or the engine cannot be recorded.
         """
-        from schedtrace.record.metrics.engine_metrics import EngineMetrics, address
+        from schedtrace.record.metrics.engine_meter import EngineMeter, address
         from schedtrace.record.metrics.sinks import engine_labels
 
         try:
@@ -290,7 +290,7 @@ class _Engine:
             core = self._core
             rank = data_parallel_rank(core.vllm_config.parallel_config)
             if self._metrics is None:
-                self._metrics = EngineMetrics(
+                self._metrics = EngineMeter(
                     engine_labels(core.vllm_config, rank),
                     by_priority=policy(core.scheduler) == "priority",
                     facts=self._facts,

@@ -191,7 +191,7 @@ class Series:
 
     def gauge(self, family: Family, values: Mapping[str, float]) -> None:
         """Set a gauge; labels that it has had and that are absent now are 0."""
-        now = {label: 0.0 for known, label in self.values if known is family}
+        now = {shown: 0.0 for of, shown in self.values if of is family}
         for label, value in values.items():
             _, shown = self._series(family, label)
             now[shown] = now.get(shown, 0.0) + value
@@ -204,8 +204,8 @@ class Series:
         """Return the series of a label, which is ``more`` if there would be too many."""
         if family.label == "cause":
             label = known_cause(label)
-            made = [key for key in self.values if key[0] in _BY_CAUSE]
+            number = sum(series in _BY_CAUSE for series, _ in self.values)
             reserved = sum((by_cause, MORE) not in self.values for by_cause in _BY_CAUSE)
-            if (family, label) not in self.values and len(made) + reserved >= MOST_BY_CAUSE:
+            if (family, label) not in self.values and number + reserved >= MOST_BY_CAUSE:
                 label = MORE
         return family, label

@@ -24,9 +24,9 @@ from schedtrace.model.trace import (
     Step,
 )
 from schedtrace.record.metrics import families
-from schedtrace.record.metrics.engine_metrics import (
+from schedtrace.record.metrics.engine_meter import (
     Address,
-    EngineMetrics,
+    EngineMeter,
     LeadingCause,
     address,
 )
@@ -255,7 +255,7 @@ def served(monkeypatch):
     """Metrics on a free port, with a health that a test may change."""
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     health = [Health("busy")]
-    metrics = EngineMetrics(
+    metrics = EngineMeter(
         (HOSTILE, "0"),
         by_priority=False,
         facts=lambda: EngineFacts("worker", 1000.0, {"free": 7, "running": 2}),

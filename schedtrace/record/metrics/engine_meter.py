@@ -58,7 +58,7 @@ def address(text: str) -> Address | None:
     return Address((match[1] or LOOPBACK).strip("[]"), int(match[2]), asked=True)
 
 
-class EngineMetrics:
+class EngineMeter:
     """Metrics of one engine, over all its recordings.
 
     Args:
@@ -88,7 +88,7 @@ class EngineMetrics:
 
     @property
     def where(self) -> str:
-        """Where the series appear, in words."""
+        """Places of the series, in words."""
         own = [] if self._server is None else [f"http://{self._server.address}/metrics"]
         return " and ".join((["vLLM's own /metrics"] if self._shared else []) + own)
 
