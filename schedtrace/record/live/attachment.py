@@ -263,8 +263,8 @@ class Attachment:
         if not glance:
             return []
         with self._lock:
-            if self._recording is not None or self._glance is not None:  # it has given up, or has not ended
-                return []
+            if (self._recording, self._glance, self._metrics) != (None, None, None):
+                return []  # it has given up, or has not ended
             recorder = self._glance_for(GLANCE_S)
         return list(recorder.writer.latest_exits)
 

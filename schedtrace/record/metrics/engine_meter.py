@@ -10,7 +10,7 @@ from schedtrace.model.causes import Cause, reason_text
 from schedtrace.model.live import Health
 from schedtrace.record.log import logger
 from schedtrace.record.metrics import families
-from schedtrace.record.metrics.families import Family, Series, known_cause, totals
+from schedtrace.record.metrics.families import Family, Series, known_cause, series_totals
 from schedtrace.record.metrics.measuring import EngineFacts
 from schedtrace.record.metrics.serving import MetricsServer
 from schedtrace.record.metrics.sinks import OwnCollector, SharedFiles, in_vllms_metrics
@@ -138,7 +138,7 @@ class EngineMeter:
 
 
 def _by_series(tally: Tally) -> dict[tuple[Family, str], float]:
-    return {(family, str(label)): value for family, label, value in totals(tally)}
+    return {(family, str(label)): value for family, label, value in series_totals(tally)}
 
 
 class LeadingCause:

@@ -125,7 +125,7 @@ def known_cause(cause: str) -> str:
     return str(cause) if cause in CAUSES or cause == NEXT_STEP else OTHER
 
 
-def totals(tally: Tally) -> Iterator[tuple[Family, str, float]]:
+def series_totals(tally: Tally) -> Iterator[tuple[Family, str, float]]:
     """Yield each counter's label and value."""
     for family, by_label in (
         (WAIT, tally.waits.us),
