@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from schedtrace.cli.options import HASH_IDS, RecordingFolder, TraceOption, print_line, seconds, trace_bounds
+from schedtrace.errors import UsageError
 
 EngineArgument = Annotated[
     str | None,
@@ -45,6 +46,9 @@ def attach(
     from schedtrace.engine.running_recordings import attach_to, detached_after, measure
 
     if metrics is not None:
+        if for_ is not None or hash_ids or trace is not None:
+            msg = "--metrics records no trace: it takes none of --for, --hash-ids and --trace"
+            raise UsageError(msg)
         for line in measure(engine, metrics):
             print_line(line)
         return

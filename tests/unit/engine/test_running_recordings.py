@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from schedtrace.cli.main import main
 from schedtrace.engine import running_engines, running_recordings
 from schedtrace.engine.running_engines import Listening, NoAnswerError
 from schedtrace.engine.running_recordings import attach_to, detach_from, measure, snapshot_of
@@ -190,3 +191,9 @@ def test_metrics_of_all_engines_are_switched_though_one_refuses(run_here, asked)
         next(lines)
     run_here(Engine(100, 0, asked))
     assert list(measure(None, "off")) == ["metrics of engine 0 (pid 100): off, held up for 0.3 ms"]
+
+
+@pytest.mark.parametrize("option", [["--for", "60s"], ["--hash-ids"], ["--trace", "plain"]])
+def test_metrics_take_no_option_of_a_recording(option, capsys):
+    assert main(["attach", "--metrics", "on", *option]) == 2
+    assert "--metrics records no trace" in capsys.readouterr().err
