@@ -261,6 +261,8 @@ class Tally:
         self._latest_output_us = 0
         self._done: dict[int, tuple[int, int]] = {}
         """Steps whose output is not back: when ``schedule()`` returned, and when it began."""
+        self._over_us = 0
+        """End of the latest step: its call has returned, or its output is back."""
         self._lost = False
         """Whether steps before the next one are missing."""
         self._dummy_us = 0
@@ -328,12 +330,12 @@ class Tally:
         start_us = step.start_us
         if self._lost:
             self._move_to(start_us)
-            self._lost = False
         gone = {finish.request_id for finish in step.finished}
         self.advance_to(start_us)
         if self.busy.began_us is None:
             self.busy.began_us = start_us
         self._come_and_go(step)
+        self._lost = False
         self._dummy_us += step.dummy_us
         self.busy.note_work(start_us - self._dummy_us, start_us)
         self._dummy_us = 0
@@ -345,6 +347,7 @@ class Tally:
         self.steps += 1
         done_us = start_us + step.schedule_us
         self.busy.note_work(start_us, done_us)
+        self._over_us = done_us
         if step.total_requests:
             self._done[step.step] = (done_us, start_us)
         if step.output_us is not None:
@@ -363,8 +366,10 @@ class Tally:
         """
         if events.dropped_steps:
             self.dropped_steps += events.dropped_steps
-            self._move_to(events.at_us)
+            if not self._lost:
+                self.advance_to(self._over_us)
             self._lost = True
+            self._move_to(events.at_us)
             for request_id in preempted:
                 if request_id in self._running:
                     self._queue(request_id, self.clock_us)
@@ -392,15 +397,14 @@ class Tally:
         moments: list[tuple[int, int, Arrival | Finish]]
         moments = [(arrival.queued_us, 0, arrival) for arrival in arrivals]
         moments += [(finish.finished_us, 1, finish) for finish in line.finished]
-        for at_us, _, who in sorted(moments, key=lambda moment: moment[:2]):
+        for moment_us, _, who in sorted(moments, key=lambda moment: moment[:2]):
+            at_us = self.clock_us if self._lost else moment_us  # lost time does not count
             if isinstance(who, Arrival):
                 self._arrive(who.request_id, who.priority, at_us)
             else:
                 self._leave(who.request_id, at_us)
 
     def _arrive(self, request_id: str, priority: int, at_us: int) -> None:
-        if self._lost:
-            at_us = max(at_us, self.clock_us)
         if not self._present():
             self.busy.note_first(at_us)
         self._next[request_id] = priority
@@ -545,3 +549,4 @@ class Tally:
                 over_us = could_us + back.execute_us if back.execute_us is not None else over_us
             self.busy.note_device(could_us, over_us)
         self._latest_output_us = max(self._latest_output_us, back.output_us)
+        self._over_us = max(self._over_us, back.output_us)
