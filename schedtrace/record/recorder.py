@@ -56,7 +56,6 @@ class Recorder:
         self._steps = 0
         self._call = Capture()
         """Capture of the current or latest call."""
-        writer.measuring.begun = lambda: self._call
         self.in_schedule = False
         self.events: list[Event] | None = None
         """Events that the marks noted in the current ``schedule()`` call; None outside such a call."""
@@ -72,6 +71,10 @@ class Recorder:
         """Events of the latest step."""
         self._ended_waiting = False
         """Whether these events include the end of the waiting loop."""
+
+    def latest_call(self) -> Capture:
+        """Return the capture of the current or latest call."""
+        return self._call
 
     def note_present(self, queue_copy: QueueCopy) -> None:
         """Note the requests present when recording began, before the first step."""
