@@ -6,12 +6,23 @@ from typing import Annotated
 import typer
 
 from schedtrace.cli.options import HASH_IDS, RecordingFolder, TraceOption, print_line, seconds, trace_bounds
+from schedtrace.errors import UsageError
 
 EngineArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[PID|all]",
         help="Process id of an engine or of its server, or all of this user's (default: the only server).",
+    ),
+]
+
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="on|off|[HOST:]PORT",
+        help="Switch Prometheus metrics on or off instead of recording. PORT: serve them on this port plus "
+        "the engine's rank.",
     ),
 ]
 
@@ -25,14 +36,22 @@ def attach(
     output: RecordingFolder = Path("logs"),
     hash_ids: Annotated[bool, typer.Option("--hash-ids", help=HASH_IDS)] = False,
     trace: TraceOption = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Record a running engine from now on; it goes on as before.
 
     schedtrace has to be installed beside vLLM when the server starts; no setting is needed, and nothing is
     recorded until somebody attaches.
     """
-    from schedtrace.engine.running_recordings import attach_to, detached_after
+    from schedtrace.engine.running_recordings import attach_to, detached_after, measure
 
+    if metrics is not None:
+        if for_ is not None or hash_ids or trace is not None:
+            msg = "--metrics records no trace: it takes none of --for, --hash-ids and --trace"
+            raise UsageError(msg)
+        for line in measure(engine, metrics):
+            print_line(line)
+        return
     for_s = seconds("--for", for_)
     attached = attach_to(engine, output, for_s, hash_ids=hash_ids, trace=trace_bounds(trace))
     for line in attached.lines():

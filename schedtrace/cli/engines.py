@@ -57,6 +57,8 @@ def _lines(name: str, status: "Status") -> Iterator[str]:
         yield f"  {status.stopped or 'its recording has stopped: the log of vLLM says why'}"
     else:
         yield "  not recorded"
+    if status.measured:
+        yield f"  metrics on {status.measured}"
     if status.paused:
         yield f"  {status.paused}"
     if status.stalled_s is not None:

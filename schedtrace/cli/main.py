@@ -22,6 +22,7 @@ from schedtrace.cli import (
     engines,
     export,
     findings,
+    probe,
     queue,
     replay,
     report,
@@ -82,7 +83,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
         findings.findings,
     ),
     ASK: (replay.replay, advise.advise, sweep.sweep, simulate.simulate),
-    LIVE: (engines.engines, queue.queue, watch.watch),
+    LIVE: (engines.engines, probe.probe, queue.queue, watch.watch),
 }
 """Commands by their heading in ``--help``; each is called like its function."""
 PASSES_OPTIONS_TO_VLLM = (run.run, simulate.simulate, diff.diff)

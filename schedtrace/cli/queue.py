@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from schedtrace.cli.attach import EngineArgument
-from schedtrace.cli.options import FormatOption, show
-from schedtrace.errors import engine_error
+from schedtrace.cli.options import FormatOption, print_line, seconds, show
+from schedtrace.errors import UsageError, engine_error
 from schedtrace.present.renderers import Format
 
 
@@ -14,12 +14,21 @@ def queue(
     engine: EngineArgument = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rows of each table.")] = 20,
     output_format: FormatOption = Format.TEXT,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Print each engine's queue as a line of JSON, once a second.")
+    ] = False,
+    every: Annotated[
+        str, typer.Option("--every", metavar="TIME", help="Time between two lines of an engine; 1s or more.")
+    ] = "1s",
 ) -> None:
     """Show who waits in a running engine, for what, and who holds it.
 
     Those who wait stand in the scheduler's order, those who run by the KV blocks that they hold. It is read
     between two steps over the engine's socket; the engine need not be recorded.
     """
+    if follow:
+        _follow(engine, every)
+        return
     from schedtrace.engine.running_engines import live_queues
     from schedtrace.present.pages.queue import queue_page
 
@@ -28,3 +37,20 @@ def queue(
         show(queue_page(queues, most=limit), output_format)
     if errors:
         raise engine_error(errors)
+
+
+FASTEST_S = 1.0
+"""Shortest time between two lines of an engine, which is held up for each."""
+
+
+def _follow(engine: str | None, every: str) -> None:
+    """Print the queues until the reader has seen enough."""
+    from schedtrace.engine.running_engines import follow_queues
+    from schedtrace.model.printable import json_of
+
+    every_s = seconds("--every", every) or 0.0
+    if every_s < FASTEST_S:
+        msg = f"--every {every}: at least 1s"
+        raise UsageError(msg)
+    for queue_now in follow_queues(engine, every_s):
+        print_line(json_of(queue_now).decode())

@@ -1,7 +1,8 @@
 """Engines that run on this machine, discovered and asked through the sockets on which they listen."""
 
 import os
-from collections.abc import Container
+import time
+from collections.abc import Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from schedtrace.model.live import (
     AnyAsk,
     AskQueue,
     AskStatus,
+    EngineQueue,
     EngineQueues,
     QueueNow,
     Refused,
@@ -283,15 +285,19 @@ def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
     return queues_of(find_engines(target))
 
 
-def queues_of(targets: Listening) -> tuple[EngineQueues, list[str]]:
+def queues_of(targets: Listening, *, glance: bool = True) -> tuple[EngineQueues, list[str]]:
     """Return these engines' waiting and running requests, by rank, and the errors of the silent engines.
 
     Engines that answered wrongly count as silent, too.
+
+    Args:
+        targets: The engines.
+        glance: Whether an engine that is not recorded is recorded briefly for the causes.
     """
     queues, errors = [], list(targets.silent.values())
     for engine in targets.engines:
         try:
-            queue = engine.answer_to(AskQueue(), QueueNow).queue
+            queue = engine.answer_to(AskQueue(glance=glance), QueueNow).queue
         except EngineError as error:
             errors.append(str(error))
             continue
@@ -300,6 +306,31 @@ def queues_of(targets: Listening) -> tuple[EngineQueues, list[str]]:
         else:
             errors.append(f"{engine.display_name} answers for process {queue.pid}")
     return EngineQueues(engines=sorted(queues, key=lambda queue_now: queue_now.rank)), errors
+
+
+def follow_queues(target: str | None, every_s: float) -> Iterator[EngineQueue]:
+    """Yield the queue of each engine that the user means, again and again.
+
+    No engine is recorded for it: the causes are known where it is recorded, or its metrics are on.
+
+    Args:
+        target: Target as for ``find_engines``.
+        every_s: Seconds between two answers of an engine.
+
+    Raises:
+        EngineError: If an engine does not answer any more.
+        InputError: as ``reached``.
+        UsageError: as ``reached``.
+    """
+    _prepare(target)
+    targets = find_engines(target)
+    while True:
+        begin_s = time.monotonic()
+        queues, errors = queues_of(targets, glance=False)
+        yield from queues.engines
+        if errors:
+            raise engine_error(errors)
+        time.sleep(max(0.0, begin_s + every_s - time.monotonic()))
 
 
 def server_of(pid: int) -> int:

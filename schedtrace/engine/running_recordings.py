@@ -15,7 +15,16 @@ from schedtrace.engine.running_engines import (
     reached,
 )
 from schedtrace.errors import EngineError, RecordingError, UsageError, engine_error
-from schedtrace.model.live import AskAttach, AskDetach, AskSnapshot, Attached, Detached, Snapshot
+from schedtrace.model.live import (
+    AskAttach,
+    AskDetach,
+    AskMeasure,
+    AskSnapshot,
+    Attached,
+    Detached,
+    Measured,
+    Snapshot,
+)
 from schedtrace.model.printable import encodable, shortened
 from schedtrace.model.trace_bounds import DEFAULT
 
@@ -133,6 +142,32 @@ def _folder(parent: Path, engine: RunningEngine) -> Path:
         msg = f"{parent}: its name is not UTF-8, so it cannot be sent to the engine; --output names another"
         raise UsageError(msg)
     return folder
+
+
+def measure(target: str | None, address: str) -> Iterator[str]:
+    """Switch the metrics of the engines that the user means on or off; return a line for each.
+
+    Args:
+        target: Target as for ``running_engines.find_engines``.
+        address: Value of ``SCHEDTRACE_METRICS``.
+
+    Raises:
+        EngineError: If an engine refuses, or does not answer; the others are asked nevertheless.
+        InputError: If there is no engine.
+        UsageError: If it is not clear which.
+    """
+    errors = []
+    for engine in reached(target):
+        try:
+            answer = engine.answer_to(AskMeasure(address=address), Measured)
+        except EngineError as error:
+            errors.append(str(error))
+            continue
+        held = f"{answer.held_us / MILLISECOND_US:.1f} ms"
+        where = "off" if answer.where is None else f"on {answer.where}"
+        yield f"metrics of {engine.display_name}: {where}, held up for {held}"
+    if errors:
+        raise engine_error(errors)
 
 
 def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]]:

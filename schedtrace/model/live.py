@@ -8,7 +8,7 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -191,12 +191,22 @@ class AskAttach(Ask, tag="attach"):
     """Bounds of the trace, in the syntax of ``model.trace_bounds``."""
 
 
+class AskMeasure(Ask, tag="measure"):
+    """Question: switch metrics on or off."""
+
+    address: str
+    """``on``, ``off``, a port or an address with a port, as in ``SCHEDTRACE_METRICS``."""
+
+
 class AskDetach(Ask, tag="detach"):
     """Question: end an attached recording."""
 
 
 class AskQueue(Ask, tag="queue"):
     """Question: the waiting and running requests."""
+
+    glance: bool = True
+    """Whether to record briefly for the causes if nothing is recorded."""
 
 
 class AskSnapshot(Ask, tag="snapshot"):
@@ -216,7 +226,7 @@ class AskStacks(Ask, tag="stacks"):
     """Question to a worker: the stacks of its threads."""
 
 
-AnyAsk = AskStatus | AskAttach | AskDetach | AskQueue | AskSnapshot | AskTimes | AskStacks
+AnyAsk = AskStatus | AskAttach | AskMeasure | AskDetach | AskQueue | AskSnapshot | AskTimes | AskStacks
 
 
 class Answer(msgspec.Struct, tag_field="answer", kw_only=True):
@@ -255,6 +265,36 @@ class Status(Answer, tag="status"):
     """Sentence saying that the scheduler was paused or put to sleep."""
     input_requests: int | None = None
     """Requests that the process has received and its thread has not read; null if not known."""
+    measured: str | None = None
+    """Place of its metrics; null if they are off."""
+
+    @property
+    def health(self) -> "Health":
+        """Health of the engine."""
+        if self.stalled_s is not None:
+            return Health("stalled", f"no step has made progress for {self.stalled_s:,.0f} s: {self.stall}")
+        if self.paused is not None:
+            return Health("paused", self.paused)
+        return Health("busy" if self.running or self.waiting or self.input_requests else "healthy")
+
+
+class Health(NamedTuple):
+    """Health of an engine, for probes."""
+
+    state: Literal["healthy", "busy", "paused", "stalled", "silent", "dead"]
+    """``silent``: it does not answer, but its process lives."""
+    cause: str | None = None
+    """Sentence with the cause; None if healthy or busy."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine makes progress, or would if it had work."""
+        return self.state in {"healthy", "busy", "paused"}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request that arrives now is served."""
+        return self.state in {"healthy", "busy"}
 
 
 class Attached(Answer, tag="attached"):
@@ -263,6 +303,15 @@ class Attached(Answer, tag="attached"):
     path: str
     present: int
     """Number of requests present."""
+    held_us: float
+    """Time for which the engine was held up."""
+
+
+class Measured(Answer, tag="measured"):
+    """Confirmation that metrics are on or off."""
+
+    where: str | None
+    """Place of the metrics; null if they are off."""
     held_us: float
     """Time for which the engine was held up."""
 
@@ -305,4 +354,4 @@ class Refused(Answer, tag="refused"):
     why: str
 
 
-AnyAnswer = Status | Attached | Detached | QueueNow | Snapshot | Done | Stacks | Refused
+AnyAnswer = Status | Attached | Measured | Detached | QueueNow | Snapshot | Done | Stacks | Refused

@@ -57,9 +57,11 @@ class Prefixes:
 
     Args:
         block_size: Tokens of a block if vLLM computes no hashes; None to record none.
+        wanted: Whether any beginnings are recorded.
     """
 
-    def __init__(self, block_size: int | None = None) -> None:
+    def __init__(self, block_size: int | None = None, *, wanted: bool = True) -> None:
+        self._wanted = wanted
         self._salt = Salt()
         self._block_size = block_size
         self._blocks: dict[str, list[Any] | _Prompt] = {}
@@ -69,7 +71,7 @@ class Prefixes:
 
         If vLLM computes none, because nothing needs them, the prompt itself is kept until it is hashed.
         """
-        hashes = getattr(request, "block_hashes", None)
+        hashes = getattr(request, "block_hashes", None) if self._wanted else None
         if hashes:
             marked = MARKED_BLOCKS[: marks_within(len(hashes))]
             self._blocks[request.request_id] = [hashes[block - 1] for block in marked]

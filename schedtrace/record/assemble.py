@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ from schedtrace.record.capture import (
 from schedtrace.record.live.queue_copy import PresentRequests, present_entry
 from schedtrace.record.marks.exit_lines import to_lines
 from schedtrace.record.marks.exits import Event
+from schedtrace.record.metrics.tally import Tally
 from schedtrace.record.request_lives import RequestLives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 from schedtrace.record.verdict_facts import FIELDS
@@ -152,6 +153,8 @@ class Assembler:
         self._deltas = Deltas()
         self._after_dropped = False
         self.progress = TraceProgress()
+        self.tally: Tally | None = None
+        """Totals to which each line is added; None if nobody asked for metrics."""
 
     @property
     def line_exits(self) -> list[Exit]:
@@ -195,11 +198,30 @@ class Assembler:
         self._count(step, capture.rows)
         step.exits, step.caps = self._exits.exits_and_caps(capture, step.remaining_budget)
         if result is not None:
-            self._add_output(step, self.output(capture, result))
+            self._add_output(step, self._output(capture, result))
         self._write_facts_ids(step)
         line = self._line(capture, step, changes)
         self.write_ids(step.arrived, step.finished, step.preempted)
+        if self.tally is not None:
+            self._add_to(self.tally, step, capture.rows)
         return line
+
+    def _add_to(self, tally: Tally, step: Step, rows: Rows | None) -> None:
+        """Add a step to the totals."""
+        if rows is None:
+            tally.note_step(step, admitted=())
+            return
+        ids = self._ids
+        left = [(ids[name], name) for name, _ in self._rows.left if self._lives.find(name) is not None]
+        admitted = [ids[name] for name in self._rows.phases]
+        tally.note_step(step, admitted=admitted, left=left, scheduled=rows.scheduled)
+
+    def count_with(self, tally: Tally | None) -> None:
+        """Add the next lines to these totals, which begin with the requests that are there now."""
+        self.tally = tally
+        if tally is not None:
+            there = list(self._present_now())
+            tally.begin_with(self.progress.latest_us, there, scheduled=frozenset(self._rows.ids))
 
     def _follow_rows(self, capture: Capture, start_us: int) -> RowChanges | None:
         """Advance to the requests of the next step; return the changes if ``RowChanges`` can express them."""
@@ -209,6 +231,8 @@ class Assembler:
         else:
             if self._after_dropped:
                 self._seen_again(capture.rows.ids)
+                if self.tally is not None:
+                    self.tally.resume_with(self._ids.written_ids(capture.rows.ids))
             changes = self._rows.row_changes(capture.rows, self._phases(capture.rows, start_us))
             self._lives.keep_tokens(self._rows.left, capture.rows.scheduled, capture.start_ns)
         capture.ids = self._rows.ids
@@ -257,7 +281,7 @@ class Assembler:
         self._lives.lose_sight()
         self._leave(side_events.finished)
         self.write_ids(side_events.arrived, side_events.finished)
-        return Events(
+        line = Events(
             at_us=self._us(dropped.end_ns),
             trial=self.progress.trial,
             arrived=list(side_events.arrived),
@@ -267,6 +291,10 @@ class Assembler:
             dropped_arrivals=dropped.missing_arrivals,
             dropped_finishes=dropped.missing_finishes,
         )
+        if self.tally is not None:
+            lost = [self._ids[preemption.request_id] for preemption, _ in dropped.preempted]
+            self.tally.note_events(line, preempted=lost)
+        return line
 
     def present_line(self, present_requests: PresentRequests, wall_anchor_us: int) -> Events:
         """Return the line that lists the requests present when recording began."""
@@ -279,10 +307,12 @@ class Assembler:
             self._lives.was_there(entry, wanted_tokens=wanted, in_flight=seen.in_flight)
             self._limit(entry)
             entries.append(msgspec.structs.replace(entry))
+        raw_ids = [entry.request_id for entry in entries]
         self._ids.replace_ids(entries)
-        return Events(
-            at_us=self._us(present_requests.queues.at_ns), trial=self.progress.trial, present=entries
-        )
+        at_us = self._us(present_requests.queues.at_ns)
+        if self.tally is not None:
+            self.tally.begin_with(at_us, zip(raw_ids, entries, strict=True))
+        return Events(at_us=at_us, trial=self.progress.trial, present=entries)
 
     def begin_anew(self) -> tuple[int, int, list[Present]]:
         """Have the next step written in full.
@@ -292,14 +322,24 @@ class Assembler:
             the requests at that time.
         """
         self._deltas = Deltas()
-        present = []
+        present = [entry for _, entry in self._present_now()]
+        return self.progress.next_step, self.progress.latest_us, present
+
+    def _present_now(self) -> Iterator[tuple[str, Present]]:
+        """Yield vLLM's id and the entry of each request present."""
         for request_id, entry in self._lives.present_requests(self._rows.next()):
             entry.request_id = self._ids[request_id]
-            present.append(entry)
-        return self.progress.next_step, self.progress.latest_us, present
+            yield request_id, entry
 
     def output(self, capture: Capture, result: Result) -> Output:
         """Return the line that completes a step whose own line was written before its output came back."""
+        line = self._output(capture, result)
+        if self.tally is not None:
+            self.tally.note_output(line)
+        return line
+
+    def _output(self, capture: Capture, result: Result) -> Output:
+        """Return the output of a step."""
         back_us = self._us(result.back_ns)
         tokens = self._lives.got_tokens(result, capture.ids, back_us)
         if capture.rows is not None and capture.rows.drafts:
@@ -323,13 +363,16 @@ class Assembler:
         arrived, finished = self.note_events(side_events)
         self.progress.latest_us = at_us
         self.write_ids(arrived, finished)
-        return Events(
+        line = Events(
             at_us=at_us,
             trial=self.progress.trial,
             arrived=arrived,
             finished=finished,
             **self.pass_fields(side_events),
         )
+        if self.tally is not None:
+            self.tally.note_events(line)
+        return line
 
     def note_events(self, side_events: SideEvents) -> tuple[list[Arrival], list[Finish]]:
         """Note the requests that arrived and left; finished requests get the times of their life."""

@@ -72,6 +72,10 @@ class Recorder:
         self._ended_waiting = False
         """Whether these events include the end of the waiting loop."""
 
+    def latest_call(self) -> Capture:
+        """Return the capture of the current or latest call."""
+        return self._call
+
     def note_present(self, queue_copy: QueueCopy) -> None:
         """Note the requests present when recording began, before the first step."""
         self.writer.put_present(PresentRequests(queue_copy, self.facts.salt))

@@ -113,6 +113,8 @@ class Settings:
     """Whether these parts stay in memory until a snapshot is requested."""
     snapshot_on: Rules = NO_RULES
     """Rules for automatic snapshots."""
+    keeps_lines: bool = True
+    """Whether there is a trace; if not, only metrics are made of its lines."""
 
 
 def hashes_ids() -> bool:

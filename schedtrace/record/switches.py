@@ -17,6 +17,9 @@ RUN_DIR = "SCHEDTRACE_RUN_DIR"
 KEEP = "SCHEDTRACE_KEEP"
 """Time and size to keep in memory, such as ``120s`` or ``120s,64M``; nothing is written until a snapshot."""
 
+METRICS = "SCHEDTRACE_METRICS"
+"""Whether engines make metrics, or the address on which they serve them."""
+
 YES = frozenset({"1", "true", "yes", "on"})
 NO = frozenset({"0", "false", "no", "off"})
 EXPECTED = "expected yes or no (1, true, on; 0, false, off)"

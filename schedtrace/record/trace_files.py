@@ -66,6 +66,25 @@ class TraceOutput(Protocol):
         """
 
 
+class NoTrace:
+    """Destination of lines that nobody keeps: only metrics are made of them."""
+
+    path = Path(os.devnull)
+
+    def new_file_reason(self) -> Begins | None:
+        """Return None, because nothing can be lost."""
+        return None
+
+    def write(self, lines: bytes) -> None:
+        """Drop the lines."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def discard(self) -> None:
+        """Do nothing."""
+
+
 class PlainFile:
     """Trace in one file without bounds.
 

@@ -298,7 +298,9 @@ def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attache
     header = make_header(scheduler, traced, chosen, anchor, attached=attached)
     writer = Writer(chosen, header, anchor.ns)
     try:
-        return Recorder(scheduler, traced, writer, full_lines=chosen.lines == "full")
+        recorder = Recorder(scheduler, traced, writer, full_lines=chosen.lines == "full")
     except Exception:
         writer.close()
         raise
+    writer.measuring.begun = recorder.latest_call
+    return recorder

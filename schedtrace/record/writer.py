@@ -34,9 +34,10 @@ from schedtrace.record.capture import NOBODY, Capture, Dropped, DummyPass, SideE
 from schedtrace.record.live.flight_recorder import FlightRecorder, Ring
 from schedtrace.record.live.queue_copy import PresentRequests
 from schedtrace.record.log import logger
+from schedtrace.record.metrics.measuring import Measuring
 from schedtrace.record.processes import CpuTimes
 from schedtrace.record.settings import Settings, write_manifest_if_missing
-from schedtrace.record.trace_files import Begins, PartedTrace, PartFiles, PlainFile, TraceOutput
+from schedtrace.record.trace_files import Begins, NoTrace, PartedTrace, PartFiles, PlainFile, TraceOutput
 
 _T = TypeVar("_T")
 
@@ -96,7 +97,7 @@ class Writer:
         self._side_events: tuple[deque[Any], ...] = (self.arrived, self.finished, *self._beside.values())
         """Queues in the order of ``SideEvents``."""
         self._lost_beside = False
-        self.prefixes = Prefixes(header.block_size)
+        self.prefixes = Prefixes(header.block_size, wanted=chosen.keeps_lines)
         self._anchor_ns = anchor_ns
         self.hash_ids = chosen.hash_ids
         self._wall_anchor_us = header.wall_anchor_us
@@ -114,11 +115,13 @@ class Writer:
         """Steps that are being dropped, until a step is not dropped; the reader removes them."""
         self._early: list[Capture] = []
         self._notices: deque[str | Notice] = deque()
-        self._cpu_times = None if header.clock == "virtual" else CpuTimes()
+        self.keeps_lines = chosen.keeps_lines
+        self._cpu_times = CpuTimes() if header.clock != "virtual" and chosen.keeps_lines else None
         self._steps = 0
         self._dropped = 0
         self._last_events_ns = anchor_ns
         self._closing = threading.Event()
+        self.measuring = Measuring(self._assembler)
         self._output, self.flight = _output(chosen, header)
         self.path = self._output.path
         self._header = header
@@ -127,12 +130,13 @@ class Writer:
         """Notices so far, to be repeated in a new file of this trace."""
         try:
             self._write([header])
-            if self.flight is None:
+            if self.flight is None and self.keeps_lines:
                 write_manifest_if_missing(self.path.parent, header)
         except BaseException:
             with contextlib.suppress(OSError):
                 self._output.discard()
-                self.path.parent.rmdir()  # unless others write there
+                if self.keeps_lines:
+                    self.path.parent.rmdir()  # unless others write there
             raise
         _writers.add(self)
         self._thread = threading.Thread(target=self._run, name="schedtrace-writer", daemon=True)
@@ -287,6 +291,7 @@ class Writer:
 
     def _work(self, *, last: bool) -> None:
         """Write one round: outputs of early lines, then steps that are ready, then events of idle time."""
+        self.measuring.begin_round()
         self._begin_if_needed()
         count = len(self._pending)
         lines: list[AnyLine | dict[str, Any]] = [*self._noted(), *self._late_outputs()]
@@ -310,6 +315,7 @@ class Writer:
             if result is None:
                 self._early.append(capture)
             self._pending.popleft()
+            self.measuring.assembled = capture
             line = self._assembler.step_line(capture, result)
             lines.append(line)
             size += 1 if isinstance(line, dict) else len(capture.ids)
@@ -323,6 +329,8 @@ class Writer:
                 shared = 0
         lines += self._idle_events(last=last)
         self._write(lines)
+        now_us, complete = self._now_us(), not (self._pending or self._anything())
+        self.measuring.end_round(now_us, self.since_anchor, complete=complete)
 
     def _noted(self) -> list[Notice]:
         """Return the notices since the last call; repeat those about the recorder where a file begins."""
@@ -358,7 +366,7 @@ class Writer:
         """Write the lines; raise OSError if that fails."""
         if lines and self.flight is not None:
             self.flight.observe(lines)
-        if lines:
+        if lines and self.keeps_lines:
             self._output.write(b"".join(json_of(line) + b"\n" for line in lines))
 
     def _begin_if_needed(self) -> None:
@@ -420,6 +428,8 @@ os.register_at_fork(after_in_child=_disown)
 def _output(chosen: Settings, header: Header) -> tuple[TraceOutput, FlightRecorder | None]:
     """Return the destination of lines, and the flight recorder if they stay in memory; raise OSError."""
     run_dir, rank = chosen.run_dir, header.engine_rank
+    if not chosen.keeps_lines:
+        return NoTrace(), None
     if chosen.bounds is None:
         return PlainFile(run_dir, rank), None
     if not chosen.in_memory:

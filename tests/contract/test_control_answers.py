@@ -1,17 +1,31 @@
 """What an engine answers over its socket: ids as they are written, and refusals with a next step."""
 
+import json
 import re
+import socket
 import time
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.model.live import AskAttach, AskDetach, AskQueue, AskSnapshot, AskStatus, Refused
+from schedtrace.model.live import (
+    AskAttach,
+    AskDetach,
+    AskMeasure,
+    AskQueue,
+    AskSnapshot,
+    AskStatus,
+    Measured,
+    Refused,
+)
 from schedtrace.model.printable import hashed
 from schedtrace.record.live import attachment, control_answers, queue_copy
+from schedtrace.record.live.class_swap import RefusedError
 from schedtrace.simulate import Driver
 
 pytestmark = pytest.mark.vllm
@@ -162,3 +176,50 @@ def test_an_answer_has_so_many_requests_and_counts_the_others(engine, monkeypatc
     found = engine.answer(AskQueue()).queue
     assert [one.request_id for one in (*found.running, *found.waiting)] == ["r0", "r1"]
     assert (found.more_running, found.more_waiting, found.num_waiting) == (0, 2, 3)
+
+
+@pytest.fixture
+def free_port(monkeypatch):
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def test_metrics_are_switched_on_and_off(engine, free_port):
+    page = f"http://127.0.0.1:{free_port}"
+    answer = engine.answer(AskMeasure(address=str(free_port)))
+    assert answer.where == engine.answer(AskStatus()).measured == f"{page}/metrics"
+    for _ in range(3):
+        engine.driver.step()
+    refusals = f'schedtrace_refusals_total{{cause="max_num_seqs",engine="0",model_name="tiny"}} {3.0}'
+    while refusals not in urlopen(f"{page}/metrics").read().decode():
+        time.sleep(0.05)
+    assert json.load(urlopen(f"{page}/health")) == {"state": "busy"}
+    assert waiting(engine) == [("r1", "max_num_seqs")]
+    assert engine.answer(AskStatus()).recording is None
+    assert engine.answer(AskMeasure(address="off")) == Measured(where=None, held_us=pytest.approx(0, abs=1e6))
+    assert engine.answer(AskStatus()).measured is None
+    assert type(engine.driver.scheduler).__module__.startswith("vllm.")
+    with pytest.raises(URLError):
+        urlopen(f"{page}/metrics")
+
+
+def test_metrics_are_refused_with_a_reason(engine, free_port):
+    with pytest.raises(RefusedError, match="expected on, off, a port"):
+        engine.answer(AskMeasure(address="everywhere"))
+    with socket.create_server(("127.0.0.1", free_port)), pytest.raises(RefusedError, match="in use"):
+        engine.answer(AskMeasure(address=str(free_port)))
+    assert type(engine.driver.scheduler).__module__.startswith("vllm.")
+
+
+def test_metrics_go_on_after_a_recording_and_their_port_is_closed_with_them(engine, free_port, tmp_path):
+    engine.answer(AskMeasure(address=str(free_port)))
+    engine.answer(AskAttach(run_dir=str(tmp_path)))
+    assert engine.answer(AskStatus()).attached
+    engine.answer(AskDetach())
+    assert engine.answer(AskStatus()).measured is not None
+    engine.driver.step()
+    steps = f'schedtrace_steps_total{{engine="0",model_name="tiny"}} {1.0}'
+    while steps not in urlopen(f"http://127.0.0.1:{free_port}/metrics").read().decode():
+        time.sleep(0.05)
+    engine.answer(AskMeasure(address="off"))

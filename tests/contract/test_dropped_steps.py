@@ -6,13 +6,17 @@ from collections import Counter
 from functools import partial
 
 import msgspec
+import polars as pl
 import pytest
 
 pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
 from schedtrace.record import writer
+from schedtrace.record.metrics.tally import Tally
 from schedtrace.record.traced import traced_class
+from schedtrace.timeline.request_states import QUEUED
+from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import LOAD, Deciding, first_difference
 from tests.contract.loads import under_load
 
@@ -124,3 +128,39 @@ def test_a_truncated_trace_goes_on_as_a_whole_one(plain, recording, monkeypatch,
     assert here.issuperset(trace.finishes["request_id"])
     assert len(warnings) == 1
     assert "was truncated while it was recorded" in warnings[0]
+
+
+class Keeps:
+    """Keeps the totals of a recording."""
+
+    def new_tally(self):
+        self.tally = Tally()
+        return self.tally
+
+    def publish(self, tally):
+        assert tally is self.tally
+
+
+class Measured(Watching):
+    """Watching, and its totals are kept."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.meter = self._writer().measuring.meter = Keeps()
+
+
+def test_metrics_lack_dropped_steps_and_say_so(recording, monkeypatch):
+    monkeypatch.setattr(writer, "DRAIN_EVERY_S", 1e6)
+    monkeypatch.setattr(writer, "WRITE_LATEST_NS", 0)
+    monkeypatch.setattr(writer, "MAX_PENDING", 30)
+    engine = under_load(partial(Measured, traced_class), *LOAD)
+    tally = engine.meter.tally
+    [trace] = read_run(recording).traces
+    timeline = make_timeline(trace, None)
+    tally.advance_to(timeline.end_us)
+    assert (tally.dropped_steps, tally.steps) == (trace.end.dropped_steps, timeline.steps.height)
+    states = timeline.request_states
+    us = pl.col("end_us") - pl.col("begin_us")
+    queued = states.filter(pl.col("state").is_in(QUEUED)).group_by("cause").agg(us.sum())
+    assert {cause: us for cause, us in tally.waits.us.items() if us} == dict(queued.iter_rows())
+    assert tally.queue_causes == {}

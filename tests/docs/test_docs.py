@@ -27,7 +27,7 @@ from schedtrace.present.sections import Page
 from schedtrace.read.chain import expanded_lines
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
-from schedtrace.record import settings
+from schedtrace.record import settings, switches
 from tests.makers import arrival, run_folder, step
 from tests.unit.whatif.conftest import a_document, a_figure
 
@@ -111,7 +111,7 @@ def test_a_symptom_names_its_root_causes(code):
     assert row.split(" | ")[2] == ", ".join(roots)
 
 
-VARIABLES = (settings.DIR, settings.RUN_DIR, settings.TRIAL_IDS, settings.HASH_IDS)
+VARIABLES = (settings.DIR, settings.RUN_DIR, settings.TRIAL_IDS, settings.HASH_IDS, switches.METRICS)
 
 
 @pytest.mark.parametrize("variable", [*VARIABLES, settings.TRACE, settings.KEEP, settings.SNAPSHOT_ON])

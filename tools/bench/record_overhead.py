@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 
 ROOT = Path(__file__).parents[2]
+METRICS = "BENCH_METRICS"
+"""Variable of the process that measures metrics without a trace."""
 COUNTS = [16, 64, 256, 1024]
 LOADS = {
     **{f"decode, {number} running": {"number": number} for number in COUNTS},
@@ -67,6 +69,8 @@ def engine_of(number, waiting=0, prompt=0, output=0, foreign=False):  # noqa: C9
             self.classes = {"plain": Scheduler, "traced": traced}
             recorder = self.scheduler._schedtrace_recorder
             self.writer = getattr(recorder, "writer", None) or recorder._writer  # of a commit before
+            if METRICS in os.environ:
+                self.writer.measuring.meter = metrics()
             self.added = 0
             for place in range(number + waiting):
                 self.another(1 + place * output // number if output else 16_000)
@@ -110,6 +114,26 @@ def engine_of(number, waiting=0, prompt=0, output=0, foreign=False):  # noqa: C9
     return Load()
 
 
+def metrics():
+    """Metrics that appear in a registry of their own, which nobody scrapes."""
+    from schedtrace.model.live import Health
+    from schedtrace.record.metrics.engine_meter import EngineMeter
+    from schedtrace.record.metrics.measuring import EngineFacts
+
+    facts = EngineFacts(None, 0.0, {"free": 1})
+    return EngineMeter(("tiny", "0"), by_priority=False, facts=lambda: facts, health=lambda: Health("busy"))
+
+
+def without_lines():
+    """Make recorders that keep no lines, as for metrics alone."""
+    from dataclasses import replace
+
+    from schedtrace.record import traced
+
+    read = traced.from_environment
+    traced.from_environment = lambda: replace(read(), keeps_lines=False)
+
+
 def measure(other="traced", busy=False, **load):
     """One load: the plain class and another in turns."""
     how = BUSY if busy else RESTED
@@ -141,6 +165,8 @@ def serve():
     from schedtrace.record.traced import traced_class
 
     logger.remove()
+    if METRICS in os.environ:
+        without_lines()
     begun = time.perf_counter()
     traced_class(Scheduler)
     stand_in(KVCacheManager)
@@ -156,9 +182,14 @@ class Measured:
 
     def __init__(self, name, root, trace="plain"):
         self.name = name
+        mode = {"PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore", "SCHEDTRACE_TRACE": trace}
+        if name == "metrics":
+            mode[METRICS] = "1"
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--serve"],
-            env=os.environ | {"PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore", "SCHEDTRACE_TRACE": trace},
+            env=os.environ
+            | {"PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore", "SCHEDTRACE_TRACE": trace}
+            | mode,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -193,7 +224,7 @@ def main():
         serve()
         return
     with tempfile.TemporaryDirectory() as folder:
-        recorders = [Measured("plain", ROOT), Measured("zstd", ROOT, "maxsize=1G")]
+        recorders = [Measured("plain", ROOT), Measured("zstd", ROOT, "maxsize=1G"), Measured("metrics", ROOT)]
         if given.before:
             packed = subprocess.run(
                 ["git", "archive", given.before, "schedtrace"],  # noqa: S607  # whichever git there is

@@ -1,6 +1,7 @@
-"""Recordings of a running engine: a client's, which may end by itself, and brief ones that stay in memory.
+"""Recordings of a running engine: a client's, which may end by itself, brief ones, and those for metrics.
 
-Both exchange the scheduler's class (``class_swap.py``); only one can be active at a time.
+All exchange the scheduler's class (``class_swap.py``); only one can be active at a time. Metrics are made of
+the lines of whatever recording there is; without any, of a recording that keeps no lines.
 """
 
 import threading
@@ -16,6 +17,7 @@ from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.live.between_steps import BetweenSteps
 from schedtrace.record.live.class_swap import BegunRecording, ClassSwap, EndedRecording, RefusedError
 from schedtrace.record.log import logger
+from schedtrace.record.metrics.measuring import Meter
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids, hides_ids, line_format
 from schedtrace.record.step_lines import WrittenIds
@@ -81,6 +83,10 @@ class Attachment:
         """Recording that a client began, even if it has given up since."""
         self._glance: ClassSwap | None = None
         """Recording of ``exits_now``, which no client sees."""
+        self._metrics: ClassSwap | None = None
+        """Recording for the meter alone."""
+        self._meter: Meter | None = None
+        """Receiver of the totals of every recording; None if metrics are off."""
         self._end_s: float | None = None
         """Monotonic time at which the recording ends by itself."""
         self._alarm = Alarm(self._lock, self._end_by_itself)
@@ -96,7 +102,9 @@ class Attachment:
     def trace_path(self) -> Path | None:
         """Path of the trace being written, by this attachment or since the engine's start."""
         recorder = self.recorder
-        return recorder.writer.path if recorder is not None and recorder.active else None
+        if recorder is None or not recorder.active or not recorder.writer.keeps_lines:
+            return None
+        return recorder.writer.path
 
     @property
     def attached(self) -> bool:
@@ -143,11 +151,14 @@ class Attachment:
             if self._recording is not None or self._glance is not None:
                 self._end(MOST_WAITED_S)  # it has given up, or a glance has not ended yet
             chosen = _chosen(run_dir, hash_ids=hash_ids, trace=trace)
-            self._recording = ClassSwap(self._engine, self._between_steps, chosen)
+            self._end_metrics()
             try:
+                self._recording = ClassSwap(self._engine, self._between_steps, chosen)
+                self._recording.recorder.writer.measuring.meter = self._meter
                 begun = self._recording.begin(MOST_WAITED_S)
             except RefusedError:
                 self._recording = None
+                self._resume_metrics()
                 raise
             rank, self._ended = self._recording.recorder.writer.engine_rank, None
             if for_s is not None:
@@ -176,6 +187,64 @@ class Attachment:
         logger.info("schedtrace: detached from engine {}: {}", rank, ended.path)
         return ended
 
+    def measure(self, meter: Meter | None) -> float:
+        """Have every recording's totals go to this receiver; record for it alone if there is none.
+
+        Args:
+            meter: The receiver; None to switch metrics off.
+
+        Returns:
+            Microseconds for which the engine was held up.
+
+        Raises:
+            RefusedError: If the engine cannot be recorded, or does not reach the end of its step.
+        """
+        with self._lock:
+            if meter is None:
+                held_us = self._end_metrics()
+                self._meter = None
+                if (recorder := self.recorder) is not None:
+                    recorder.writer.measuring.meter = None
+                return held_us
+            if self._glance is not None:
+                self._end(GLANCE_WAITED_S)
+            held_us = self._begin_metrics(meter)
+            self._meter = meter
+        return held_us
+
+    def _begin_metrics(self, meter: Meter) -> float:
+        """Record for the receiver, unless a recording is active that can; return the hold-up in us."""
+        recorder = RECORDERS.get(self._engine.scheduler)
+        if recorder is not None and recorder.active:
+            recorder.writer.measuring.meter = meter
+            return 0.0
+        self._end_metrics()  # it has given up
+        chosen = Settings(Path(), trial_ids=False, hash_ids=hides_ids(), keeps_lines=False)
+        swap = ClassSwap(self._engine, self._between_steps, chosen)
+        swap.recorder.writer.measuring.meter = meter
+        held_us = swap.begin(MOST_WAITED_S).held_us
+        self._metrics = swap
+        return held_us
+
+    def _end_metrics(self) -> float:
+        """End a recording for metrics alone; return the microseconds for which the engine was held up."""
+        swap = self._metrics
+        if swap is None:
+            return 0.0
+        held_us = swap.undo(MOST_WAITED_S)
+        self._metrics = None
+        swap.close()
+        return held_us
+
+    def _resume_metrics(self) -> None:
+        """Record for the meter alone again."""
+        if self._meter is None:
+            return
+        try:
+            self._begin_metrics(self._meter)
+        except RefusedError as error:
+            logger.warning("schedtrace: metrics stand still: {}", error)
+
     def exits_now(self, *, glance: bool = True) -> list[Exit]:
         """Return the exits of the latest ``schedule()`` call; empty if they cannot be determined.
 
@@ -194,8 +263,8 @@ class Attachment:
         if not glance:
             return []
         with self._lock:
-            if self._recording is not None or self._glance is not None:  # it has given up, or has not ended
-                return []
+            if (self._recording, self._glance, self._metrics) != (None, None, None):
+                return []  # it has given up, or has not ended
             recorder = self._glance_for(GLANCE_S)
         return list(recorder.writer.latest_exits)
 
@@ -235,6 +304,7 @@ class Attachment:
         self._alarm.cancel()
         swap.close()
         self._glance = None
+        self._resume_metrics()
         return EndedRecording(swap.recorder.writer.path, held_us, swap.recorder.writer.incomplete_reason)
 
     def _end_by_itself(self) -> None:

@@ -3,17 +3,20 @@
 import os
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedtrace.model.live import (
     AnyAnswer,
     AnyAsk,
     AskAttach,
     AskDetach,
+    AskMeasure,
     AskQueue,
     AskSnapshot,
     AskStacks,
@@ -22,6 +25,7 @@ from schedtrace.model.live import (
     Attached,
     Detached,
     Done,
+    Measured,
     QueueNow,
     Refused,
     Snapshot,
@@ -29,8 +33,10 @@ from schedtrace.model.live import (
     Stacks,
     Status,
 )
+from schedtrace.model.printable import error_text
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
+from schedtrace.record.allocation import free_blocks, held_blocks
 from schedtrace.record.header import data_parallel_rank
 from schedtrace.record.hooks import Method
 from schedtrace.record.live.attachment import Attachment
@@ -43,12 +49,16 @@ from schedtrace.record.live.queue_copy import queue_now
 from schedtrace.record.live.stall_causes import paused, stacks_here
 from schedtrace.record.live.watchdog import explains, make_watchdog
 from schedtrace.record.log import logger
-from schedtrace.record.queues import Queues, num_in_input_queue
+from schedtrace.record.metrics.measuring import EngineFacts
+from schedtrace.record.queues import Queues, num_in_input_queue, policy
 from schedtrace.record.settings import KEEP
-from schedtrace.record.switches import SWITCH, is_switched_off
+from schedtrace.record.switches import METRICS, SWITCH, NotUnderstoodError, environment_value, is_switched_off
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 from schedtrace.version import __version__
+
+if TYPE_CHECKING:
+    from schedtrace.record.metrics.engine_meter import EngineMeter
 
 _forever = ExitStack()
 """Socket of a process that began to listen on request; it closes when the process ends."""
@@ -146,11 +156,18 @@ class _Engine:
         self._watchdog = make_watchdog(
             core, thread, causes, self._snapshot_at, ids=lambda: attached.ids, note=self._note_stall
         )
+        self._metrics: EngineMeter | None = None
+        self._measures = False
+        """Whether metrics are on."""
 
     @contextmanager
     def answering(self) -> Iterator[bool]:
         """Answer clients while the engine's loop runs under its watchdog; yield whether this is possible."""
         _in_loop[id(self._core)] = self
+        if environment_value(METRICS):
+            threading.Thread(
+                target=self._measure_from_the_start, name="schedtrace-begin", daemon=True
+            ).start()
         try:
             with _listening(self.answer) as listens:
                 yield listens
@@ -158,6 +175,8 @@ class _Engine:
             del _in_loop[id(self._core)]
             if self._watchdog is not None:
                 self._watchdog.close()
+            if self._metrics is not None:
+                self._metrics.close()
 
     def ends(self, why: str) -> None:
         """Note that the engine's loop ends with an exception; ``SystemExit`` is vLLM's way to shut down."""
@@ -171,23 +190,28 @@ class _Engine:
         Raises:
             RefusedError: If the engine cannot be attached to or detached from.
         """
+        answer: AnyAnswer
         match ask:
             case AskStatus():
-                return self._status()
+                answer = self._status()
             case AskAttach():
                 self._refuse_if_held_up()
                 begun = self._attachment.attach(
                     Path(ask.run_dir), ask.for_s, hash_ids=ask.hash_ids, trace=ask.trace
                 )
-                return Attached(path=str(begun.path), present=begun.present, held_us=begun.held_us)
+                answer = Attached(path=str(begun.path), present=begun.present, held_us=begun.held_us)
             case AskDetach():
                 ended = self._attachment.detach()
-                return Detached(path=str(ended.path), held_us=ended.held_us, stopped=ended.stopped)
+                answer = Detached(path=str(ended.path), held_us=ended.held_us, stopped=ended.stopped)
+            case AskMeasure():
+                answer = self._measure(ask.address)
             case AskQueue():
-                return self._queue()
+                answer = self._queue(glance=ask.glance)
             case AskSnapshot():
-                return self._snapshot(Path(ask.run_dir))
-        return Refused(why="an engine is not asked this")
+                answer = self._snapshot(Path(ask.run_dir))
+            case _:
+                answer = Refused(why="an engine is not asked this")
+        return answer
 
     @property
     def _flight(self) -> FlightRecorder | None:
@@ -209,6 +233,20 @@ class _Engine:
             return self._attachment.exits_now(glance=wait and bool(self._core.scheduler.requests))
         return []
 
+    def _exits_without_glance(self, *, wait: bool) -> list[Exit]:  # noqa: ARG002  # a protocol's
+        return self._exits(wait=False)
+
+    def _facts(self) -> EngineFacts:
+        """Return what the metrics tell beside the steps."""
+        watchdog, progress_s = self._watchdog, None
+        if watchdog is not None and watchdog.progress_age_s is not None:
+            progress_s = time.time() - watchdog.progress_age_s
+        return EngineFacts(
+            stall_kind=None if watchdog is None else watchdog.stall_kind,
+            progress_unix_s=progress_s,
+            kv_blocks=_blocks_by_holder(self._core.scheduler),
+        )
+
     def _refuse_if_held_up(self) -> None:
         """Raise RefusedError at once if the watchdog has detected that no step will end soon."""
         watchdog = self._watchdog
@@ -217,9 +255,53 @@ class _Engine:
             msg = f"it was not attached to: {since}: {watchdog.stall}"
             raise RefusedError(msg)
 
-    def _queue(self) -> QueueNow:
+    def _queue(self, *, glance: bool) -> QueueNow:
         ids = self._attachment.ids
-        return QueueNow(queue=queue_now(self._core, self._between_steps, self._exits, ids))
+        exits = self._exits if glance else self._exits_without_glance
+        return QueueNow(queue=queue_now(self._core, self._between_steps, exits, ids))
+
+    def _measure_from_the_start(self) -> None:
+        """Switch metrics on as the environment says; never raise."""
+        try:
+            answer = self._measure(environment_value(METRICS))
+            if answer.where is not None:
+                logger.info("schedtrace: metrics of this engine appear on {}", answer.where)
+        except Exception as error:
+            logger.warning("schedtrace: no metrics: {}", error_text(error))
+
+    def _measure(self, wanted: str) -> Measured:
+        """Switch metrics on or off.
+
+        Raises:
+            RefusedError: If the text is no address, the port is taken, or the engine cannot be recorded.
+        """
+        from schedtrace.record.metrics.engine_meter import EngineMeter, address
+        from schedtrace.record.metrics.sinks import engine_labels
+
+        try:
+            asked = address(wanted)
+            if asked is None:
+                held_us = self._attachment.measure(None)
+                self._measures = False
+                if self._metrics is not None:
+                    self._metrics.close()
+                return Measured(where=None, held_us=held_us)
+            self._refuse_if_held_up()
+            core = self._core
+            rank = data_parallel_rank(core.vllm_config.parallel_config)
+            if self._metrics is None:
+                self._metrics = EngineMeter(
+                    engine_labels(core.vllm_config, rank),
+                    by_priority=policy(core.scheduler) == "priority",
+                    facts=self._facts,
+                    health=lambda: self._status().health,
+                )
+            self._metrics.serve(asked, rank)
+            held_us = self._attachment.measure(self._metrics)
+        except (NotUnderstoodError, OSError, ImportError) as error:
+            raise RefusedError(str(error)) from error
+        self._measures = True
+        return Measured(where=self._metrics.where, held_us=held_us)
 
     def _snapshot(self, folder: Path) -> AnyAnswer:
         flight, trace = self._flight, self._attachment.trace_path
@@ -258,7 +340,24 @@ class _Engine:
             stall=None if watchdog is None else watchdog.stall,
             paused=paused(core),
             input_requests=num_in_input_queue(core),
+            measured=self._metrics.where if self._measures and self._metrics is not None else None,
         )
+
+
+def _blocks_by_holder(scheduler: Any) -> dict[str, int]:
+    """Return the KV blocks that are free, and that running, waiting and finished requests hold."""
+    with suppress(Exception):  # a cache manager that is not vLLM's
+        manager = scheduler.kv_cache_manager
+        free, held = free_blocks(manager), held_blocks(manager)
+        if free is None:
+            return {}
+        running = {request.request_id for request in list(scheduler.running)}
+        blocks = Counter(free=free, running=0, waiting=0, finished=0)
+        for request_id, number in held.items():
+            present = dict.__contains__(scheduler.requests, request_id)
+            blocks["running" if request_id in running else "waiting" if present else "finished"] += number
+        return blocks
+    return {}
 
 
 class _Worker:

@@ -197,6 +197,16 @@ class Watchdog:
         """Sentence with the reason."""
         return None if self.stalled_s is None or self._reported is None else self._reported.sentence
 
+    @property
+    def stall_kind(self) -> str | None:
+        """Kind of the reported stall; None if there is none, or the engine is paused."""
+        return None if self.stalled_s is None or self._reported is None else self._reported.kind
+
+    @property
+    def progress_age_s(self) -> float | None:
+        """Seconds from the latest progress, or time without work, to the latest check; None before one."""
+        return None if self._moved_s is None else self._looked_s - self._moved_s
+
     def check(self, now_s: float) -> None:
         """Compare the engine with its state at the last check; report stalls that have begun or ended since.
 

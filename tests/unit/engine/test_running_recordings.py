@@ -4,11 +4,22 @@ from pathlib import Path
 
 import pytest
 
+from schedtrace.cli.main import main
 from schedtrace.engine import running_engines, running_recordings
 from schedtrace.engine.running_engines import Listening, NoAnswerError
-from schedtrace.engine.running_recordings import attach_to, detach_from, snapshot_of
+from schedtrace.engine.running_recordings import attach_to, detach_from, measure, snapshot_of
 from schedtrace.errors import EngineError
-from schedtrace.model.live import AskAttach, AskDetach, AskSnapshot, Attached, Detached, Snapshot, Status
+from schedtrace.model.live import (
+    AskAttach,
+    AskDetach,
+    AskMeasure,
+    AskSnapshot,
+    Attached,
+    Detached,
+    Measured,
+    Snapshot,
+    Status,
+)
 
 SERVERS = {100: 10, 101: 10, 200: 20}
 """Process of an engine to its server's."""
@@ -40,6 +51,13 @@ class Engine:
                 return Attached(
                     path=f"{question.run_dir}/engine-{self.status.rank}.jsonl", present=2, held_us=300
                 )
+            case AskMeasure():
+                where = (
+                    None
+                    if question.address == "off"
+                    else f"http://127.0.0.1:{9415 + self.status.rank}/metrics"
+                )
+                return Measured(where=where, held_us=300)
             case AskDetach():
                 return Detached(path="logs/run/trace", held_us=10, stopped=self.stopped)
             case AskSnapshot():
@@ -159,3 +177,23 @@ def test_attach_for_a_while_ends_with_what_the_recorders_know(run_here, asked, c
     assert err.startswith(
         f"schedtrace: engine 0 (pid 100): {STOPPED}\nschedtrace: {lost}\nto see what was recorded: "
     )
+
+
+def test_metrics_of_all_engines_are_switched_though_one_refuses(run_here, asked):
+    refuses = {"AskMeasure": EngineError("engine 1 (pid 101): the port is taken")}
+    run_here(Engine(100, 0, asked), Engine(101, 1, asked, **refuses), Engine(200, 0, asked))
+    lines = measure("all", "on")
+    assert next(lines) == (
+        "metrics of engine 0 (pid 100): on http://127.0.0.1:9415/metrics, held up for 0.3 ms"
+    )
+    assert next(lines).startswith("metrics of engine 0 (pid 200): on ")
+    with pytest.raises(EngineError, match="the port is taken"):
+        next(lines)
+    run_here(Engine(100, 0, asked))
+    assert list(measure(None, "off")) == ["metrics of engine 0 (pid 100): off, held up for 0.3 ms"]
+
+
+@pytest.mark.parametrize("option", [["--for", "60s"], ["--hash-ids"], ["--trace", "plain"]])
+def test_metrics_take_no_option_of_a_recording(option, capsys):
+    assert main(["attach", "--metrics", "on", *option]) == 2
+    assert "--metrics records no trace" in capsys.readouterr().err

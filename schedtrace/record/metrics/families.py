@@ -1,0 +1,211 @@
+"""The metrics: names, units, labels and meanings, and their values from an engine's totals.
+
+``docs/metrics.md`` shows this table. Labels come from closed vocabularies: causes, states and uses that
+schedtrace defines. An engine has at most ``MOST_SERIES`` series; a cause beyond them counts under ``more``.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from schedtrace.model.causes import CAUSES
+from schedtrace.record.metrics.tally import NEXT_STEP, OTHER, Tally
+
+PREFIX = "schedtrace_"
+MOST_SERIES = 50
+MORE = "more"
+"""Label of all causes for which an engine has no series left."""
+US = 1e6
+ENGINE_LABELS = ("model_name", "engine")
+"""Labels of every series, named as vLLM names its own."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A metric.
+
+    A counter's name lacks the ``_total`` that Prometheus adds.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    label: str | None = None
+    """Its label besides ``ENGINE_LABELS``."""
+    values: tuple[str, ...] | None = None
+    """All values of this label; None for causes, and without a label."""
+
+    @property
+    def full_name(self) -> str:
+        """Name as it is exposed."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All its labels."""
+        return (*ENGINE_LABELS, self.label) if self.label else ENGINE_LABELS
+
+
+_CAUSE = ("cause", None)
+WAIT = Family("wait_seconds", "counter", "Time that requests spent in the waiting queue, by cause.", *_CAUSE)
+STALL = Family(
+    "stalled_request_seconds", "counter", "Time that running requests got no tokens, by cause.", *_CAUSE
+)
+HELD = Family(
+    "held_seconds",
+    "counter",
+    "Time that requests held a seat or KV blocks: running, stalled (running without tokens), set_aside.",
+    "holder_kind",
+    ("running", "stalled", "set_aside"),
+)
+CLASS_WAIT = Family(
+    "priority_wait_seconds",
+    "counter",
+    "Time that requests spent in the waiting queue, by class of priority; only with the priority policy.",
+    "priority_class",
+    ("urgent", "default", "background"),
+)
+REFUSALS = Family("refusals", "counter", "Refusals and skips of requests by schedule(), by cause.", *_CAUSE)
+PREEMPTIONS = Family(
+    "preemptions", "counter", "Preemptions, by reason.", "reason", ("kv_blocks", "itself", "cache_reset")
+)
+TOKENS = Family(
+    "budget_tokens",
+    "counter",
+    "Tokens that steps scheduled, by use.",
+    "use",
+    ("prefill", "decode", "recompute"),
+)
+UNUSED = Family(
+    "budget_unused_tokens",
+    "counter",
+    "Tokens of the budget that steps left, by the cause that ended their loop over the queue.",
+    *_CAUSE,
+)
+STEPS = Family("steps", "counter", "Calls of schedule().")
+DROPPED = Family("dropped_steps", "counter", "Steps that are in no total, because the recorder was behind.")
+DEVICE = Family("device_seconds", "counter", "Time in which the device executed batches.")
+HOST = Family("host_seconds", "counter", "Time with requests in which the device did not execute.")
+IDLE = Family("idle_seconds", "counter", "Time in which no request was present and nothing was under way.")
+WAITING = Family("waiting_requests", "gauge", "Requests in the waiting queue, by cause.", *_CAUSE)
+KV_BLOCKS = Family(
+    "kv_blocks",
+    "gauge",
+    "KV blocks: free, and held by running, waiting or finished requests (shared blocks count for each).",
+    "holder_kind",
+    ("free", "running", "waiting", "finished"),
+)
+STALLED = Family(
+    "stalled",
+    "gauge",
+    "Whether the watchdog reports a stall of this kind (0 or 1).",
+    "kind",
+    ("scheduler", "worker", "ranks", "connector", "engine", "livelock"),
+)
+PROGRESS = Family(
+    "last_progress_timestamp_seconds",
+    "gauge",
+    "Unix time at which the watchdog last saw progress or no work.",
+)
+LEADING = Family(
+    "leading_cause", "gauge", "Whether most waiting of the last minute was for this cause (0 or 1).", *_CAUSE
+)
+FAMILIES = (
+    WAIT, STALL, HELD, CLASS_WAIT, REFUSALS, PREEMPTIONS, TOKENS, UNUSED, STEPS, DROPPED, DEVICE, HOST, IDLE,
+    WAITING, KV_BLOCKS, STALLED, PROGRESS, LEADING,
+)  # fmt: skip
+_BY_CAUSE = [family for family in FAMILIES if family.label == "cause"]
+_FIXED = sum(len(family.values or ("",)) for family in FAMILIES if family not in _BY_CAUSE)
+MOST_BY_CAUSE = MOST_SERIES - _FIXED
+"""Series that are left for causes, of all families together."""
+
+
+def known_cause(cause: str) -> str:
+    """Return a cause as a label: a word of another package's scheduler is ``other``."""
+    return str(cause) if cause in CAUSES or cause == NEXT_STEP else OTHER
+
+
+def series_totals(tally: Tally) -> Iterator[tuple[Family, str, float]]:
+    """Yield each counter's label and value."""
+    for family, by_label in (
+        (WAIT, tally.waits.us),
+        (STALL, tally.stalled_us),
+        (HELD, tally.held_us),
+        *([] if tally.classes is None else [(CLASS_WAIT, tally.classes.us)]),
+    ):
+        for label in by_label if family.values is None else family.values:
+            yield family, label, by_label[label] / US
+    for family, numbers in (
+        (REFUSALS, tally.refusals),
+        (PREEMPTIONS, tally.preemptions),
+        (TOKENS, tally.tokens),
+        (UNUSED, tally.unused_tokens),
+    ):
+        for label in family.values or numbers:
+            yield family, label, numbers[label]
+    yield STEPS, "", tally.steps
+    yield DROPPED, "", tally.dropped_steps
+    yield DEVICE, "", tally.busy.device_us / US
+    yield HOST, "", tally.busy.host_us(tally.clock_us) / US
+    yield IDLE, "", tally.busy.idle_us(tally.clock_us) / US
+
+
+class Sink(Protocol):
+    """Place where series appear."""
+
+    def add(self, family: Family, label: str, amount: float) -> None:
+        """Add to a counter; an amount of 0 makes the series appear."""
+
+    def set(self, family: Family, label: str, value: float) -> None:
+        """Set a gauge."""
+
+
+@dataclass
+class Series:
+    """All series of an engine: their number is bounded, and no counter decreases.
+
+    Args:
+        sinks: Where they appear.
+    """
+
+    sinks: list[Sink]
+    values: dict[tuple[Family, str], float] = field(default_factory=dict)
+    """Value of each series, by family and label (empty without a label)."""
+    _highest: dict[tuple[Family, str], float] = field(default_factory=dict)
+    """Value of each counter by its own label, before labels are put together."""
+
+    def count(self, totals_now: Mapping[tuple[Family, str], float]) -> None:
+        """Raise the counters to these totals."""
+        for key, total in totals_now.items():
+            highest = self._highest.get(key)
+            if highest is not None and total <= highest:
+                continue
+            if highest is None and not total and key[0].label == "cause":
+                continue
+            self._highest[key] = total
+            family, label = self._series(*key)
+            amount = total - (highest or 0.0)
+            self.values[family, label] = self.values.get((family, label), 0.0) + amount
+            for sink in self.sinks:
+                sink.add(family, label, amount)
+
+    def gauge(self, family: Family, values: Mapping[str, float]) -> None:
+        """Set a gauge; labels that it has had and that are absent now are 0."""
+        now = {shown: 0.0 for of, shown in self.values if of is family}
+        for label, value in values.items():
+            _, shown = self._series(family, label)
+            now[shown] = now.get(shown, 0.0) + value
+        for label, value in now.items():
+            self.values[family, label] = value
+            for sink in self.sinks:
+                sink.set(family, label, value)
+
+    def _series(self, family: Family, label: str) -> tuple[Family, str]:
+        """Return the series of a label, which is ``more`` if there would be too many."""
+        if family.label == "cause":
+            label = known_cause(label)
+            number = sum(series in _BY_CAUSE for series, _ in self.values)
+            reserved = sum((by_cause, MORE) not in self.values for by_cause in _BY_CAUSE)
+            if (family, label) not in self.values and number + reserved >= MOST_BY_CAUSE:
+                label = MORE
+        return family, label

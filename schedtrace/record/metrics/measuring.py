@@ -1,0 +1,84 @@
+"""Connection of a writer with a receiver of totals, which comes and goes while the writer works."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from schedtrace.record.log import logger
+from schedtrace.record.metrics.tally import Tally
+
+
+class Meter(Protocol):
+    """Receiver of an engine's totals, on the writer's thread."""
+
+    def new_tally(self) -> Tally:
+        """Return totals for a recording that begins."""
+
+    def publish(self, tally: Tally) -> None:
+        """Take the totals after a round, up to their clock."""
+
+
+class EngineFacts(NamedTuple):
+    """Facts about an engine that no step has."""
+
+    stall_kind: str | None
+    """Kind of the stall that the watchdog reports."""
+    progress_unix_s: float | None
+    """Time at which it last saw progress; None without a watchdog."""
+    kv_blocks: Mapping[str, int]
+    """KV blocks by holder; empty if they cannot be read."""
+
+
+class CountsLines(Protocol):
+    """Assembler of lines, which adds each to totals."""
+
+    tally: Tally | None
+
+    def count_with(self, tally: Tally | None) -> None:
+        """Add the next lines to these totals."""
+
+
+class Measuring:
+    """Metrics of one writer.
+
+    Args:
+        assembler: The writer's assembler.
+    """
+
+    def __init__(self, assembler: CountsLines) -> None:
+        self.meter: Meter | None = None
+        """Receiver of the totals, set on any thread; None if nobody asked for metrics."""
+        self.begun: Callable[[], Any] = lambda: None
+        """Function that returns the capture of the latest call, which may not have ended."""
+        self.assembled: Any = None
+        """Latest capture that was assembled."""
+        self._assembler = assembler
+        self._current: Meter | None = None
+
+    def begin_round(self) -> None:
+        """Begin new totals if the receiver is another than before."""
+        meter = self.meter
+        if meter is not self._current:
+            self._current = meter
+            self._assembler.count_with(None if meter is None else meter.new_tally())
+
+    def end_round(self, now_us: int, since_anchor: Callable[[int], int], *, complete: bool) -> None:
+        """Hand the totals on; never raise.
+
+        Args:
+            now_us: Time of the trace's clock.
+            since_anchor: Function that converts nanoseconds to that clock.
+            complete: Whether all that happened up to now is in the totals, but for a call under way.
+        """
+        meter, tally = self._current, self._assembler.tally
+        if meter is None or tally is None:
+            return
+        try:
+            if complete:
+                call = self.begun()
+                began_ns = None if call is self.assembled else getattr(call, "start_ns", None)
+                until_us = now_us if began_ns is None else min(now_us, since_anchor(began_ns))
+                tally.advance_to(max(tally.clock_us, until_us))
+            meter.publish(tally)
+        except Exception as error:
+            self.meter = None
+            logger.warning("schedtrace: metrics stopped: {!r}", error)

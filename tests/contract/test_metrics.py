@@ -1,0 +1,268 @@
+"""Metrics equal the sums that ``analyze`` makes of the trace of the same run, at any moment of it."""
+
+import time
+from copy import deepcopy
+from types import SimpleNamespace
+
+import polars as pl
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.read.run import read_run
+from schedtrace.record.disguise import RECORDERS
+from schedtrace.record.live.attachment import Attachment
+from schedtrace.record.metrics.tally import Tally, priority_class
+from schedtrace.record.traced import traced_class
+from schedtrace.simulate import Driver
+from schedtrace.timeline.request_states import QUEUED
+from schedtrace.timeline.timeline import make_timeline
+from tests.contract.deciding import LOAD, Deciding, first_difference
+from tests.contract.loads import FAMILIES, SEEDS, make_script, play
+
+pytestmark = pytest.mark.vllm
+
+SESSIONS = {"streaming_input"}
+"""A session that waits for its next part is in the queue, and no event says when it went back there."""
+POINTS = 10
+COMPUTING = ["prefill", "decode", "recompute"]
+
+
+EVERY = 12
+"""Steps from one copy to the next: more than ten in the shortest load."""
+CHOSEN = [
+    "async_aborts", "async_mixed", "async_model_len", "few_seqs", "lora_cap", "mixed", "paused", "pipeline",
+    "prefix_caching_tight", "priority_tight", "resets", "tight_kv", "whole_sequence_reserved",
+]  # fmt: skip
+LOADS = CHOSEN if len(SEEDS) == 1 else sorted(FAMILIES.keys() - SESSIONS)
+"""All loads with `make compat`."""
+
+
+class Watched(Tally):
+    """Keeps copies of itself after some steps."""
+
+    def __init__(self, *, every=1, **options):
+        super().__init__(**options)
+        self.every, self.copies = every, {}
+
+    def note_step(self, step, **options):
+        super().note_step(step, **options)
+        if step.step % self.every == 0:
+            copies, self.copies = self.copies, {}
+            copies[step.step] = deepcopy(self)
+            self.copies = copies
+
+
+class Meter:
+    """Keeps the totals, and publishes them nowhere."""
+
+    def __init__(self, *, by_priority):
+        self.tally = Watched(by_priority=by_priority, every=EVERY)
+
+    def new_tally(self):
+        return self.tally
+
+    def publish(self, tally):
+        pass
+
+
+def counted(name, seed=1):
+    """The totals of a load, and the timeline of its trace."""
+    family = FAMILIES[name]
+    engine = Driver(traced_class, **family.engine)
+    writer = RECORDERS.get(engine.scheduler).writer
+    meter = Meter(by_priority=engine.config.scheduler_config.policy == "priority")
+    writer.measuring.meter = meter
+    play(engine, make_script(family, seed))
+    RECORDERS.get(engine.scheduler).close()
+    trace, *_ = read_run(writer.path.parent).traces
+    timeline = make_timeline(trace, None)
+    meter.tally.advance_to(timeline.end_us)
+    return meter.tally, timeline
+
+
+def sums(timeline, until_us, step):
+    """What the totals must be at a moment: sums of the timeline's tables up to it."""
+    states = timeline.request_states.with_columns(pl.col("end_us").clip(None, until_us)).filter(
+        pl.col("end_us") > pl.col("begin_us")
+    )
+    us = pl.col("end_us") - pl.col("begin_us")
+    steps = timeline.steps.filter(pl.col("step") <= step)
+    refused = timeline.exits.filter(pl.col("refusal") & (pl.col("step") <= step))
+    queued = states.filter(pl.col("state").is_in(QUEUED))
+
+    def by(rows, key, value):
+        return {k: v for k, v in rows.group_by(key).agg(value.sum().alias("sum")).iter_rows() if v}
+
+    used = pl.col("token_budget") - pl.col("remaining_budget")
+    recompute, decode = pl.col("recomputed_tokens"), pl.col("decode_tokens")
+    tokens = steps.select(
+        prefill=(used - recompute - decode).sum(), decode=decode.sum(), recompute=recompute.sum()
+    ).row(0, named=True)
+    priorities = timeline.known_requests.select("request_id", "priority")
+    waited = queued.join(priorities, on="request_id").group_by("priority").agg(us=us.sum())
+    classes = {}
+    for priority, waited_us in waited.iter_rows():
+        classes[priority_class(priority)] = classes.get(priority_class(priority), 0) + waited_us
+    preempted = timeline.preemptions.filter(pl.col("step") <= step)
+    reason = (
+        pl.when(~pl.col("in_schedule"))
+        .then(pl.lit("cache_reset"))
+        .when(pl.col("for_request_id") == pl.col("request_id"))
+        .then(pl.lit("itself"))
+        .otherwise(pl.lit("kv_blocks"))
+    )
+    return {
+        "waits": by(queued, "cause", us),
+        "stalled": by(states.filter(pl.col("state") == "stalled"), "cause", us),
+        "running": int(states.filter(pl.col("state").is_in(COMPUTING)).select(us.sum()).item()),
+        "refusals": by(refused, "cause", pl.col("count")),
+        "preemptions": dict(preempted.with_columns(reason=reason).group_by("reason").len().iter_rows()),
+        "tokens": {use: number for use, number in tokens.items() if number},
+        "unused": by(steps, "waiting_cause", pl.col("remaining_budget")),
+        "classes": classes,
+    }
+
+
+def totals(tally):
+    def some(counter):
+        return {key: value for key, value in counter.items() if value}
+
+    return {
+        "waits": some(tally.waits.us),
+        "stalled": some(tally.stalled_us),
+        "running": tally.held_us["running"],
+        "refusals": some(tally.refusals),
+        "preemptions": some(tally.preemptions),
+        "tokens": some(tally.tokens),
+        "unused": some(tally.unused_tokens),
+        "classes": None if tally.classes is None else some(tally.classes.us),
+    }
+
+
+def same(tally, timeline, until_us, step):
+    expected = sums(timeline, until_us, step)
+    if tally.classes is None:
+        expected["classes"] = None
+    assert totals(tally) == expected
+
+
+@pytest.mark.parametrize("name", LOADS)
+@pytest.mark.usefixtures("recording")
+def test_totals_equal_the_sums_of_the_trace_at_ten_points_and_at_the_end(name):
+    tally, timeline = counted(name)
+    starts = dict(timeline.steps.select("step", "start_us").iter_rows())
+    assert len(tally.copies) >= POINTS
+    for step, copy in list(tally.copies.items())[:: len(tally.copies) // POINTS]:
+        same(copy, timeline, starts[step], step)
+    same(tally, timeline, timeline.end_us, len(starts))
+    states = timeline.tables.engine_states
+    us = (pl.col("end_us") - pl.col("begin_us")).sum()
+    engine = dict(states.group_by("state").agg(us).iter_rows())
+    assert tally.busy.device_us == engine.get("device", 0)
+    assert tally.busy.idle_us(tally.clock_us) == engine.get("idle", 0)
+    assert tally.busy.host_us(tally.clock_us) == sum(
+        us for state, us in engine.items() if state not in {"device", "idle"}
+    )
+
+
+class Now:
+    """The test's thread is the engine's."""
+
+    def do(self, what, _timeout_s):
+        what()
+
+
+class Switched(Deciding):
+    """Does something before some of its steps."""
+
+    def __init__(self, before, **options):
+        super().__init__(**options)
+        self.before, self.calls = before, 0
+        core = SimpleNamespace(scheduler=self.scheduler, batch_queue=self.in_flight)
+        self.attachment = Attachment(core, Now())
+
+    def schedule(self, *args):
+        self.before.get(self.calls, lambda _: None)(self.attachment)
+        self.calls += 1
+        return super().schedule(*args)
+
+
+class Parts:
+    """Keeps the totals of each recording."""
+
+    def __init__(self):
+        self.tallies = []
+
+    def new_tally(self):
+        self.tallies.append(Watched())
+        return self.tallies[-1]
+
+    def publish(self, tally):
+        assert tally is self.tallies[-1]
+
+
+def switched(before):
+    family = FAMILIES[LOAD[0]]
+    return play(Switched(before, **family.engine), make_script(family, LOAD[1]))
+
+
+def test_metrics_alone_change_no_decision_and_leave_nothing(plain):
+    parts = Parts()
+    engine = switched({20: lambda the: the.measure(parts), 90: lambda the: the.measure(None)})
+    assert first_difference(plain, engine.decisions) is None
+    assert [tally.steps for tally in parts.tallies] == [70]
+    assert type(engine.scheduler).__module__.startswith("vllm.")
+    assert RECORDERS.get(engine.scheduler) is None
+
+
+def test_metrics_go_on_through_a_recording_that_begins_and_ends(plain, tmp_path):
+    parts = Parts()
+    engine = switched(
+        {
+            20: lambda the: the.measure(parts),
+            40: lambda the: the.attach(tmp_path / "run", None, hash_ids=True),
+            90: lambda the: the.detach(),
+            130: lambda the: the.measure(None),
+        }
+    )
+    assert first_difference(plain, engine.decisions) is None
+    assert [tally.steps for tally in parts.tallies] == [20, 50, 40]
+    trace, *_ = read_run(tmp_path / "run").traces
+    timeline = make_timeline(trace, None)
+    starts = dict(timeline.steps.select("step", "start_us").iter_rows())
+    last = max(starts)
+    same(parts.tallies[1].copies[last], timeline, starts[last], last)
+
+
+def joined(the, parts):
+    """Switch metrics on, and wait for the writer's next round."""
+    the.measure(parts)
+    while not parts.tallies:
+        time.sleep(0.01)
+
+
+def test_metrics_join_a_recording_that_is_under_way(tmp_path):
+    parts = Parts()
+    engine = switched(
+        {
+            20: lambda the: the.attach(tmp_path / "run", None, hash_ids=False),
+            40: lambda the: joined(the, parts),
+            90: lambda the: (the.detach(), the.measure(None)),
+        }
+    )
+    assert 0 < sum(tally.steps for tally in parts.tallies) <= 70
+    assert type(engine.scheduler).__module__.startswith("vllm.")
+
+
+def test_a_recording_from_the_start_gets_metrics_and_loses_them(recording):
+    parts = Parts()
+    engine = Driver(traced_class)
+    attachment = Attachment(SimpleNamespace(scheduler=engine.scheduler, batch_queue=[]), Now())
+    assert attachment.measure(parts) == 0.0
+    engine.add("r0", 40)
+    engine.finish()
+    RECORDERS.get(engine.scheduler).close()
+    [tally] = parts.tallies
+    assert tally.tokens["prefill"] == 40
+    assert list(recording.iterdir())
