@@ -6,7 +6,6 @@
 import json
 import os
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,14 @@ OPTIONS = {
     "num_blocks": BLOCKS,
 }
 PER_HOST = 2
+KINDS = {
+    "slow": "slow-steps",
+    "kv": "smaller-limit",
+    "hot": "more-load",
+    "client": "no-arrivals",
+    "paused": "interrupted",
+}
+"""Causes by which a fleet's report names the faults."""
 HOST = HostTimes(100, 0, 0, 0, 100, 0)
 
 
@@ -41,7 +48,7 @@ class PlannedEngine:
     @property
     def name(self) -> str:
         """Name in a report."""
-        return f"run=fleet/host={self.host}/engine-{self.number}"
+        return f"host={self.host}/engine-{self.number}"
 
 
 @dataclass(frozen=True)
@@ -142,8 +149,3 @@ def recorded_in(folder: Path) -> Iterator[None]:
 def faults_by_name(planned: Sequence[PlannedEngine]) -> dict[str, str]:
     """Return the fault of each engine that has one."""
     return {engine.name: engine.fault for engine in planned if engine.fault}
-
-
-def counts(planned: Sequence[PlannedEngine]) -> Counter[str]:
-    """Return the number of engines with each fault."""
-    return Counter(engine.fault for engine in planned)
