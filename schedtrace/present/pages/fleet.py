@@ -155,13 +155,15 @@ def _differences(report: FleetReport) -> Iterator[RootCauseSection]:
         if more := engines[MOST_NAMED:]:
             names = joined([say("{name:code}", name=difference.engine) for difference in more], ", ")
             paragraphs.append(say("Likewise {names}.", names=names))
-        hosts = sorted({difference.host for difference in engines})
-        of_hosts = say("[, {hosts:n host}]", hosts=len(hosts) if where == "host" else 0)
+        hosts = {difference.host for difference in engines} if where == "host" else ()
         yield RootCauseSection(
             place,
             Styled(TITLES[kind], Style.WARNING),
             say(
-                "{where}: {engines:n engine}{of_hosts}", where=where, engines=len(engines), of_hosts=of_hosts
+                "{engines:n engine}[ on {hosts:n host}]: look at the {where}",
+                engines=len(engines),
+                hosts=len(hosts),
+                where=where,
             ),
             paragraphs,
             [ADVICE[kind, where]],
@@ -171,8 +173,9 @@ def _differences(report: FleetReport) -> Iterator[RootCauseSection]:
 def _evidence(difference: PeerDifference) -> Message:
     also = ", ".join(COLUMN_WORDS[kind] for kind in difference.also)
     return say(
-        "{engine:code} on {host}: {message}[ {effect}][ Also: {also}.]",
+        "{engine:code}[ on {host}]: {message}[ {effect}][ Also: {also}.]",
         difference,
+        host="" if difference.host in difference.engine else difference.host,
         effect=difference.effect if difference.kind == "slow-steps" else NOTHING,
         also=also,
     )
