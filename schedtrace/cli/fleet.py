@@ -19,7 +19,7 @@ from schedtrace.errors import UsageError
 from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
-    from schedtrace.fleet.workers import Pool
+    from schedtrace.fleet.workers import WorkerPool
 
 
 def fleet(
@@ -71,7 +71,7 @@ def fleet(
     if engine is not None and output is not None:
         msg = "--output writes the summaries of all engines: give it without --engine"
         raise UsageError(msg)
-    inputs = find_fleet(paths)
+    inputs = find_fleet([_absolute(path) for path in paths] if on == "ray" else paths)
     if engine is not None:
         source = engine_named(inputs, engine)
         with CountBar(stderr_console(), "analyzing", counted=False):
@@ -80,7 +80,7 @@ def fleet(
         return
     folder = tables.cache_folder(cache_folder) if cache else None
 
-    def pool_of(engines: int) -> "Pool":
+    def pool_of(engines: int) -> "WorkerPool":
         from schedtrace.fleet import workers
 
         count = min(processes(jobs), engines)
@@ -95,3 +95,8 @@ def fleet(
     if output is not None:
         tables.write_summaries(output, [*summaries.by_name], [*summaries.by_name.values()])
     show(fleet_page(fleet_report(summaries, paths, str(window or ""))), output_format)
+
+
+def _absolute(path: str) -> str:
+    """Return a local path as the workers of a cluster find it; an address as it is."""
+    return path if "://" in path else str(Path(path).absolute())

@@ -18,7 +18,7 @@ from schedtrace.fleet.stores import (
 )
 from schedtrace.fleet.summary import message_from, message_json, summarize_run
 from schedtrace.fleet.tables import SummaryCache, content_hash
-from schedtrace.fleet.workers import Lost, Pool, outcomes
+from schedtrace.fleet.workers import Lost, WorkerPool, outcomes
 from schedtrace.model.fleet import EngineRead, EngineSummary, FleetManifest, LeftOut
 from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
@@ -61,7 +61,7 @@ class FleetSummaries:
 
 def read_fleet(
     inputs: FleetInputs,
-    pool_of: Callable[[int], Pool],
+    pool_of: Callable[[int], WorkerPool],
     *,
     window: Window | None = None,
     cache: SummaryCache | None = None,

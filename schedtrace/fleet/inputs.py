@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from schedtrace.errors import InputError
-from schedtrace.fleet.stores import SourceFile, Store, store_for
+from schedtrace.fleet.stores import SourceFile, TraceStore, store_for
 from schedtrace.model.fleet import LeftOut
 from schedtrace.model.manifest import FILE_NAME, is_trace, part_number, plain_of, trace_of
 from schedtrace.read.run import FRONT_END_PATTERN
@@ -97,15 +97,15 @@ def _add(inputs: FleetInputs, address: str) -> None:
         for engine in _engines_in(store, listing.root, folder, files)
     ]
     used = {file.path for engine in engines for file in engine.files}
-    others = [file for file in listing.files if file.path not in used and not _is_beside(file)]
-    inputs.left_out += [LeftOut(path=store.location(file.path), why=NO_TRACE) for file in others]
-    if not engines and not others:
+    unused = [file for file in listing.files if file.path not in used and not _is_beside(file)]
+    inputs.left_out += [LeftOut(path=store.location(file.path), why=NO_TRACE) for file in unused]
+    if not engines and not unused:
         msg = f"{address}: {NO_TRACE} there" if listing.files else f"{address}: no such file or folder"
         raise InputError(msg)
     inputs.engines += engines
 
 
-def _engines_in(store: Store, root: str, folder: str, files: Sequence[SourceFile]) -> list[EngineSource]:
+def _engines_in(store: TraceStore, root: str, folder: str, files: Sequence[SourceFile]) -> list[EngineSource]:
     """Return the engines whose traces lie in one folder."""
     traces: dict[str, list[SourceFile]] = defaultdict(list)
     for file in files:
@@ -129,7 +129,7 @@ def _is_beside(file: SourceFile) -> bool:
     return any(fnmatchcase(file.name, pattern) for pattern in BESIDE)
 
 
-def _listed(store: Store, address: str) -> list[SourceFile]:
+def _listed(store: TraceStore, address: str) -> list[SourceFile]:
     """Return the files that an address matches; none if it cannot be listed."""
     try:
         return [file for file in store.listing(address).files if _is_beside(file)]

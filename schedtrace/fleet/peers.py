@@ -56,7 +56,7 @@ Key = tuple[str, str | None]
 
 
 @dataclass
-class Comparison:
+class PeerComparison:
     """Groups of peers, their differences, and the step times of each engine."""
 
     groups: list[PeerGroup] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Comparison:
     """Step times in multiples of the peers', by engine."""
 
 
-def compare_peers(fleet: Summaries) -> Comparison:
+def compare_peers(fleet: Summaries) -> PeerComparison:
     """Compare each engine with its peers.
 
     Args:
@@ -74,7 +74,7 @@ def compare_peers(fleet: Summaries) -> Comparison:
     groups: dict[tuple[str, str, str], dict[str, EngineSummary]] = defaultdict(dict)
     for name, summary in fleet.items():
         groups[summary.model, summary.device, summary.role][name] = summary
-    comparison = Comparison()
+    comparison = PeerComparison()
     for (model, device, role), peers in sorted(groups.items()):
         ratios = step_time_ratios(peers)
         comparison.step_ratios |= ratios

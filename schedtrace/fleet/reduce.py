@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from schedtrace.fleet.engines import FleetSummaries
-from schedtrace.fleet.peers import WAITS, Comparison, Summaries, compare_peers, requests_per_s
+from schedtrace.fleet.peers import WAITS, PeerComparison, Summaries, compare_peers, requests_per_s
 from schedtrace.fleet.sketches import merged_latency, percentile_ms
 from schedtrace.fleet.summary import message_from
 from schedtrace.model.fleet import (
@@ -136,7 +136,7 @@ def _weight(finding: SummaryFinding) -> float:
     return finding.saved_frac if finding.saved_frac is not None else finding.share_frac or 0.0
 
 
-def _hosts(engines: Summaries, comparison: Comparison) -> list[FleetHost]:
+def _hosts(engines: Summaries, comparison: PeerComparison) -> list[FleetHost]:
     """Return the hosts, the slowest first."""
     on_host: dict[str, list[str]] = defaultdict(list)
     for name, summary in engines.items():
@@ -156,7 +156,7 @@ def _hosts(engines: Summaries, comparison: Comparison) -> list[FleetHost]:
     return sorted(hosts, key=lambda host: (-(host.step_time_ratio or 0.0), host.host))
 
 
-def _engine_rows(engines: Summaries, comparison: Comparison) -> list[FleetEngine]:
+def _engine_rows(engines: Summaries, comparison: PeerComparison) -> list[FleetEngine]:
     """Return a row for each engine: those that differ first, in their order, then by waiting share."""
     differs = {each.engine: each for each in comparison.differences}
     rows = [_engine_row(name, summary, comparison, differs.get(name)) for name, summary in engines.items()]
@@ -165,7 +165,7 @@ def _engine_rows(engines: Summaries, comparison: Comparison) -> list[FleetEngine
 
 
 def _engine_row(
-    name: str, summary: EngineSummary, comparison: Comparison, difference: PeerDifference | None
+    name: str, summary: EngineSummary, comparison: PeerComparison, difference: PeerDifference | None
 ) -> FleetEngine:
     whole = sum(time.us for time in summary.times)
     waited = sum(time.us for time in summary.times if time.part in WAITS)
@@ -199,7 +199,9 @@ def _clocks(engines: Summaries) -> ClockSpread:
     )
 
 
-def _verdict(engines: Summaries, comparison: Comparison, split: Sequence[FleetTimePart]) -> Iterator[Message]:
+def _verdict(
+    engines: Summaries, comparison: PeerComparison, split: Sequence[FleetTimePart]
+) -> Iterator[Message]:
     """Yield sentences: who differs, load and capacity, the largest wait, and what is not compared."""
     compared = sum(group.engines for group in comparison.groups if group.compared)
     if comparison.differences:
@@ -234,13 +236,13 @@ def _who_differs(differences: Sequence[PeerDifference], compared: int) -> Messag
 
 def _words(kind: FaultKind, count: int) -> Mapping[str, str | int]:
     """Return the values for the words of a kind, its verb in the number of engines."""
-    one = count == 1
-    verbs = {"were": "was" if one else "were", "have": "has" if one else "have"}
-    verbs |= {"get": "gets" if one else "get", "wait": "waits" if one else "wait"}
+    single = count == 1
+    verbs = {"were": "was" if single else "were", "have": "has" if single else "have"}
+    verbs |= {"get": "gets" if single else "get", "wait": "waits" if single else "wait"}
     return {"n": count} | {name: verb for name, verb in verbs.items() if f"{{{name}}}" in KIND_WORDS[kind]}
 
 
-def _load_or_capacity(groups: Sequence[PeerGroup], comparison: Comparison) -> Iterator[Message]:
+def _load_or_capacity(groups: Sequence[PeerGroup], comparison: PeerComparison) -> Iterator[Message]:
     """Yield whether the load is uneven (the router), the capacity (engines), or both."""
     if not groups:
         return

@@ -50,7 +50,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class Listing:
+class StoreListing:
     """Files below a path that a user named."""
 
     root: str
@@ -61,10 +61,10 @@ class Listing:
     """Whether files were named, so that those beside them are not listed."""
 
 
-class Store(Protocol):
+class TraceStore(Protocol):
     """A place that lists files and copies them here."""
 
-    def listing(self, pattern: str) -> Listing:
+    def listing(self, pattern: str) -> StoreListing:
         """Return the files at a path, below a folder, or at what a glob matches."""
 
     def copy(self, file: SourceFile, target: Path, most_bytes: int | None = None) -> None:
@@ -82,7 +82,7 @@ class Store(Protocol):
 class LocalStore:
     """Files of this machine."""
 
-    def listing(self, pattern: str) -> Listing:
+    def listing(self, pattern: str) -> StoreListing:
         """Return the files at a path, below a folder, or at what a glob matches."""
         path = Path(pattern)
         is_literal = path.exists() or path.is_symlink()
@@ -91,7 +91,7 @@ class LocalStore:
         files = {str(file): _local_file(file) for match in matches for file in _files_below(match, left_out)}
         of_files = not all(match.is_dir() for match in matches)
         root = _fixed_part(pattern) if not is_literal else str(path.parent if of_files else path)
-        return Listing(root, [file for file in files.values() if file is not None], left_out, of_files)
+        return StoreListing(root, [file for file in files.values() if file is not None], left_out, of_files)
 
     def copy(self, file: SourceFile, target: Path, most_bytes: int | None = None) -> None:  # noqa: ARG002  # a link costs nothing
         """Link to the file."""
@@ -170,7 +170,7 @@ class RemoteStore:
             msg = f"{address}: {reason_of(error)}"
             raise InputError(msg) from error
 
-    def listing(self, pattern: str) -> Listing:
+    def listing(self, pattern: str) -> StoreListing:
         """Return the files at a path, below a folder, or at what a glob matches."""
         path = str(self._files._strip_protocol(pattern))  # noqa: SLF001  # as fsspec's own functions do
         try:
@@ -189,7 +189,7 @@ class RemoteStore:
             for name, about in sorted(details.items())
             if about.get("type") == "file"
         ]
-        return Listing(root, files, [], of_files)
+        return StoreListing(root, files, [], of_files)
 
     def copy(self, file: SourceFile, target: Path, most_bytes: int | None = None) -> None:
         """Download a file, or its beginning."""
@@ -214,7 +214,7 @@ def _stamp(about: dict[str, Any]) -> str:
     return " ".join([f"size={about.get('size')}", *stamps]) if stamps else ""
 
 
-def store_for(address: str) -> Store:
+def store_for(address: str) -> TraceStore:
     """Return the store of a path or an address."""
     return RemoteStore(address) if SEPARATOR in address else LocalStore()
 
@@ -232,7 +232,12 @@ class StagedTrace:
 
 @contextmanager
 def staged(
-    store: Store, trace_name: str, parts: Sequence[SourceFile], beside: Sequence[SourceFile], *, whole: bool
+    store: TraceStore,
+    trace_name: str,
+    parts: Sequence[SourceFile],
+    beside: Sequence[SourceFile],
+    *,
+    whole: bool,
 ) -> Iterator[StagedTrace]:
     """Make a trace readable as local files until the block ends.
 
@@ -266,7 +271,9 @@ def staged(
         yield StagedTrace(folder / trace_name, files, vanished)
 
 
-def chosen_parts(store: Store, parts: Sequence[SourceFile], window: Window | None) -> Sequence[SourceFile]:
+def chosen_parts(
+    store: TraceStore, parts: Sequence[SourceFile], window: Window | None
+) -> Sequence[SourceFile]:
     """Return the parts that overlap a window, by the time at which each begins."""
     if window is None or len(parts) == 1:
         return parts
@@ -290,11 +297,11 @@ def needed_parts(begins: Sequence[int | None], window: Window) -> list[int]:
         begins: Begin of each part in microseconds on the trace's clock; None if unknown.
         window: Window; counted back from the last part's begin if it has a length and no end.
     """
-    known = [us for us in begins if us is not None]
+    begun = [us for us in begins if us is not None]
     end_us = window.end_us
     first_us = window.begin_us
-    if window.last_us is not None and (end_us is not None or known):
-        first_us = (end_us if end_us is not None else known[-1]) - window.last_us
+    if window.last_us is not None and (end_us is not None or begun):
+        first_us = (end_us if end_us is not None else begun[-1]) - window.last_us
     needed = []
     for place, (begin, following) in enumerate(pairwise([*begins, None])):
         ends_before = first_us is not None and following is not None and following <= first_us

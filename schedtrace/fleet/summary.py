@@ -104,8 +104,7 @@ def _limits(header: Header) -> dict[str, Any]:
 
 
 def _total(counts: list[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+    return None if None in counts else sum(count or 0 for count in counts)
 
 
 def _arrivals(timeline: Timeline) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _A = TypeVar("_A")
 _R = TypeVar("_R")
 
 
-class Pool(Protocol):
+class WorkerPool(Protocol):
     """Processes that do calls: those of ``concurrent.futures``, or tasks of Ray."""
 
     jobs: int
@@ -43,7 +43,7 @@ class Lost(Exception):  # noqa: N818  # a fact, handled like a result
     """Loss of both processes that did a call."""
 
 
-class Done(Generic[_A, _R]):
+class CallOutcome(Generic[_A, _R]):
     """Outcome of a call.
 
     Args:
@@ -56,7 +56,9 @@ class Done(Generic[_A, _R]):
         self.argument, self.value, self.again = argument, value, again
 
 
-def outcomes(pool: Pool, function: Callable[[_A], _R], arguments: Sequence[_A]) -> Iterator[Done[_A, _R]]:
+def outcomes(
+    pool: WorkerPool, function: Callable[[_A], _R], arguments: Sequence[_A]
+) -> Iterator[CallOutcome[_A, _R]]:
     """Yield the outcome of each call exactly once, in the order in which calls end.
 
     Args:
@@ -83,10 +85,10 @@ def outcomes(pool: Pool, function: Callable[[_A], _R], arguments: Sequence[_A]) 
             if _is_lost(pool, future):
                 suspects.append(argument)
             else:
-                yield Done(argument, _value(future), again=False)
+                yield CallOutcome(argument, _value(future), again=False)
 
 
-def _is_lost(pool: Pool, future: "Future[Any]") -> bool:
+def _is_lost(pool: WorkerPool, future: "Future[Any]") -> bool:
     if future.cancelled():
         return True
     error = future.exception()
@@ -98,14 +100,14 @@ def _value(future: "Future[Any]") -> Any:
     return future.exception() or future.result()
 
 
-def _alone(pool: Pool, function: Callable[[_A], _R], argument: _A) -> Done[_A, _R]:
+def _alone(pool: WorkerPool, function: Callable[[_A], _R], argument: _A) -> CallOutcome[_A, _R]:
     """Do a call again, with no other under way."""
     future = pool.submit(function, argument)
     wait([future])
     if _is_lost(pool, future):
         pool.restart()
-        return Done(argument, Lost(), again=True)
-    return Done(argument, _value(future), again=True)
+        return CallOutcome(argument, Lost(), again=True)
+    return CallOutcome(argument, _value(future), again=True)
 
 
 class HereOnly:

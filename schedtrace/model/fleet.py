@@ -252,7 +252,7 @@ class FleetTimePart(msgspec.Struct, kw_only=True):
     most: str
     """Engine with the largest share of its own requests' time."""
     most_frac: float
-    """That share."""
+    """Its share there."""
 
 
 class FleetLatency(msgspec.Struct, kw_only=True):
@@ -338,7 +338,7 @@ class FleetEngine(msgspec.Struct, kw_only=True):
 
 
 class ClockSpread(msgspec.Struct, kw_only=True):
-    """How far times of two engines may be apart."""
+    """Largest difference between the clocks of two engines."""
 
     hosts: int
     """Hosts of the fleet."""
