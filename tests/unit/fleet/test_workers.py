@@ -72,6 +72,7 @@ def test_a_call_whose_second_process_ends_as_well_is_lost_and_the_others_are_don
     assert {number: each.value for number, each in done.items() if number != 2} == {0: 0, 1: 1, 3: 3, 4: 4}
 
 
+@pytest.mark.filterwarnings("default")  # of Ray and its dependencies
 def test_a_call_on_ray_whose_worker_is_killed_is_done_again(tmp_path):
     pytest.importorskip("ray", reason="needs the extra ray")
     from schedtrace.fleet.workers import RayTasks
