@@ -64,6 +64,13 @@ def test_the_page_at_80_columns(report):
     check("fleet", text)
 
 
+@pytest.mark.parametrize("width", [40, 60, 120])
+def test_the_page_at_other_widths_keeps_its_lines_and_its_names(report, width):
+    text = text_of(fleet_page(report), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(name in text for name in ("slower", "small", "hot", "still", "paused"))
+
+
 @pytest.mark.parametrize("output_format", [Format.HTML, Format.MARKDOWN])
 def test_the_page_in_other_formats_names_every_engine_that_differs(report, output_format):
     text = text_of(fleet_page(report), output_format=output_format)
