@@ -25,6 +25,7 @@ from schedtrace.model.fleet import (
 from schedtrace.model.message import Message, joined
 from schedtrace.model.say import say
 
+LOADS = ("requests/s", "tokens/s")
 METRICS = ("queue", "ttft", "tpot", "e2e")
 TOUCHES_FROM_FRAC = 0.01
 """Share of an engine's request time from which a part is counted for it."""
@@ -246,13 +247,17 @@ def _load_or_capacity(groups: Sequence[PeerGroup], comparison: PeerComparison) -
     """Yield whether the load is uneven (the router), the capacity (engines), or both."""
     if not groups:
         return
-    uneven = [group for group in groups if group.even_load is False]
-    group = max(uneven or groups, key=lambda each: each.busiest_ratio or 0.0)
-    if uneven:
+    group = max(groups, key=lambda each: each.busiest_ratio or 0.0)
+    more = next((each for each in comparison.differences if "more-load" in {each.kind, *each.also}), None)
+    if more is not None:
+        load = next(measure for measure in more.measures if measure.name in LOADS)
         yield say(
-            "The load is uneven (router): {busiest:code} gets {busiest_ratio:n2} times the median of "
-            "{requests_per_s:n} requests/s.",
-            group,
+            "The load is uneven (router): {engine:code} gets {ratio:n2} times the median of {median:n} "
+            "{unit}.",
+            engine=more.engine,
+            ratio=load.value / load.median,
+            median=load.median,
+            unit=load.name,
         )
     elif group.busiest_ratio:
         yield say(

@@ -105,6 +105,12 @@ def test_a_root_cause_is_weighed_by_the_fleet_s_time(report):
     assert root.saved_frac == pytest.approx(0.3 / 15)
 
 
+def test_the_verdict_names_the_load_that_differs(fleet_of):
+    long_prompts = summary("long", arrived_tokens=40_000)
+    _, load = fleet_report(FleetSummaries(fleet_of(long=long_prompts))).verdict[:2]
+    assert (load.arguments["engine"].text, load.arguments["unit"]) == ("long", "tokens/s")
+
+
 def test_hosts_and_clocks(report):
     assert [(host.host, host.is_slow) for host in report.hosts][:2] == [
         ("node1", True),
