@@ -34,6 +34,7 @@ from schedtrace.model import (
     causes,
     checkup,
     comparison,
+    fleet,
     live,
     manifest,
     records,
@@ -60,6 +61,7 @@ MODULES = {
     "records": records,
     "live": live,
     "checkup": checkup,
+    "fleet": fleet,
 }
 LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)
 """Kinds of lines; a type checker takes a delta, which is made at run time, for any line."""
@@ -75,6 +77,7 @@ SCHEMAS = {
     "queue": (live.EngineQueues, "What schedtrace queue --format json prints"),
     "doctor": (checkup.Checkup, "What schedtrace doctor --format json prints"),
     "records": (records.Records, "What schedtrace analyze --format json prints for weaker records"),
+    "fleet": (fleet.FleetReport, "What schedtrace fleet --format json prints"),
     "what-if": (what_if.Replays, "What schedtrace replay, advise and sweep --format json print"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -105,6 +105,12 @@ def read_by_files(path: Path, options: ReadOptions) -> Cached:
     return parsed, scan(folder, in_order=parsed.in_order)
 
 
+def remove_temporary() -> None:
+    """Remove the files of traces that this process has read without a cache; their tables end with them."""
+    while _TEMPORARY:
+        _TEMPORARY.pop().cleanup()
+
+
 def made_by() -> str:
     """Return a hash that changes whenever the same trace could yield other tables."""
     versions = (LAYOUT, SCHEMA_VERSION, __version__, pl.__version__, schema_of(Step))

@@ -1,0 +1,102 @@
+"""``schedtrace fleet``: many engines, one answer."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from schedtrace.cli.options import (
+    FormatOption,
+    FromOption,
+    LastOption,
+    ToOption,
+    processes,
+    show,
+    stderr_console,
+    window_of,
+)
+from schedtrace.errors import UsageError
+from schedtrace.present.renderers import Format
+
+if TYPE_CHECKING:
+    from schedtrace.fleet.workers import WorkerPool
+
+
+def fleet(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders, globs, run folders, traces, or addresses: s3://, gs://, file://, memory://."
+        ),
+    ],
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Show this engine's own report instead.")
+    ] = None,
+    output_format: FormatOption = Format.TEXT,
+    begin: FromOption = None,
+    end: ToOption = None,
+    last: LastOption = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Processes, one trace each (default: one per processor)."),
+    ] = None,
+    on: Annotated[
+        Literal["local", "ray"], typer.Option(help="Read in processes of this machine, or as tasks of Ray.")
+    ] = "local",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the engines' summaries as Parquet."),
+    ] = None,
+    cache: Annotated[
+        bool, typer.Option(help="Keep summaries, so that the next call reads only what is new.")
+    ] = True,
+    cache_folder: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of summaries (default: in the user's cache)."),
+    ] = None,
+) -> None:
+    """Compare many engines, and show which differ from their peers and why.
+
+    Shows causes by share of all requests' time, uneven load against uneven capacity, and slow hosts.
+    """
+    from schedtrace.fleet import tables
+    from schedtrace.fleet.engines import engine_report, read_fleet
+    from schedtrace.fleet.inputs import engine_named, find_fleet
+    from schedtrace.fleet.reduce import fleet_report
+    from schedtrace.model.report import Report
+    from schedtrace.present.pages.fleet import engine_page, fleet_page
+    from schedtrace.present.progress import CountBar
+
+    window = window_of(begin=begin, end=end, last=last)
+    if engine is not None and output is not None:
+        msg = "--output writes the summaries of all engines: give it without --engine"
+        raise UsageError(msg)
+    inputs = find_fleet([_absolute(path) for path in paths] if on == "ray" else paths)
+    if engine is not None:
+        source = engine_named(inputs, engine)
+        with CountBar(stderr_console(), "analyzing", counted=False):
+            report = engine_report(source, window)
+        show(engine_page(Report(runs=[report])), output_format)
+        return
+    folder = tables.cache_folder(cache_folder) if cache else None
+
+    def pool_of(engines: int) -> "WorkerPool":
+        from schedtrace.fleet import workers
+
+        count = min(processes(jobs), engines)
+        if on == "ray":
+            return workers.RayTasks(processes(jobs))
+        return workers.LocalProcesses(count) if count > 1 else workers.HereOnly()
+
+    with CountBar(stderr_console(), "engines") as bar:
+        summaries = read_fleet(
+            inputs, pool_of, window=window, cache=tables.SummaryCache(folder), progress=bar
+        )
+    if output is not None:
+        tables.write_summaries(output, [*summaries.by_name], [*summaries.by_name.values()])
+    show(fleet_page(fleet_report(summaries, paths, str(window or ""))), output_format)
+
+
+def _absolute(path: str) -> str:
+    """Return a local path as the workers of a cluster find it; an address as it is."""
+    return path if "://" in path else str(Path(path).absolute())

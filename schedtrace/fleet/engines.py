@@ -1,0 +1,248 @@
+"""Summaries of the engines of a fleet: from the cache, or read in other processes, one trace at a time."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.errors import InputError, SchedtraceError, reason_of
+from schedtrace.fleet.inputs import EngineSource, FleetInputs
+from schedtrace.fleet.stores import (
+    VANISHED,
+    SourceFile,
+    StagedTrace,
+    chosen_parts,
+    digests_of,
+    staged,
+    store_for,
+)
+from schedtrace.fleet.summary import message_from, message_json, summarize_run
+from schedtrace.fleet.tables import SummaryCache, content_hash
+from schedtrace.fleet.workers import Lost, WorkerPool, outcomes
+from schedtrace.model.fleet import EngineRead, EngineSummary, FleetManifest, LeftOut
+from schedtrace.model.report import RunReport
+from schedtrace.model.say import say
+from schedtrace.read.cache import remove_temporary
+from schedtrace.read.lines import ReadOptions
+from schedtrace.read.run import Run, read_run
+from schedtrace.timeline.timeline import Window
+
+DIED = "the process that read it ended twice without a result (for lack of memory?)"
+
+
+@dataclass(frozen=True)
+class EngineTask:
+    """Trace to summarize, for another process."""
+
+    source: EngineSource
+    window: Window | None
+    digests: Mapping[str, str]
+    """Hashes of the contents of unchanged files, by path."""
+    cache_folder: Path | None
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """Summary of an engine, and what the cache has to remember."""
+
+    summary: EngineSummary
+    digests: Mapping[str, str]
+    """Hashes of the files that were read."""
+    cached: bool
+
+
+@dataclass
+class FleetSummaries:
+    """Summaries of a fleet by the names of its engines, and what was read."""
+
+    by_name: dict[str, EngineSummary] = field(default_factory=dict)
+    read: FleetManifest = field(default_factory=lambda: FleetManifest(engines=[], left_out=[]))
+
+
+def read_fleet(
+    inputs: FleetInputs,
+    pool_of: Callable[[int], WorkerPool],
+    *,
+    window: Window | None = None,
+    cache: SummaryCache | None = None,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> FleetSummaries:
+    """Return the summaries of all engines that can be read; none is counted twice.
+
+    Args:
+        inputs: Engines.
+        pool_of: Function that makes the processes for this many engines; not called if all are in the cache.
+        window: Part of each recording; None for all.
+        cache: Cache of summaries.
+        progress: Called with the engines done and their total number.
+
+    Raises:
+        InputError: If no engine can be read.
+        MissingExtraError: If the processes need a package that is not installed.
+    """
+    cache = cache or SummaryCache(None)
+    tasks = [
+        EngineTask(source, window, _known_digests(source, cache), cache.folder) for source in inputs.engines
+    ]
+    results: dict[str, EngineResult | BaseException] = {}
+    for task in tasks:
+        if window is None and (summary := _from_cache(task, task.source.parts, cache)) is not None:
+            results[task.source.name] = EngineResult(summary, task.digests, cached=True)
+    progress(len(results), len(tasks))
+    left, redone = [task for task in tasks if task.source.name not in results], 0
+    if left:
+        pool = pool_of(len(left))
+        try:
+            for done in outcomes(pool, read_engine, left):
+                results[done.argument.source.name] = done.value
+                redone += done.again
+                progress(len(results), len(tasks))
+                if isinstance(done.value, EngineResult):
+                    _remember(done.argument.source, done.value, cache)
+        finally:
+            pool.close()
+            cache.close()
+    return _gathered(inputs, results, redone)
+
+
+def _known_digests(source: EngineSource, cache: SummaryCache) -> dict[str, str]:
+    folder = source.address.rpartition("/")[0]
+    digests = {file.path: cache.known_digest(f"{folder}/{file.name}", file.stamp) for file in source.files}
+    return {path: digest for path, digest in digests.items() if digest is not None}
+
+
+def _remember(source: EngineSource, result: EngineResult, cache: SummaryCache) -> None:
+    folder = source.address.rpartition("/")[0]
+    for file in source.files:
+        if file.path in result.digests:
+            cache.note_digest(f"{folder}/{file.name}", file.stamp, result.digests[file.path])
+    if not result.cached:
+        cache.save(result.summary)
+
+
+def _from_cache(task: EngineTask, parts: tuple[SourceFile, ...], cache: SummaryCache) -> EngineSummary | None:
+    """Return the summary if all files are known to be unchanged; otherwise None."""
+    files = (*parts, *task.source.beside)
+    if not all(file.path in task.digests for file in files):
+        return None
+    digests = [(file.name, task.digests[file.path]) for file in files]
+    return cache.load(content_hash(digests, task.window, task.source.engines))
+
+
+def read_engine(task: EngineTask) -> EngineResult:
+    """Summarize one engine; other processes call this.
+
+    Raises:
+        InputError: If its trace cannot be read.
+        UsageError: If the window has no step, or the record no times.
+    """
+    source, cache = task.source, SummaryCache(task.cache_folder)
+    store = store_for(source.address)
+    try:
+        parts = tuple(chosen_parts(store, source.parts, task.window))
+        if (summary := _from_cache(task, parts, cache)) is not None:
+            return EngineResult(summary, {}, cached=True)
+        whole = len(parts) == len(source.parts)
+        with staged(store, source.trace_name, parts, source.beside, whole=whole) as trace:
+            return _read(task, trace, cache)
+    except OSError as error:
+        msg = f"{source.address}: cannot be read ({error.strerror or error})"
+        raise InputError(msg) from error
+    finally:
+        remove_temporary()
+
+
+def _read(task: EngineTask, trace: StagedTrace, cache: SummaryCache) -> EngineResult:
+    """Summarize a trace that is readable here, unless the cache has a summary of equal content."""
+    source, window = task.source, task.window
+    if not any(file.name in {part.name for part in source.parts} for file in trace.files):
+        msg = f"{source.address}: {VANISHED}"
+        raise InputError(msg)
+    digests = digests_of(trace.files)
+    paths = {file.name: file.path for file in source.files}
+    by_path = {paths[name]: digest for name, digest in digests}
+    content = content_hash(digests, window, source.engines)
+    if (summary := cache.load(content)) is not None:
+        return EngineResult(summary, by_path, cached=True)
+    summary = summarize_run(_run(trace, source, window), window, content)
+    folder = (str(trace.path.parent), source.address.rpartition("/")[0])
+    summary.problems = [problem.replace(*folder) for problem in summary.problems]
+    summary.problems += [
+        message_json(say("{file:code}: {why}.", file=name, why=VANISHED)) for name in trace.vanished
+    ]
+    return EngineResult(summary, by_path, cached=False)
+
+
+def _run(trace: StagedTrace, source: EngineSource, window: Window | None) -> Run:
+    last_us = None if window is None or window.end_us is not None else window.last_us
+    run = read_run(trace.path, ReadOptions(cache=False, last_us=last_us))
+    run.engines = source.engines
+    return run
+
+
+def engine_report(source: EngineSource, window: Window | None) -> RunReport:
+    """Return an engine's own report, as ``analyze`` makes it of its trace.
+
+    Raises:
+        InputError: If its trace cannot be read.
+        UsageError: If the window has no step, or the record no times.
+    """
+    store = store_for(source.address)
+    parts = chosen_parts(store, source.parts, window)
+    whole = len(parts) == len(source.parts)
+    with staged(store, source.trace_name, parts, source.beside, whole=whole) as trace:
+        report = analyze_run(_run(trace, source, window), window)
+    report.path = source.address
+    return report
+
+
+def _gathered(
+    inputs: FleetInputs, results: Mapping[str, EngineResult | BaseException], redone: int
+) -> FleetSummaries:
+    """Sort results into summaries and what is left out: failures, and copies of an engine."""
+    fleet = FleetSummaries()
+    fleet.read.left_out, fleet.read.redone = list(inputs.left_out), redone
+    seen: dict[object, str] = {}
+    for source in inputs.engines:
+        result = results[source.name]
+        if not isinstance(result, EngineResult):
+            fleet.read.left_out.append(LeftOut(path=source.address, why=_why(source, result)))
+            continue
+        identity = _identity(result.summary)
+        if identity in seen:
+            why = f"the same recording as {seen[identity]}, which is counted"
+            fleet.read.left_out.append(LeftOut(path=source.address, why=why))
+            continue
+        seen[identity] = source.name
+        fleet.by_name[source.name] = result.summary
+        fleet.read.engines.append(
+            EngineRead(
+                engine=source.name,
+                path=source.address,
+                files=len(source.files),
+                size_bytes=source.size_bytes,
+                cached=result.cached,
+                problems=[message_from(problem) for problem in result.summary.problems],
+            )
+        )
+    if not fleet.by_name:
+        first = fleet.read.left_out[0]
+        msg = f"{first.path}: {first.why}"
+        raise InputError(msg, *(f"{entry.path}: {entry.why}" for entry in fleet.read.left_out[1:]))
+    return fleet
+
+
+def _identity(summary: EngineSummary) -> object:
+    """Return what two copies of a recording have in common, and no two engines."""
+    if summary.clock == "virtual" or summary.pid is None:
+        return summary.content
+    return summary.host, summary.pid, summary.engine_rank, summary.clock_id, summary.begin_unix_us
+
+
+def _why(source: EngineSource, error: BaseException) -> str:
+    if isinstance(error, Lost):
+        return DIED
+    if isinstance(error, SchedtraceError):
+        return str(error).removeprefix(f"{source.address}: ")
+    text = reason_of(error) if isinstance(error, Exception) else str(error)
+    return f"cannot be analyzed ({type(error).__name__}: {text})"

@@ -1,0 +1,182 @@
+"""Engines at the paths that a user named: which files belong to which trace, and under which name."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import takewhile
+from pathlib import Path
+
+from schedtrace.errors import InputError
+from schedtrace.fleet.stores import SourceFile, TraceStore, store_for
+from schedtrace.model.fleet import LeftOut
+from schedtrace.model.manifest import FILE_NAME, is_trace, part_number, plain_of, trace_of
+from schedtrace.read.run import FRONT_END_PATTERN
+
+NO_TRACE = "no trace of schedtrace"
+BESIDE = (FILE_NAME, FRONT_END_PATTERN)
+"""Files of a run folder that belong to all of its traces."""
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """Trace of one engine, before it is read."""
+
+    name: str
+    """Name in the report: its run folder relative to the path that the user named."""
+    address: str
+    """Path or address of the trace, as a user writes it; in parts, with ``*`` for their numbers."""
+    parts: tuple[SourceFile, ...]
+    """Files of the trace, in order."""
+    beside: tuple[SourceFile, ...]
+    """Manifest and records of front ends in the same folder."""
+    engines: int
+    """Number of traces in the same folder."""
+
+    @property
+    def trace_name(self) -> str:
+        """Name of the trace's file; in parts, with ``*`` for their numbers."""
+        return trace_of(Path(self.parts[0].name)).name if len(self.parts) > 1 else self.parts[0].name
+
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        """All files that its summary depends on."""
+        return (*self.parts, *self.beside)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all its files."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass
+class FleetInputs:
+    """Engines at some paths, and what is no engine."""
+
+    engines: list[EngineSource] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+def find_fleet(addresses: Sequence[str]) -> FleetInputs:
+    """Return the engines at these paths, globs and addresses, in the order of their names.
+
+    Raises:
+        InputError: If there is none.
+        MissingExtraError: If an address needs a package that is not installed.
+    """
+    inputs = FleetInputs()
+    for address in addresses:
+        try:
+            _add(inputs, address)
+        except InputError as error:
+            inputs.left_out.append(LeftOut(path=address, why=str(error).removeprefix(f"{address}: ")))
+    if not inputs.engines:
+        why = [f"{entry.path}: {entry.why}" for entry in inputs.left_out]
+        msg = why[0] if len(why) == 1 else f"{', '.join(addresses)}: {NO_TRACE} there"
+        raise InputError(msg, *([] if len(why) == 1 else why))
+    first = {engine.address: engine for engine in reversed(inputs.engines)}
+    engines = _with_unique_names(_with_short_names([*first.values()]))
+    inputs.engines = sorted(engines, key=lambda engine: _natural(engine.name))
+    return inputs
+
+
+def _add(inputs: FleetInputs, address: str) -> None:
+    store = store_for(address)
+    listing = store.listing(address)
+    inputs.left_out += listing.left_out
+    folders: dict[str, list[SourceFile]] = defaultdict(list)
+    for file in listing.files:
+        folders[file.folder].append(file)
+    for folder, files in folders.items() if listing.of_files else ():
+        beside = (_listed(store, store.location(f"{folder}/{pattern}")) for pattern in BESIDE)
+        files += [file for listed in beside for file in listed]
+    engines = [
+        engine
+        for folder, files in folders.items()
+        for engine in _engines_in(store, listing.root, folder, files)
+    ]
+    used = {file.path for engine in engines for file in engine.files}
+    unused = [file for file in listing.files if file.path not in used and not _is_beside(file)]
+    inputs.left_out += [LeftOut(path=store.location(file.path), why=NO_TRACE) for file in unused]
+    if not engines and not unused:
+        msg = f"{address}: {NO_TRACE} there" if listing.files else f"{address}: no such file or folder"
+        raise InputError(msg)
+    inputs.engines += engines
+
+
+def _engines_in(store: TraceStore, root: str, folder: str, files: Sequence[SourceFile]) -> list[EngineSource]:
+    """Return the engines whose traces lie in one folder."""
+    traces: dict[str, list[SourceFile]] = defaultdict(list)
+    for file in files:
+        if is_trace(Path(file.name)):
+            traces[trace_of(Path(file.name)).name].append(file)
+    beside = tuple(file for file in files if _is_beside(file))
+    is_run = any(file.name == FILE_NAME for file in beside)
+    return [
+        EngineSource(
+            name=_name(root, folder, None if is_run and len(traces) == 1 else trace),
+            address=store.location(f"{folder}/{trace}" if folder else trace),
+            parts=tuple(sorted(parts, key=lambda part: part_number(Path(part.name)))),
+            beside=beside,
+            engines=len(traces),
+        )
+        for trace, parts in traces.items()
+    ]
+
+
+def _is_beside(file: SourceFile) -> bool:
+    return any(fnmatchcase(file.name, pattern) for pattern in BESIDE)
+
+
+def _listed(store: TraceStore, address: str) -> list[SourceFile]:
+    """Return the files that an address matches; none if it cannot be listed."""
+    try:
+        return [file for file in store.listing(address).files if _is_beside(file)]
+    except InputError:
+        return []
+
+
+def _name(root: str, folder: str, trace: str | None) -> str:
+    """Return the name of an engine: its folder below the root and, if needed, its trace without suffix."""
+    inside = folder.removeprefix(root).strip("/") if folder.startswith(root) else folder
+    last = "" if trace is None else plain_of(Path(trace)).removesuffix(".jsonl")
+    return "/".join(part for part in (inside, last) if part) or folder.rpartition("/")[2] or folder or "."
+
+
+def _natural(name: str) -> tuple[tuple[str, int], ...]:
+    """Return a sort key that puts ``engine-2`` before ``engine-10``."""
+    return tuple((text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", name))
+
+
+def _with_short_names(engines: list[EngineSource]) -> list[EngineSource]:
+    """Leave out the folders that all names begin with."""
+    levels = zip(*(engine.name.split("/")[:-1] for engine in engines), strict=False)
+    shared = takewhile(lambda level: len({*level}) == 1, levels if len(engines) > 1 else ())
+    common = len(list(shared))
+    return [replace(engine, name="/".join(engine.name.split("/")[common:])) for engine in engines]
+
+
+def _with_unique_names(engines: list[EngineSource]) -> list[EngineSource]:
+    """Replace names that several engines have by their addresses."""
+    several = Counter(engine.name for engine in engines)
+    return [
+        replace(engine, name=engine.address) if several[engine.name] > 1 else engine for engine in engines
+    ]
+
+
+def engine_named(inputs: FleetInputs, name: str) -> EngineSource:
+    """Return the engine with this name or address.
+
+    Raises:
+        InputError: If there is none.
+    """
+    for engine in inputs.engines:
+        if name in {engine.name, engine.address}:
+            return engine
+    endings = [engine for engine in inputs.engines if engine.name.endswith(f"/{name}")]
+    if len(endings) == 1:
+        return endings[0]
+    some = ", ".join(engine.name for engine in (endings or inputs.engines)[:3])
+    msg = f"--engine {name}: {len(endings) or 'no'} engines have this name; there are {some}, ..."
+    raise InputError(msg)

@@ -1,0 +1,320 @@
+"""Places that hold traces: local folders, and all that fsspec reads (``s3://``, ``gs://``, ``memory://``).
+
+A remote trace is copied into a temporary folder while it is summarized: only the parts that the window needs.
+"""
+
+import glob
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+from schedtrace.errors import InputError, MissingExtraError, reason_of
+from schedtrace.model.fleet import LeftOut
+from schedtrace.read.cache import digest_of, stamp_of
+from schedtrace.read.part_files import BLOCK, HEAD_LINES, began_us, head_of
+from schedtrace.timeline.timeline import Window
+
+LINKED = "a symbolic link to a folder, which is not followed"
+VANISHED = "it vanished before it was read"
+SEPARATOR = "://"
+_STAMPS = (
+    *("ETag", "etag", "md5Hash", "crc32c"),
+    *("LastModified", "last_modified", "updated", "mtime", "created"),
+)
+"""Fields by which stores tell versions of a file."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """File of an engine, as a store lists it."""
+
+    path: str
+    """Path within the store."""
+    size: int
+    stamp: str
+    """Text that changes with the content; empty if it cannot tell."""
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def folder(self) -> str:
+        """Path without the last part."""
+        return self.path.rpartition("/")[0]
+
+
+@dataclass(frozen=True)
+class StoreListing:
+    """Files below a path that a user named."""
+
+    root: str
+    """Folder to which names are relative."""
+    files: list[SourceFile]
+    left_out: list[LeftOut]
+    of_files: bool
+    """Whether files were named, so that those beside them are not listed."""
+
+
+class TraceStore(Protocol):
+    """A place that lists files and copies them here."""
+
+    def listing(self, pattern: str) -> StoreListing:
+        """Return the files at a path, below a folder, or at what a glob matches."""
+
+    def copy(self, file: SourceFile, target: Path, most_bytes: int | None = None) -> None:
+        """Put a file, or its beginning, at a local path.
+
+        Raises:
+            FileNotFoundError: If it is gone.
+            OSError: If it cannot be read.
+        """
+
+    def location(self, path: str) -> str:
+        """Return the path as a user writes it."""
+
+
+class LocalStore:
+    """Files of this machine."""
+
+    def listing(self, pattern: str) -> StoreListing:
+        """Return the files at a path, below a folder, or at what a glob matches."""
+        path = Path(pattern)
+        is_literal = path.exists() or path.is_symlink()
+        matches = [path] if is_literal else [Path(name) for name in _matches(pattern)]
+        left_out: list[LeftOut] = []
+        files = {str(file): _local_file(file) for match in matches for file in _files_below(match, left_out)}
+        of_files = not all(match.is_dir() for match in matches)
+        root = _fixed_part(pattern) if not is_literal else str(path.parent if of_files else path)
+        return StoreListing(root, [file for file in files.values() if file is not None], left_out, of_files)
+
+    def copy(self, file: SourceFile, target: Path, most_bytes: int | None = None) -> None:  # noqa: ARG002  # a link costs nothing
+        """Link to the file."""
+        path = Path(file.path)
+        path.stat()
+        target.symlink_to(path.absolute())
+
+    def location(self, path: str) -> str:
+        """Return the path as a user writes it."""
+        return path
+
+
+def _matches(pattern: str) -> list[str]:
+    return sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
+
+
+def _files_below(path: Path, left_out: list[LeftOut]) -> Iterator[Path]:
+    """Yield a file, or all files below a folder; note the folders that are not read."""
+    if not path.is_dir():
+        yield path
+        return
+    folders = [path]
+    while folders:
+        folder = folders.pop()
+        try:
+            children = sorted(folder.iterdir())
+        except OSError as error:
+            left_out.append(LeftOut(path=str(folder), why=f"cannot be read ({error.strerror})"))
+            continue
+        inner = [child for child in children if child.is_dir()]
+        links = [child for child in inner if child.is_symlink()]
+        left_out += [LeftOut(path=str(link), why=LINKED) for link in links]
+        folders += [child for child in reversed(inner) if child not in links]
+        yield from (child for child in children if child not in inner)
+
+
+def _local_file(path: Path) -> SourceFile | None:
+    """Return a file with its stamp; None if it vanished."""
+    try:
+        stamp = stamp_of(path)
+        return SourceFile(str(path), path.stat().st_size, "" if stamp is None else repr(stamp))
+    except OSError:
+        return None
+
+
+def _fixed_part(pattern: str) -> str:
+    """Return the folders of a pattern before its first wildcard."""
+    folders = []
+    for part in pattern.split("/")[:-1]:
+        if glob.has_magic(part):
+            break
+        folders.append(part)
+    return "/".join(folders)
+
+
+class RemoteStore:
+    """Files of a file system of fsspec, with the credentials of the environment.
+
+    Args:
+        address: Address with a protocol, such as ``s3://bucket/traces``.
+
+    Raises:
+        MissingExtraError: If fsspec is not installed.
+        InputError: If the protocol is unknown, or its package is not installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.protocol = address.partition(SEPARATOR)[0]
+        try:
+            import fsspec  # noqa: PLC0415  # an extra
+        except ImportError as error:
+            raise MissingExtraError(what=address, extra="remote") from error
+        try:
+            self._files: Any = fsspec.filesystem(self.protocol)
+        except (ImportError, ValueError) as error:
+            msg = f"{address}: {reason_of(error)}"
+            raise InputError(msg) from error
+
+    def listing(self, pattern: str) -> StoreListing:
+        """Return the files at a path, below a folder, or at what a glob matches."""
+        path = str(self._files._strip_protocol(pattern))  # noqa: SLF001  # as fsspec's own functions do
+        try:
+            self._files.invalidate_cache()
+            matches = self._files.glob(path) if glob.has_magic(path) else [path]
+            details: dict[str, Any] = {}
+            for match in matches:
+                details |= self._files.find(match, detail=True)
+        except Exception as error:  # each file system has errors of its own
+            msg = f"{pattern}: cannot be listed ({reason_of(error)})"
+            raise InputError(msg) from error
+        of_files = any(match in details for match in matches)
+        root = _fixed_part(path) if glob.has_magic(path) else path.rpartition("/")[0] if of_files else path
+        files = [
+            SourceFile(name, int(about.get("size") or 0), _stamp(about))
+            for name, about in sorted(details.items())
+            if about.get("type") == "file"
+        ]
+        return StoreListing(root, files, [], of_files)
+
+    def copy(self, file: SourceFile, target: Path, most_bytes: int | None = None) -> None:
+        """Download a file, or its beginning."""
+        try:
+            if most_bytes is not None:
+                target.write_bytes(self._files.cat_file(file.path, start=0, end=min(most_bytes, file.size)))
+            else:
+                self._files.get_file(file.path, str(target))
+        except OSError:
+            raise
+        except Exception as error:  # likewise
+            raise OSError(0, reason_of(error), file.path) from error
+
+    def location(self, path: str) -> str:
+        """Return the path as a user writes it."""
+        return str(self._files.unstrip_protocol(path))
+
+
+def _stamp(about: dict[str, Any]) -> str:
+    """Return what a store says of a file's version; empty if it says only the size."""
+    stamps = [f"{name}={about[name]}" for name in _STAMPS if about.get(name) is not None]
+    return " ".join([f"size={about.get('size')}", *stamps]) if stamps else ""
+
+
+def store_for(address: str) -> TraceStore:
+    """Return the store of a path or an address."""
+    return RemoteStore(address) if SEPARATOR in address else LocalStore()
+
+
+@dataclass(frozen=True)
+class StagedTrace:
+    """Trace that can be read here."""
+
+    path: Path
+    files: list[Path]
+    """Files that were staged, with those beside the trace."""
+    vanished: list[str]
+    """Names of the files that vanished since they were listed."""
+
+
+@contextmanager
+def staged(
+    store: TraceStore,
+    trace_name: str,
+    parts: Sequence[SourceFile],
+    beside: Sequence[SourceFile],
+    *,
+    whole: bool,
+) -> Iterator[StagedTrace]:
+    """Make a trace readable as local files until the block ends.
+
+    Args:
+        store: Place of the files.
+        trace_name: Name of the trace, with ``*`` for the numbers of its parts.
+        parts: Files of the trace to read, in order.
+        beside: Manifest and records of front ends.
+        whole: Whether these are all of its parts.
+
+    Raises:
+        FileNotFoundError: If all parts vanished.
+        OSError: If a file cannot be read.
+    """
+    if isinstance(store, LocalStore) and whole:
+        paths = [Path(file.path) for file in (*parts, *beside)]
+        there = [path for path in paths if path.exists()]
+        yield StagedTrace(
+            paths[0].with_name(trace_name), there, [path.name for path in paths if path not in there]
+        )
+        return
+    with tempfile.TemporaryDirectory(prefix="schedtrace-fleet-") as name:
+        folder = Path(name)
+        files, vanished = [], []
+        for file in (*parts, *beside):
+            try:
+                store.copy(file, folder / file.name)
+                files.append(folder / file.name)
+            except FileNotFoundError:
+                vanished.append(file.name)
+        yield StagedTrace(folder / trace_name, files, vanished)
+
+
+def chosen_parts(
+    store: TraceStore, parts: Sequence[SourceFile], window: Window | None
+) -> Sequence[SourceFile]:
+    """Return the parts that overlap a window, by the time at which each begins."""
+    if window is None or len(parts) == 1:
+        return parts
+    begins = []
+    with tempfile.TemporaryDirectory(prefix="schedtrace-fleet-") as name:
+        head = Path(name) / "head.jsonl.zst"
+        for part in parts:
+            lines = []
+            with suppress(OSError):  # reading it will say what is wrong
+                store.copy(part, head, BLOCK)
+                lines = head_of(head, HEAD_LINES)
+            head.unlink(missing_ok=True)
+            begins.append(began_us(lines[1]) if len(lines) == HEAD_LINES else None)
+    return [parts[place] for place in needed_parts(begins, window)]
+
+
+def needed_parts(begins: Sequence[int | None], window: Window) -> list[int]:
+    """Return the places of the parts that overlap a window.
+
+    Args:
+        begins: Begin of each part in microseconds on the trace's clock; None if unknown.
+        window: Window; counted back from the last part's begin if it has a length and no end.
+    """
+    begun = [us for us in begins if us is not None]
+    end_us = window.end_us
+    first_us = window.begin_us
+    if window.last_us is not None and (end_us is not None or begun):
+        first_us = (end_us if end_us is not None else begun[-1]) - window.last_us
+    needed = []
+    for place, (begin, following) in enumerate(pairwise([*begins, None])):
+        ends_before = first_us is not None and following is not None and following <= first_us
+        begins_after = end_us is not None and begin is not None and begin >= end_us
+        if not ends_before and not begins_after:
+            needed.append(place)
+    return needed
+
+
+def digests_of(staged_files: Sequence[Path]) -> list[tuple[str, str]]:
+    """Return the name and the content's hash of each file.
+
+    Raises:
+        OSError: If a file cannot be read.
+    """
+    return [(path.name, digest_of(path)) for path in staged_files]

@@ -1,0 +1,212 @@
+"""Summary of one engine's trace: what remains of it once its timeline is released."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.analyze import Timelines, analyze_run
+from schedtrace.diagnose.latencies import request_latencies
+from schedtrace.diagnose.verdict import leading
+from schedtrace.fleet.sketches import sketch_of
+from schedtrace.model.fleet import (
+    EngineSummary,
+    SummaryFinding,
+    SummaryPace,
+    SummarySketch,
+    SummaryState,
+    SummaryTime,
+)
+from schedtrace.model.message import Message, Value
+from schedtrace.model.printable import json_of
+from schedtrace.model.report import Finding, RunReport
+from schedtrace.model.trace import Header
+from schedtrace.read.run import Run
+from schedtrace.timeline.frames import missing_us
+from schedtrace.timeline.request_states import queue_times
+from schedtrace.timeline.step_time import FEATURES
+from schedtrace.timeline.timeline import Timeline, Window
+
+CELLS = 40
+"""Equal parts of a recording in which arrivals are counted."""
+CLASSES_PER_DOUBLING = 2
+"""Classes of work in a doubling of its tokens."""
+FEWEST_STEPS = 3
+"""Steps of a class from which its median is kept."""
+
+
+def summarize_run(run: Run, window: Window | None, content: str) -> EngineSummary:
+    """Return the summary of a run's first engine, or of a window of it.
+
+    Raises:
+        InputError: If its trace cannot be read.
+        UsageError: If the window has no step, or the record no times.
+    """
+    timelines = Timelines(run, window)
+    report = analyze_run(run, window, timelines=timelines)
+    timeline, header = timelines.at(0), run.traces[0].header
+    trials = report.trials
+    return EngineSummary(
+        content=content,
+        window=str(window) if window is not None else "",
+        **_identity(header, timeline),
+        **_limits(header),
+        steps=timeline.steps.height,
+        length_us=max(0, timeline.end_us - timeline.begin_us),
+        busy_us=timeline.busy_us,
+        missing_us=missing_us(timeline),
+        requests_us=timeline.requests_us,
+        finished=_total([figures.requests_finished for figures in trials]),
+        output_tokens_per_s=trials[0].output_tokens_per_s if len(trials) == 1 else None,
+        **_arrivals(timeline),
+        times=[
+            SummaryTime(part=part.part, cause=part.cause, us=round(1e3 * part.time_ms))
+            for part in report.time_split
+        ],
+        states=[
+            SummaryState(state=state.state, us=round(1e3 * state.time_ms)) for state in report.engine_time
+        ],
+        sketches=list(_sketches(timeline)),
+        findings=_findings(report),
+        paces=paces(timeline.steps),
+        lacks=report.lacks,
+        problems=[message_json(problem) for problem in report.problems],
+    )
+
+
+def _identity(header: Header, timeline: Timeline) -> dict[str, Any]:
+    errors = (header.wall_uncertainty_us, header.wall_max_error_us)
+    role = header.settings.get("kv_transfer_config.kv_role")
+    return {
+        "host": header.host,
+        "pid": header.pid,
+        "engine_rank": header.engine_rank,
+        "model": header.model,
+        "device": header.device,
+        "role": role if isinstance(role, str) else "",
+        "vllm_version": header.vllm_version,
+        "clock": header.clock,
+        "clock_id": header.clock_id,
+        "begin_unix_us": header.wall_anchor_us + timeline.begin_us,
+        "clock_error_us": None if None in errors else sum(error or 0 for error in errors),
+    }
+
+
+def _limits(header: Header) -> dict[str, Any]:
+    return {
+        "token_budget": header.token_budget,
+        "max_num_seqs": header.max_num_running_reqs,
+        "max_model_len": header.max_model_len,
+        "kv_blocks": header.kv_blocks_total,
+        "block_size": header.block_size,
+    }
+
+
+def _total(counts: list[int | None]) -> int | None:
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _arrivals(timeline: Timeline) -> dict[str, Any]:
+    """Return the fields of a summary that are about arrivals."""
+    rows = timeline.arrivals.filter(~pl.col("streaming_update"))
+    moments = rows.select(us=pl.coalesce("arrived_us", "queued_us"))["us"].drop_nulls().sort()
+    gaps = moments.diff().fill_null(0)
+    longest = gaps.arg_max() if gaps.len() else None
+    begin_us, length_us = timeline.begin_us, max(1, timeline.end_us - timeline.begin_us)
+    counts = [0] * CELLS
+    for us in moments:
+        counts[min(CELLS - 1, max(0, (us - begin_us) * CELLS // length_us))] += 1
+    return {
+        "requests": rows.height,
+        "arrived_tokens": int(rows["prompt_tokens"].sum()),
+        "arrivals_us": moments[-1] - moments[0] if moments.len() else 0,
+        "quiet_us": 0 if longest is None else gaps[longest],
+        "quiet_begin_us": moments[longest - 1] - begin_us if longest else 0,
+        "arrivals": counts,
+    }
+
+
+def _sketches(timeline: Timeline) -> Iterator[SummarySketch]:
+    latencies = request_latencies(timeline)
+    columns = {
+        "queue": queue_times(timeline, timeline.request_states)["queue_us"],
+        **{name: latencies[f"{name}_us"] for name in ("ttft", "tpot", "e2e")},
+    }
+    for metric, values in columns.items():
+        sketch = sketch_of(metric, (values.drop_nulls().cast(pl.Float64) / 1e3).to_list())
+        if sketch is not None:
+            yield sketch
+
+
+def _findings(report: RunReport) -> list[SummaryFinding]:
+    roots = [finding for finding in report.findings if finding.is_root]
+    leads = leading(report.findings)[:1]
+    return [_finding(root, leads=root in leads) for root in roots]
+
+
+def _finding(root: Finding, *, leads: bool) -> SummaryFinding:
+    gain = root.gain
+    return SummaryFinding(
+        code=root.code,
+        severity=root.severity,
+        leads=leads,
+        share_frac=root.share_frac,
+        saved_frac=gain.saved_frac if gain else None,
+        gain_metric=gain.metric if gain else None,
+        gain_change_frac=gain.change_frac if gain else None,
+        title=message_json(root.title),
+        holder=message_json(root.holder),
+    )
+
+
+def paces(steps: pl.DataFrame) -> list[SummaryPace]:
+    """Return the median device time of steps by their work.
+
+    Args:
+        steps: Steps of a timeline.
+    """
+    columns = steps.columns
+    if not {"busy_us", *FEATURES} <= {*columns}:
+        return []
+    us = pl.coalesce("execute_us", "busy_us") if "execute_us" in columns else pl.col("busy_us")
+    classes = [_work_class(pl.col(name)) for name in FEATURES]
+    rows = (
+        steps.filter(pl.col("total_requests") > 0)
+        .with_columns(us=us)
+        .drop_nulls(["us", *FEATURES])
+        .filter(pl.col("us") > 0)
+        .group_by(work=pl.concat_str(classes, separator="/"))
+        .agg(steps=pl.len(), median_us=pl.col("us").median())
+        .filter(pl.col("steps") >= FEWEST_STEPS)
+        .sort("work")
+    )
+    return [SummaryPace(**row) for row in rows.to_dicts()]
+
+
+def _work_class(tokens: pl.Expr) -> pl.Expr:
+    """Return the class of a number of tokens: 0, or the rounded logarithm."""
+    logarithm = (tokens.clip(1).log(2) * CLASSES_PER_DOUBLING).round().cast(pl.Int64) + 1
+    return pl.when(tokens <= 0).then(0).otherwise(logarithm).cast(pl.String)
+
+
+def message_json(message: Message) -> str:
+    """Return a message as JSON, for a column of a table."""
+    return json_of(message).decode()
+
+
+def message_from(text: str) -> Message:
+    """Return the message that ``message_json`` wrote."""
+    message: Message = _value(msgspec.json.decode(text))
+    return message
+
+
+def _value(decoded: Any) -> Any:
+    if not isinstance(decoded, dict):
+        return decoded
+    if decoded["is"] == "message":
+        return Message(
+            decoded["template"],
+            {name: _value(argument) for name, argument in decoded.get("arguments", {}).items()},
+        )
+    return msgspec.convert(decoded, Value)

@@ -1,0 +1,237 @@
+"""Calls in other processes: the seam between a fleet and the machines that read it.
+
+A process that ends unexpectedly loses only the calls that it was doing. Each is done once more, alone; a call
+whose second process ends as well has failed. Nothing that a lost process did is counted.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Generic, Protocol, TypeVar
+
+from schedtrace.errors import MissingExtraError
+
+_A = TypeVar("_A")
+_R = TypeVar("_R")
+
+
+class WorkerPool(Protocol):
+    """Processes that do calls: those of ``concurrent.futures``, or tasks of Ray."""
+
+    jobs: int
+    """Calls at a time."""
+
+    def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
+        """Submit a call."""
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Return whether the error says that a process ended, and not what the call raised."""
+
+    def restart(self) -> None:
+        """Replace processes that ended."""
+
+    def close(self) -> None:
+        """End the processes, whatever they do."""
+
+
+class Lost(Exception):  # noqa: N818  # a fact, handled like a result
+    """Loss of both processes that did a call."""
+
+
+class CallOutcome(Generic[_A, _R]):
+    """Outcome of a call.
+
+    Args:
+        argument: Argument of the call.
+        value: Its result, or the error that it raised.
+        again: Whether a first process ended before it had a result.
+    """
+
+    def __init__(self, argument: _A, value: _R | BaseException, *, again: bool) -> None:
+        self.argument, self.value, self.again = argument, value, again
+
+
+def outcomes(
+    pool: WorkerPool, function: Callable[[_A], _R], arguments: Sequence[_A]
+) -> Iterator[CallOutcome[_A, _R]]:
+    """Yield the outcome of each call exactly once, in the order in which calls end.
+
+    Args:
+        pool: Processes; at most ``jobs`` calls are under way, so that a loss concerns only these.
+        function: Function that other processes can import.
+        arguments: Argument of each call.
+    """
+    waiting, suspects = deque(arguments), deque[_A]()
+    running: dict[Future[_R], _A] = {}
+    while waiting or suspects or running:
+        while waiting and len(running) < pool.jobs:
+            argument = waiting.popleft()
+            running[pool.submit(function, argument)] = argument
+        if not running:  # only suspects are left: each alone
+            argument = suspects.popleft()
+            yield _alone(pool, function, argument)
+            continue
+        ended, _ = wait(running, return_when=FIRST_COMPLETED)
+        if any(_is_lost(pool, future) for future in ended):
+            pool.restart()
+            ended |= {future for future in running if future.done()}  # a pool breaks as a whole
+        for future in ended:
+            argument = running.pop(future)
+            if _is_lost(pool, future):
+                suspects.append(argument)
+            else:
+                yield CallOutcome(argument, _value(future), again=False)
+
+
+def _is_lost(pool: WorkerPool, future: "Future[Any]") -> bool:
+    if future.cancelled():
+        return True
+    error = future.exception()
+    return error is not None and pool.is_loss(error)
+
+
+def _value(future: "Future[Any]") -> Any:
+    """Return the result of a call, or the error that it raised."""
+    return future.exception() or future.result()
+
+
+def _alone(pool: WorkerPool, function: Callable[[_A], _R], argument: _A) -> CallOutcome[_A, _R]:
+    """Do a call again, with no other under way."""
+    future = pool.submit(function, argument)
+    wait([future])
+    if _is_lost(pool, future):
+        pool.restart()
+        return CallOutcome(argument, Lost(), again=True)
+    return CallOutcome(argument, _value(future), again=True)
+
+
+class HereOnly:
+    """This process: calls are done when they are submitted (``--jobs 1``)."""
+
+    jobs = 1
+
+    def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
+        """Do a call."""
+        future: Future[_R] = Future()
+        try:
+            future.set_result(function(argument))
+        except Exception as error:  # noqa: BLE001  # as an executor does
+            future.set_exception(error)
+        return future
+
+    def is_loss(self, error: BaseException) -> bool:  # noqa: ARG002  # of the protocol
+        """Return False: this process is there."""
+        return False
+
+    def restart(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class LocalProcesses:
+    """Processes of this machine.
+
+    Args:
+        jobs: Number of processes.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self._executor = self._made()
+
+    def _made(self) -> ProcessPoolExecutor:
+        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
+        return ProcessPoolExecutor(
+            self.jobs, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(threads,)
+        )
+
+    def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
+        """Submit a call."""
+        try:
+            return self._executor.submit(function, argument)
+        except BrokenProcessPool:  # an idle process ended
+            self.restart()
+            return self._executor.submit(function, argument)
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Return whether a process ended."""
+        return isinstance(error, BrokenProcessPool)
+
+    def restart(self) -> None:
+        """Replace all processes: the executor ends the others of a broken pool."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._executor = self._made()
+
+    def close(self) -> None:
+        """End the processes, whatever they do."""
+        for process in list((self._executor._processes or {}).values()):  # noqa: SLF001  # no public way
+            process.terminate()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(threads: str) -> None:
+    """Prepare a new process: Polars with its share of the processors, and an end with the command."""
+    os.environ.setdefault("POLARS_MAX_THREADS", threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
+
+
+def _end_with_the_command() -> None:
+    command = multiprocessing.parent_process()
+    assert command is not None  # noqa: S101  # a process of a pool has one
+    command.join()
+    os._exit(1)
+
+
+class RayTasks:
+    """Ray Core tasks on the cluster that ``RAY_ADDRESS`` names or that runs here, else on one of our own.
+
+    Every node needs schedtrace in this version, and has to reach the traces: a shared folder, or ``s3://``.
+
+    Args:
+        jobs: Processors of a cluster of our own, and calls at a time on it.
+
+    Raises:
+        MissingExtraError: If Ray is not installed.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        try:
+            import ray  # noqa: PLC0415  # an extra
+        except ImportError as error:
+            raise MissingExtraError(what="--on ray", extra="ray") from error
+        self._ray = ray
+        options = {"log_to_driver": False, "logging_level": "ERROR"}
+        try:
+            ray.init(address="auto", **options)
+        except ConnectionError:
+            ray.init(num_cpus=jobs, include_dashboard=False, **options)
+        self.jobs = max(1, int(ray.cluster_resources().get("CPU", jobs)))
+        self._call = ray.remote(num_cpus=1, max_retries=0)(_call)
+
+    def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
+        """Submit a task."""
+        return self._call.remote(function, argument).future()  # type: ignore[no-any-return]  # Ray is untyped
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Return whether a worker, its node or its result is gone."""
+        errors = self._ray.exceptions
+        return isinstance(error, errors.WorkerCrashedError | errors.NodeDiedError | errors.ObjectLostError)
+
+    def restart(self) -> None:
+        """Do nothing: Ray replaces its workers."""
+
+    def close(self) -> None:
+        """Leave the cluster, which ends what it still does for us."""
+        self._ray.shutdown()
+
+
+def _call(function: Callable[[_A], _R], argument: _A) -> _R:
+    return function(argument)

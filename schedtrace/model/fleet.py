@@ -1,0 +1,418 @@
+"""Summaries of engines, and the answer of ``schedtrace fleet``; ``docs/fleet.md`` describes both."""
+
+from typing import Literal
+
+import msgspec
+
+from schedtrace.model.message import NOTHING, Message
+
+FLEET_SCHEMA_VERSION = 1
+SUMMARY_VERSION = 1
+"""Version of ``EngineSummary``; raise it when a field or the meaning of a figure changes."""
+
+
+class SummaryTime(msgspec.Struct, kw_only=True):
+    """Time of one engine's requests in one part of ``time_split``."""
+
+    part: str
+    """Part of the requests' time, as in ``time_split`` of a report."""
+    cause: str | None
+    """Cause of a wait; null for the other parts."""
+    us: int
+    """Total over the requests."""
+
+
+class SummaryState(msgspec.Struct, kw_only=True):
+    """Time of the engine itself in one state."""
+
+    state: str
+    """State, as in ``engine_time`` of a report."""
+    us: int
+    """Total."""
+
+
+class SummarySketch(msgspec.Struct, kw_only=True):
+    """Sketch of a latency (DDSketch): sketches of several engines merge by adding up equal bins."""
+
+    metric: str
+    """``queue``, ``ttft``, ``tpot`` or ``e2e``."""
+    keys: list[int]
+    """Numbers of the bins that are not empty. Bin ``k`` holds the values in ms above ``gamma ** (k - 1)`` and
+    up to ``gamma ** k``, where ``gamma = (1 + error) / (1 - error)``."""
+    counts: list[float]
+    """Number of values in each of these bins."""
+    zeros: float
+    """Number of values that are 0."""
+    sum_ms: float
+    """Sum of all values."""
+    max_ms: float
+    """Largest value, exactly."""
+
+
+class SummaryFinding(msgspec.Struct, kw_only=True):
+    """Root cause that an engine's own report names."""
+
+    code: str
+    """Code of the finding."""
+    severity: str
+    """``info``, ``warning`` or ``critical``."""
+    leads: bool
+    """Whether the engine's own verdict is about it."""
+    share_frac: float | None
+    """Share of this engine's request time that it explains."""
+    saved_frac: float | None
+    """Share of this engine's request time that its first advice saves, by estimate."""
+    gain_metric: str | None
+    """Metric of the estimated gain."""
+    gain_change_frac: float | None
+    """Relative change of this metric."""
+    title: str
+    """Title, as JSON of a message (``schedtrace.model.message``)."""
+    holder: str
+    """Sentence about the holder of the resource, likewise."""
+
+
+class SummaryPace(msgspec.Struct, kw_only=True):
+    """Time of an engine's steps with about the same work."""
+
+    work: str
+    """Class of the work: tokens of prefill, of decode and of context, each within a factor of about 1.4."""
+    steps: int
+    """Number of steps."""
+    median_us: float
+    """Median of their time on the device."""
+
+
+class EngineSummary(msgspec.Struct, kw_only=True):
+    """All that a fleet's report needs of one engine; a row of the Parquet file."""
+
+    summary_version: int = SUMMARY_VERSION
+    """Version of these columns; 1."""
+    content: str
+    """Hash of the content that was read, of the window and of the version that read it."""
+    window: str
+    """Part of the recording, such as ``--last 600s``; empty for all of it."""
+    host: str
+    """Host in the trace's header."""
+    pid: int | None
+    """Process of the engine."""
+    engine_rank: int
+    """Data-parallel rank."""
+    model: str
+    """Model that it served."""
+    device: str
+    """Kind of device."""
+    role: str
+    """Role in disaggregated prefill (``kv_producer``, ``kv_consumer``, ``kv_both``); empty without."""
+    vllm_version: str
+    """Release of vLLM."""
+    clock: str
+    """``monotonic``, or ``virtual`` for a simulation."""
+    clock_id: str | None
+    """Identity of the machine's monotonic clock."""
+    begin_unix_us: int
+    """Begin of the first step by the host's wall clock, in Unix time."""
+    clock_error_us: int | None
+    """Largest error of that time: of reading both clocks and of the host's NTP; null if unknown."""
+    token_budget: int | None
+    """Token budget of a step."""
+    max_num_seqs: int | None
+    """Seats for running requests."""
+    max_model_len: int | None
+    """Longest request."""
+    kv_blocks: int | None
+    """Blocks of the KV cache."""
+    block_size: int | None
+    """Tokens of a block."""
+    steps: int
+    """Number of steps."""
+    length_us: int
+    """Time from the first step to the end of the recording."""
+    busy_us: int
+    """Engine time without idle time."""
+    missing_us: int
+    """Time of which nothing is recorded."""
+    requests_us: int
+    """Total time of all requests; shares refer to it."""
+    requests: int
+    """Requests that arrived."""
+    finished: int | None
+    """Requests that finished normally."""
+    arrived_tokens: int
+    """Prompt tokens of the requests that arrived."""
+    output_tokens_per_s: float | None
+    """Throughput, as in the engine's own report."""
+    arrivals_us: int
+    """Time from the first arrival to the last."""
+    quiet_us: int
+    """Longest time between two arrivals."""
+    quiet_begin_us: int
+    """Begin of that time, since the begin of the first step."""
+    arrivals: list[int]
+    """Arrivals in each of 40 equal parts of the recording."""
+    times: list[SummaryTime]
+    """Time of the requests by part and cause."""
+    states: list[SummaryState]
+    """Time of the engine by state."""
+    sketches: list[SummarySketch]
+    """Latencies."""
+    findings: list[SummaryFinding]
+    """Root causes."""
+    paces: list[SummaryPace]
+    """Times of steps by their work."""
+    lacks: list[str]
+    """Kinds of facts that the record lacks."""
+    problems: list[str]
+    """Problems of the trace, each as JSON of a message."""
+
+
+FaultKind = Literal[
+    "interrupted", "slow-steps", "slow-host-work", "smaller-limit", "more-load", "no-arrivals", "unexplained"
+]
+"""``interrupted``: it was paused, hung or did something else. ``slow-steps``: its device takes longer for the
+same work. ``slow-host-work``: processes on its host take longer. ``smaller-limit``: a setting is below its
+peers', and its requests wait for it. ``more-load``: the router sends it more. ``no-arrivals``: no request
+came for long. ``unexplained``: its requests wait longer, and nothing else differs.
+"""
+
+
+class PeerMeasure(msgspec.Struct, kw_only=True):
+    """Measure in which an engine differs from its peers."""
+
+    name: str
+    """Measure: ``share of <part> <cause>``, ``step time``, ``requests/s``, ``tokens/s`` or ``arrivals``."""
+    value: float
+    """Value of this engine."""
+    median: float
+    """Median of its peers."""
+    deviations: float
+    """Distance from the median in robust standard deviations (1.4826 times the median absolute deviation,
+    with a floor that ``docs/fleet.md`` states)."""
+
+
+class PeerDifference(msgspec.Struct, kw_only=True):
+    """Engine that differs from its peers, and why."""
+
+    engine: str
+    """Name of the engine."""
+    host: str
+    """Its host."""
+    kind: FaultKind
+    """Cause of the difference."""
+    also: list[FaultKind] = []
+    """Further causes that apply to the same engine."""
+    where: Literal["host", "engine", "router", "client"]
+    """Place to look at. ``host``: all of several engines of that host differ alike."""
+    message: Message
+    """Evidence in figures."""
+    effect: Message = NOTHING
+    """Share of its requests' time that this costs beyond its peers' share."""
+    measures: list[PeerMeasure]
+    """Measures that differ."""
+
+
+class PeerGroup(msgspec.Struct, kw_only=True):
+    """Engines that are compared with each other: same model, device and role."""
+
+    model: str
+    """Model."""
+    device: str
+    """Kind of device."""
+    role: str
+    """Role in disaggregated prefill; empty without transfer."""
+    engines: int
+    """Number of engines."""
+    compared: bool
+    """Whether there are enough of them for a comparison."""
+    requests_per_s: float | None
+    """Median rate of arrivals; null if no engine has two arrivals."""
+    busiest: str = ""
+    """Engine with the highest rate of arrivals."""
+    busiest_ratio: float | None = None
+    """Its rate in multiples of the median."""
+    even_load: bool | None = None
+    """Whether no engine got significantly more than its peers; null if not compared."""
+    even_capacity: bool | None = None
+    """Whether no engine is slower or has smaller limits than its peers; null if not compared."""
+
+
+class FleetTimePart(msgspec.Struct, kw_only=True):
+    """Part of the time of all requests of all engines."""
+
+    part: str
+    """Part, as in a report of one run."""
+    cause: str | None
+    """Cause of a wait."""
+    time_ms: float
+    """Total over all requests."""
+    share_frac: float
+    """Share of all requests' time."""
+    engines: int
+    """Engines in which it takes 1 % of the requests' time or more."""
+    most: str
+    """Engine with the largest share of its own requests' time."""
+    most_frac: float
+    """Its share there."""
+
+
+class FleetLatency(msgspec.Struct, kw_only=True):
+    """Latency of all requests of all engines."""
+
+    metric: str
+    """``queue``, ``ttft``, ``tpot`` or ``e2e``."""
+    count: int
+    """Number of values."""
+    mean_ms: float
+    """Mean, exactly."""
+    p50_ms: float
+    """Median, within ``error_frac``."""
+    p90_ms: float
+    """90th percentile, within ``error_frac``."""
+    p99_ms: float
+    """99th percentile, within ``error_frac``."""
+    max_ms: float
+    """Largest value, exactly."""
+    error_frac: float
+    """Relative error of the percentiles."""
+
+
+class FleetRootCause(msgspec.Struct, kw_only=True):
+    """Root cause over all engines."""
+
+    code: str
+    """Code of the finding."""
+    engines: int
+    """Engines whose own report names it."""
+    leads: int
+    """Engines whose verdict it is."""
+    share_frac: float
+    """Share of the whole fleet's request time that it explains."""
+    saved_frac: float | None
+    """Share of the whole fleet's request time that its advice saves, by estimate; null without estimate."""
+    most: str
+    """Engine in which it weighs most."""
+    title: Message
+    """Title on that engine."""
+    holder: Message
+    """Holder of the resource on that engine."""
+
+
+class FleetHost(msgspec.Struct, kw_only=True):
+    """Host of several engines, or of one."""
+
+    host: str
+    """Name."""
+    engines: int
+    """Its engines."""
+    step_time_ratio: float | None
+    """Median over its engines of their step times in multiples of their peers', for the same work."""
+    is_slow: bool
+    """Whether all of its engines are slow."""
+
+
+class FleetEngine(msgspec.Struct, kw_only=True):
+    """Engine in the table of a fleet."""
+
+    engine: str
+    """Name, for ``--engine``."""
+    host: str
+    """Host."""
+    requests: int
+    """Requests that arrived."""
+    requests_per_s: float | None
+    """Rate of arrivals."""
+    output_tokens_per_s: float | None
+    """Throughput."""
+    step_time_ratio: float | None
+    """Step times in multiples of its peers', for the same work; null if no work is comparable."""
+    waiting_frac: float
+    """Share of its requests' time spent waiting or stalled."""
+    ttft_p99_ms: float | None
+    """99th percentile of its times to first token, within 1 %."""
+    kinds: list[FaultKind]
+    """Causes by which it differs from its peers; empty: it does not."""
+    finding: str
+    """Code of the finding that leads its own verdict; empty: nothing limits it."""
+    arrivals: list[int]
+    """Arrivals in each of 40 equal parts of its recording."""
+
+
+class ClockSpread(msgspec.Struct, kw_only=True):
+    """Largest difference between the clocks of two engines."""
+
+    hosts: int
+    """Hosts of the fleet."""
+    unknown: int
+    """Engines whose clock error is not recorded."""
+    apart_us: int | None
+    """Largest error of a difference between two engines of different hosts; null if any is unknown."""
+    virtual: int
+    """Engines with a simulation's virtual clock."""
+
+
+class LeftOut(msgspec.Struct, kw_only=True):
+    """Input that is not in the figures."""
+
+    path: str
+    """Path or address."""
+    why: str
+    """Reason."""
+
+
+class EngineRead(msgspec.Struct, kw_only=True):
+    """Engine that is in the figures."""
+
+    engine: str
+    """Name."""
+    path: str
+    """Trace."""
+    files: int
+    """Files that were read, or whose summary was in the cache."""
+    size_bytes: int
+    """Their size."""
+    cached: bool
+    """Whether its summary came from the cache."""
+    problems: list[Message] = []
+    """Problems of the trace; the rest of it is in the figures."""
+
+
+class FleetManifest(msgspec.Struct, kw_only=True):
+    """What was read, and what not."""
+
+    engines: list[EngineRead]
+    """Engines in the figures."""
+    left_out: list[LeftOut]
+    """Inputs that are not, with the reason."""
+    redone: int = 0
+    """Engines that were read a second time because the process that read them ended."""
+
+
+class FleetReport(msgspec.Struct, kw_only=True):
+    """The answer of ``schedtrace fleet``."""
+
+    schema_version: int = FLEET_SCHEMA_VERSION
+    """Version of this format; 1."""
+    paths: list[str]
+    """Paths and addresses as given."""
+    window: str
+    """Part of the recordings, such as ``--last 600s``; empty for all of them."""
+    verdict: list[Message]
+    """What is wrong with the fleet, in at most four sentences."""
+    differences: list[PeerDifference]
+    """Engines that differ from their peers, grouped by cause."""
+    groups: list[PeerGroup]
+    """Groups of peers."""
+    time_split: list[FleetTimePart]
+    """Parts of all requests' time, the largest first."""
+    latencies: list[FleetLatency]
+    """Latencies over all requests."""
+    root_causes: list[FleetRootCause]
+    """Root causes that the engines' own reports name, by share of the fleet's request time."""
+    hosts: list[FleetHost]
+    """Hosts, the slowest first."""
+    engines: list[FleetEngine]
+    """Engines: those that differ first, then by waiting share."""
+    clocks: ClockSpread
+    """Uncertainty of times between engines."""
+    read: FleetManifest
+    """What was read, and what not."""

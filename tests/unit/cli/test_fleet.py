@@ -1,0 +1,72 @@
+"""``schedtrace fleet`` as a command."""
+
+import json
+
+import polars as pl
+import pytest
+
+from tests import makers
+from tests.unit.fleet.conftest import engine_lines
+
+
+@pytest.fixture
+def logs(tmp_path):
+    for number in range(2):
+        folder = tmp_path / "logs" / f"host={number}" / "engine-0"
+        makers.run_folder(folder, *engine_lines(), host=f"host-{number}", pid=number, about=makers.manifest())
+    return tmp_path / "logs"
+
+
+def test_a_fleet_and_its_second_call(cli, logs, tmp_path):
+    options = ("--jobs", 1, "--format", "json", "--cache-folder", tmp_path / "kept")
+    for cached in (False, True):
+        code, out, err = cli("fleet", logs, *options)
+        assert (code, err) == (0, "")
+        report = json.loads(out)
+        assert {engine["engine"]: engine["cached"] for engine in report["read"]["engines"]} == {
+            "host=0/engine-0": cached,
+            "host=1/engine-0": cached,
+        }
+    assert [sentence["text"] for sentence in report["verdict"]] == [
+        "2 engines have too few peers to be compared."
+    ]
+
+
+def test_no_cache_keeps_nothing(cli, logs, tmp_path):
+    cli("fleet", logs, "--jobs", 1, "--no-cache", "--cache-folder", tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_an_engine_s_own_report_is_that_of_analyze(cli, logs):
+    trace = logs / "host=1" / "engine-0" / "engine-0.jsonl"
+    _, own, _ = cli("fleet", logs, "--engine", "host=1/engine-0", "--format", "json")
+    _, analyzed, _ = cli("analyze", trace, "--format", "json")
+    assert json.loads(own)["runs"] == json.loads(analyzed)["runs"]
+
+
+def test_summaries_as_parquet(cli, logs, tmp_path):
+    code, _, err = cli("fleet", logs, "--jobs", 1, "--output", tmp_path / "fleet.parquet")
+    assert (code, err) == (0, "")
+    frame = pl.read_parquet(tmp_path / "fleet.parquet")
+    assert frame.select("engine", "host", "requests").rows() == [
+        ("host=0/engine-0", "host-0", 3),
+        ("host=1/engine-0", "host-1", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["nothing"], 3, "nothing: no such file or folder"),
+        (["logs", "--engine", "x"], 3, "--engine x: no engines have this name; there are"),
+        (["logs", "--engine", "x", "--output", "y"], 2, "--output writes the summaries of all engines"),
+        (["logs", "--from", "5h", "--jobs", "1"], 3, "no step began in --from 18000s"),
+        (["nosuch://bucket"], 3, "nosuch://bucket"),
+    ],
+)
+def test_errors_are_one_line(cli, logs, monkeypatch, arguments, code, says):
+    monkeypatch.chdir(logs.parent)
+    got, out, err = cli("fleet", *arguments)
+    assert (got, out) == (code, "")
+    assert err.startswith("schedtrace: ")
+    assert says in err
