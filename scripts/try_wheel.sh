@@ -48,7 +48,7 @@ expect 0 "^schedtrace $version\$" --version
 expect 0 "KV cache space limits this run" demo demo
 ls "$clean"/demo/report.html >"$clean/out" || fail "demo wrote no page"
 expect 1 "vLLM is not installed" doctor
-expect 0 "The client, not the scheduler" analyze "$sample"
+expect 0 "The client set the pace, not the scheduler" analyze "$sample"
 expect 0 "\"code\": ?\"arrival-limited\"" analyze "$sample" --format json
 expect 0 "^Step 1 " step "$sample" 1
 expect 0 "$request" request "$sample" "$request"
