@@ -27,7 +27,7 @@ class WorkerPool(Protocol):
     """Calls at a time."""
 
     def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
-        """Submit a call."""
+        """Call the function in a process of the executor; return its future."""
 
     def is_loss(self, error: BaseException) -> bool:
         """Return whether the error says that a process ended, and not what the call raised."""
@@ -116,7 +116,7 @@ class HereOnly:
     jobs = 1
 
     def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
-        """Do a call."""
+        """Call the function at once; return a future that is done."""
         future: Future[_R] = Future()
         try:
             future.set_result(function(argument))
@@ -129,10 +129,10 @@ class HereOnly:
         return False
 
     def restart(self) -> None:
-        """Do nothing."""
+        """Do nothing, because there is no process to replace."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because there is no process to end."""
 
 
 class LocalProcesses:
@@ -153,7 +153,7 @@ class LocalProcesses:
         )
 
     def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
-        """Submit a call."""
+        """Call the function in a process of the pool; return its future."""
         try:
             return self._executor.submit(function, argument)
         except BrokenProcessPool:  # an idle process ended
@@ -217,7 +217,7 @@ class RayTasks:
         self._call = ray.remote(num_cpus=1, max_retries=0)(_call)
 
     def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
-        """Submit a task."""
+        """Call the function in a Ray task; return its future."""
         return self._call.remote(function, argument).future()  # type: ignore[no-any-return]  # Ray is untyped
 
     def is_loss(self, error: BaseException) -> bool:

@@ -28,7 +28,7 @@ class SummaryState(msgspec.Struct, kw_only=True):
     state: str
     """State, as in ``engine_time`` of a report."""
     us: int
-    """Total."""
+    """Sum of the time in this state."""
 
 
 class SummarySketch(msgspec.Struct, kw_only=True):
@@ -101,7 +101,7 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     model: str
     """Model that it served."""
     device: str
-    """Kind of device."""
+    """Kind of device, such as the name of a GPU."""
     role: str
     """Role in disaggregated prefill (``kv_producer``, ``kv_consumer``, ``kv_both``); empty without."""
     vllm_version: str
@@ -155,9 +155,9 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     states: list[SummaryState]
     """Time of the engine by state."""
     sketches: list[SummarySketch]
-    """Latencies."""
+    """Latencies of the engine's requests."""
     findings: list[SummaryFinding]
-    """Root causes."""
+    """Root causes in the engine's own report."""
     paces: list[SummaryPace]
     """Times of steps by their work."""
     lacks: list[str]
@@ -196,7 +196,7 @@ class PeerDifference(msgspec.Struct, kw_only=True):
     engine: str
     """Name of the engine."""
     host: str
-    """Its host."""
+    """Host of the engine."""
     kind: FaultKind
     """Cause of the difference."""
     also: list[FaultKind] = []
@@ -215,9 +215,9 @@ class PeerGroup(msgspec.Struct, kw_only=True):
     """Engines that are compared with each other: same model, device and role."""
 
     model: str
-    """Model."""
+    """Model that these engines serve."""
     device: str
-    """Kind of device."""
+    """Kind of device, such as the name of a GPU."""
     role: str
     """Role in disaggregated prefill; empty without transfer."""
     engines: int
@@ -263,7 +263,7 @@ class FleetLatency(msgspec.Struct, kw_only=True):
     count: int
     """Number of values."""
     mean_ms: float
-    """Mean, exactly."""
+    """Mean of all values, without a sketch's error."""
     p50_ms: float
     """Median, within ``error_frac``."""
     p90_ms: float
@@ -301,9 +301,9 @@ class FleetHost(msgspec.Struct, kw_only=True):
     """Host of several engines, or of one."""
 
     host: str
-    """Name."""
+    """Name of the host."""
     engines: int
-    """Its engines."""
+    """Number of engines on the host."""
     step_time_ratio: float | None
     """Median over its engines of their step times in multiples of their peers', for the same work."""
     is_slow: bool
@@ -316,13 +316,13 @@ class FleetEngine(msgspec.Struct, kw_only=True):
     engine: str
     """Name, for ``--engine``."""
     host: str
-    """Host."""
+    """Host of the engine."""
     requests: int
     """Requests that arrived."""
     requests_per_s: float | None
     """Rate of arrivals."""
     output_tokens_per_s: float | None
-    """Throughput."""
+    """Output tokens per second over the recording."""
     step_time_ratio: float | None
     """Step times in multiples of its peers', for the same work; null if no work is comparable."""
     waiting_frac: float
@@ -356,20 +356,20 @@ class LeftOut(msgspec.Struct, kw_only=True):
     path: str
     """Path or address."""
     why: str
-    """Reason."""
+    """Reason why the input was left out."""
 
 
 class EngineRead(msgspec.Struct, kw_only=True):
     """Engine that is in the figures."""
 
     engine: str
-    """Name."""
+    """Name of the engine."""
     path: str
-    """Trace."""
+    """Path or address of its trace."""
     files: int
     """Files that were read, or whose summary was in the cache."""
     size_bytes: int
-    """Their size."""
+    """Total size of these files."""
     cached: bool
     """Whether its summary came from the cache."""
     problems: list[Message] = []

@@ -21,9 +21,9 @@ class Range(msgspec.Struct, frozen=True):
     """Smallest and largest of several values."""
 
     low: float
-    """Smallest value."""
+    """Smallest of the values."""
     high: float
-    """Largest value."""
+    """Largest of the values."""
 
 
 class ServerStart(msgspec.Struct, kw_only=True):
@@ -67,7 +67,7 @@ class ConsoleSnapshots(msgspec.Struct, kw_only=True):
     deferred: Range | None = None
     """Waiting requests that more capacity would not help; null: no line reports them."""
     kv_cache_usage_frac: Range | None = None
-    """KV cache usage."""
+    """KV cache usage at these snapshots."""
     prompt_tokens_per_s: Range
     """Prompt tokens a second. vLLM counts a prompt when its last token is computed."""
     generation_tokens_per_s: Range
@@ -119,7 +119,7 @@ class DumpedStep(msgspec.Struct, kw_only=True):
     waiting: int | None = None
     """Waiting requests."""
     kv_cache_usage_frac: float | None = None
-    """KV cache usage."""
+    """KV cache usage at this moment."""
 
 
 class Failure(msgspec.Struct, kw_only=True):
@@ -141,11 +141,11 @@ class MetricsWindow(msgspec.Struct, kw_only=True):
     finished_requests: int | None = None
     """Requests that finished."""
     preemptions: int | None = None
-    """Preemptions."""
+    """Number of preemptions."""
     prompt_tokens: int | None = None
     """Prompt tokens, whether computed or cached."""
     generation_tokens: int | None = None
-    """Output tokens."""
+    """Number of output tokens."""
     ttft_mean_ms: float | None = None
     """Mean time to first token."""
     tpot_mean_ms: float | None = None
@@ -195,9 +195,9 @@ class ClientLatency(msgspec.Struct, kw_only=True):
     metric: Literal["ttft", "tpot", "e2e"]
     """Time to first token, time per output token after it, or end-to-end latency."""
     mean_ms: float | None = None
-    """Mean."""
+    """Mean of the latency."""
     p50_ms: float | None = None
-    """Median."""
+    """Median of the latency."""
     p99_ms: float | None = None
     """99th percentile."""
     engine_p50_ms: float | None = None
@@ -224,7 +224,7 @@ class Statement(msgspec.Struct, kw_only=True):
     text: Message
     """The statement with its evidence."""
     advice: Message = NOTHING
-    """Action to take."""
+    """Action that the statement suggests."""
 
 
 class WeakRecord(msgspec.Struct, kw_only=True):
@@ -233,7 +233,7 @@ class WeakRecord(msgspec.Struct, kw_only=True):
     path: str
     """File, ``-`` for standard input, or address of a server."""
     kind: str
-    """Kind of record."""
+    """Kind of record, from the table of kinds."""
     source: str | None = None
     """Container or pod that wrote the lines; null: the file has a single source."""
     server: ServerStart | None = None

@@ -76,13 +76,13 @@ class NoTrace:
         return None
 
     def write(self, lines: bytes) -> None:
-        """Drop the lines."""
+        """Drop the lines of a trace that nobody keeps."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because there is no file."""
 
     def discard(self) -> None:
-        """Do nothing."""
+        """Do nothing, because there is no file."""
 
 
 class PlainFile:

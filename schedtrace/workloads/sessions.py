@@ -96,7 +96,7 @@ class _Evidence:
 
     blocks: BlockSizes = field(default_factory=BlockSizes)
     later: int = 0
-    """Later turns."""
+    """Number of later turns."""
     whole: int = 0
     """Later turns that can be whole prompts."""
     modes: set[str | None] = field(default_factory=set)

@@ -84,7 +84,7 @@ class SlowPhase(msgspec.Struct, kw_only=True):
     first_step: int
     """First slow step."""
     last_step: int
-    """Last slow step."""
+    """Number of the last slow step."""
     begin_us: int
     """Beginning, since the recording began."""
     length_us: int
@@ -92,7 +92,7 @@ class SlowPhase(msgspec.Struct, kw_only=True):
 
     @property
     def stretch(self) -> Steps:
-        """Range of steps."""
+        """Steps from the first slow one to the last."""
         return Steps(self.first_step, self.last_step)
 
 

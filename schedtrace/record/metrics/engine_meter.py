@@ -103,7 +103,7 @@ class EngineMeter:
             self._server = MetricsServer(asked.host, asked.port + rank, collector, self._health)
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving metrics."""
         server, self._server = self._server, None
         if server is not None:
             server.close()

@@ -42,7 +42,7 @@ class Family:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """All its labels."""
+        """Names of all labels: the engine's and the family's own."""
         return (*ENGINE_LABELS, self.label) if self.label else ENGINE_LABELS
 
 
@@ -157,7 +157,7 @@ class Sink(Protocol):
         """Add to a counter; an amount of 0 makes the series appear."""
 
     def set(self, family: Family, label: str, value: float) -> None:
-        """Set a gauge."""
+        """Set a gauge to a value."""
 
 
 @dataclass

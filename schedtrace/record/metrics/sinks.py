@@ -44,7 +44,7 @@ class SharedFiles:
         self._series(family, label).inc(amount)
 
     def set(self, family: Family, label: str, value: float) -> None:
-        """Set a gauge."""
+        """Set a gauge to a value."""
         self._series(family, label).set(value)
 
     def _series(self, family: Family, label: str) -> Any:
