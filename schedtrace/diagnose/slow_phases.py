@@ -72,7 +72,7 @@ def returning_phases(steps: pl.DataFrame, phases: list[StepPhase]) -> tuple[floa
     if np.abs(distances - usual).max() > LATE_FRAC * usual:
         return None
     numbers = np.arange(len(begins))
-    period = float(np.polyfit(numbers, begins, 1)[0])
+    period = float(begins[-1] - begins[0]) / (len(begins) - 1)
     starts = steps["start_us"].to_numpy()
     position = np.mod(starts - (begins - period * numbers).min(), period)
     outside = (starts < phases[0].begin_us) | (starts > phases[-1].end_us)

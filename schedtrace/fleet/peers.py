@@ -277,7 +277,7 @@ class PeerMeasures:
         return each
 
     def _interrupted(self, name: str) -> _Evidence | None:
-        each = self._excess(name, INTERRUPTED)
+        each: PeerMeasure | None = self._excess(name, INTERRUPTED)
         if each is None:
             return None
         titles = [f.title for f in self._peers[name].findings if f.code in {"interruption", "stall"}]
@@ -309,13 +309,14 @@ class PeerMeasures:
         if not parts:
             return None
         words = {"between_steps": "the engine's work between steps", "front_end": "the front end"}
-        part, each = max(parts.items(), key=lambda entry: entry[1].value - entry[1].median)
+        part = max(parts, key=lambda part: parts[part].value - parts[part].median)
+        most: PeerMeasure = parts[part]
         sentence = say(
             "Its requests spend {value:%} of their time on {part}, its peers' {median:%}.",
-            each,
+            most,
             part=words.get(part, "the way to the next step"),
         )
-        return _Evidence("slow-host-work", sentence, list(parts.values()), each.value - each.median)
+        return _Evidence("slow-host-work", sentence, list(parts.values()), most.value - most.median)
 
     def _smaller_limit(self, name: str) -> _Evidence | None:
         for cause, limit in LIMITS.items():
@@ -350,7 +351,7 @@ class PeerMeasures:
         ]
         if not high:
             return None
-        first = high[0]
+        first: PeerMeasure = high[0]
         sentence = say(
             "It gets {value:n} {unit}, {ratio:n2} times the median of its peers.",
             first,
@@ -360,7 +361,8 @@ class PeerMeasures:
         return _Evidence("more-load", sentence, high)
 
     def _no_arrivals(self, name: str) -> _Evidence | None:
-        each, summary = self._quiet[name], self._peers[name]
+        each = self._quiet[name]
+        summary: EngineSummary = self._peers[name]
         if each.deviations < QUIET_DEVIATIONS or summary.quiet_us < QUIET_FRAC * summary.length_us:
             return None
         rate = _rate_otherwise(summary)
@@ -384,7 +386,7 @@ class PeerMeasures:
         ]
         if not waits:
             return None
-        most = max(waits, key=lambda each: each.value - each.median)
+        most: PeerMeasure = max(waits, key=lambda each: each.value - each.median)
         sentence = say(
             "Its {name} is {value:%}, its peers' {median:%}; its load, steps and limits are like theirs.",
             most,
