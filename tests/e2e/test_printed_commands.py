@@ -23,6 +23,12 @@ NOT_RUN = {
         ["schedtrace queue", "schedtrace attach --for 60s"],
         "a running server; tests/e2e/test_attach.py has one",
     ),
+    **dict.fromkeys(
+        ["schedtrace probe", "schedtrace probe all"],
+        "likewise; tests/unit/engine/test_probes.py has sockets that answer",
+    ),
+    "schedtrace attach --metrics on": "likewise; tests/contract/test_metrics.py switches metrics on",
+    "schedtrace fleet s3://bucket/traces --jobs 8": "a bucket; tests/unit/fleet/test_s3.py has one",
     "schedtrace snapshot": "likewise; tests/e2e/test_snapshot.py",
     **dict.fromkeys(
         ["schedtrace doctor PID", "schedtrace doctor --url http://localhost:8000"],
@@ -117,6 +123,8 @@ def place(tmp_path_factory):
         (home / f"{name}.yaml").write_text(f"{engine}{load}max-num-seqs: {seats}\n")
         recorded = ["simulate", *LOAD, "--max-num-seqs", str(seats), "--label", name]
         assert main([*recorded, "--output", str(home / "logs")]) == 0
+    host = home / "logs" / "run=today" / "host=node009"
+    assert main(["simulate", *LOAD, "--label", "engine-18", "--output", str(host)]) == 0
     shutil.copytree(home / "logs" / "base", home / "logs" / "run")
     return home
 
