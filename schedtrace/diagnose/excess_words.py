@@ -47,6 +47,7 @@ NOUNS = {
     ),
     "kv_used": ("KV block in use", "KV blocks in use"),
     "throttled": ("held-back prefill", None),
+    "age": ("step since the oldest request came", "steps since the oldest request came"),
 }
 """Noun of each counted feature, and its plural if that is not the noun with an s."""
 FLAGS = {
@@ -64,17 +65,13 @@ TRAIT_WORDS = {
     "lora": "requests that use a LoRA adapter",
 }
 """Requests with each trait, in words."""
-SECONDS = ("clock", "age", "idle", "period")
+SECONDS = ("clock", "idle", "period")
 """Features in seconds; the others are counts."""
 FIRST_OF = {"prefill": "prefill", "used": "number of tokens"}
 """Tokens whose first sizes are features, in words."""
-MINUTES = {"clock": "", "age": " of the oldest request's age", "idle": " without work before a step"}
+MINUTES = {"clock": "", "idle": " without work before a step"}
 """Words after ``a minute`` for each feature in seconds."""
 SIDES = {
-    "age": (
-        "whose oldest request is older than {cut:us}",
-        "whose oldest request is younger than {cut:us}",
-    ),
     "idle": ("after more than {cut:us} without work", "after less than {cut:us} without work"),
 }
 """Clauses for steps above and below a cut of a feature in seconds."""
@@ -155,8 +152,6 @@ def term_nouns(term: "Term") -> Message:
             words = say("requests that use the LoRA adapter {name:code}", name=detail)
         case "clock":
             words = say("time")
-        case "age":
-            words = say("the age of the oldest request")
         case "idle":
             words = say("the idle time before a step")
         case _ if kind in FLAGS:

@@ -284,7 +284,7 @@ def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     if sizes := graph_sizes(timeline.header):
         padding = [graph_use(tokens, sizes)[0] or 0 for tokens in steps["used_tokens"].to_list()]
         yield Feature("padding", np.array(padding, float))
-    yield Feature("age", _oldest_s(timeline, start.to_numpy()))
+    yield Feature("age", _oldest_steps(timeline, start.to_numpy()))
 
 
 def _first_sizes(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
@@ -302,8 +302,11 @@ def _first_sizes(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
             yield Feature("first_size", flags, f"{column.removesuffix('_tokens')} {name}")
 
 
-def _oldest_s(timeline: Timeline, at_us: Array) -> Array:
-    """Return the age in seconds of the oldest request in the scheduler at each moment; 0 without requests."""
+def _oldest_steps(timeline: Timeline, at_us: Array) -> Array:
+    """Return how many steps ago the oldest request in the scheduler came; 0 without requests.
+
+    A time would depend on what it shall explain: slow steps make requests older.
+    """
     states = timeline.request_states.filter(pl.col("state") != "front_end")
     lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())
     lives = lives.sort("begin_us", "request_id")
@@ -311,7 +314,9 @@ def _oldest_s(timeline: Timeline, at_us: Array) -> Array:
         return np.zeros(len(at_us))
     begin, end = lives["begin_us"].to_numpy(), np.maximum.accumulate(lives["end_us"].to_numpy())
     place = np.minimum(np.searchsorted(end, at_us, side="right"), len(begin) - 1)
-    return np.where(end[place] > at_us, np.clip(at_us - begin[place], 0, None), 0) / 1e6
+    starts = timeline.steps["start_us"].drop_nulls().sort().to_numpy()
+    steps = np.searchsorted(starts, at_us) - np.searchsorted(starts, begin[place])
+    return np.where(end[place] > at_us, np.clip(steps, 0, None), 0).astype(float)
 
 
 def _listed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
