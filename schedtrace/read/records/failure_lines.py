@@ -14,6 +14,7 @@ MARKERS = (
     b"EngineCore hit an exception",
     b"engine_core = EngineCoreProc(",
     b"EngineDeadError",
+    b"[shutdown] ",
     b"Error: ",
     b"Exception: ",
 )
@@ -32,6 +33,8 @@ _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineDeadError|See stack trace"
 )
 """Errors that another one caused."""
+_SHUTDOWN = "[shutdown] "
+"""Beginning of messages about a shutdown that was asked for, which may end in an ``EngineDeadError``."""
 LONGEST_REASON = 400
 NEAR = 2000
 """Lines within which an error belongs to the failure: several workers write their tracebacks at once."""
@@ -47,6 +50,7 @@ class FailureLines:
         """Last error before the failure is announced, or the first after."""
         self._is_first_after = False
         self._worker: str | None = None
+        self._shuts_down = False
 
     def take(self, number: int, line: str) -> None:
         """Take what a line says about a failure."""
@@ -55,7 +59,11 @@ class FailureLines:
             self._announce("serving", number)
         elif _START_FAILED.search(line):
             self._announce("start", number)
-        elif _SERVING_FAILED.search(line):
+        elif _SHUTDOWN in line:
+            self._shuts_down = True
+        elif (failed := _SERVING_FAILED.search(line)) and not (
+            self._shuts_down and failed[0] == "EngineDeadError"
+        ):
             self._announce("serving", number)
         elif _IN_START in line and self._stage is not None and number - self._stage_line < NEAR:
             self._stage = "start"

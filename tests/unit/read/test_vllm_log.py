@@ -328,6 +328,16 @@ def test_an_error_long_before_is_not_the_reason(logs):
     )
 
 
+def test_a_shutdown_that_was_asked_for_is_no_failure(logs):
+    """vLLM 0.32 drains its engine on SIGTERM, and its output handler then finds the engine dead."""
+    stopped = message("INFO", "[shutdown] API server: shutdown triggered", "launcher.py:254")
+    dead = message("ERROR", "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
+    [log] = logs(START + stopped + dead)
+    assert log.failure is None
+    [log] = logs(START + dead + stopped)
+    assert log.failure is not None
+
+
 def test_errors_without_a_failure_are_none(logs):
     [log] = logs(message("ERROR", "ValueError: a client's mistake") + every_10_s({}))
     assert log.failure is None
