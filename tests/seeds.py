@@ -1,4 +1,4 @@
-"""How many random loads the tests play: one of a kind, or as many as ``TEST_SEEDS`` says (``make soak``)."""
+"""Number of random loads that tests play: one of a kind, or what ``TEST_SEEDS`` says (``make soak``)."""
 
 import os
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
+from schedtrace.diagnose.excess_candidates import Explanation
 from schedtrace.diagnose.excess_search import (
     FEWEST_ROWS,
-    Explanation,
     sampled_rows,
     search,
     split,

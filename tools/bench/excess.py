@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from schedtrace.diagnose.excess import part_excess  # noqa: E402  # vLLM reads these variables
-from schedtrace.diagnose.excess_search import Explanation  # noqa: E402  # after the path is set
+from schedtrace.diagnose.excess_candidates import Explanation  # noqa: E402  # after the path is set
 from schedtrace.read.run import read_run  # noqa: E402  # after the path is set
 from schedtrace.timeline.excess import (  # noqa: E402  # after the path is set
     EXECUTION,

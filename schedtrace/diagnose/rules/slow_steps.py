@@ -33,7 +33,7 @@ from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from schedtrace.diagnose.excess import Effect, PartExcess
-    from schedtrace.diagnose.excess_search import Explanation
+    from schedtrace.diagnose.excess_candidates import Explanation
     from schedtrace.diagnose.slow_phases import StepPhase
 
 LEAST_FRAC = 0.01

@@ -63,7 +63,7 @@ def test_a_budget_that_holds_them_all_is_not_what_is_too_small(found):
 
 @pytest.mark.parametrize(("settings", "proposed"), [(DRAFTS, 24), ({}, None)])
 def test_the_token_budget_wants_a_decode_of_every_seat_where_drafts_are_known(found, settings, proposed):
-    """Where a step holds them, only a replay shows a value that helps: no step is larger than the budget."""
+    """A value comes from a replay alone if a step holds them: no step is larger than the budget."""
     lines = passed_over(Cause.TOKEN_BUDGET)
     [finding] = found("token-budget-bound", *lines, **header() | {"settings": settings})
     assert finding.evidence.proposed == proposed

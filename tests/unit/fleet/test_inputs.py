@@ -1,4 +1,4 @@
-"""Which engines are at a path, under which names, and what is left out."""
+"""Engines at a path: their names, and what is left out."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Which engines differ from their peers, and by which cause."""
+"""Engines that differ from their peers, and the causes."""
 
 import pytest
 
