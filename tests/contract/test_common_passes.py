@@ -1,7 +1,7 @@
 """The devices of ranks in lock-step: two ranks in two threads, with clocks by hand."""
 
+import contextlib
 import platform
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -13,6 +13,7 @@ from schedtrace.errors import UsageError
 from schedtrace.simulate import lockstep
 from schedtrace.simulate.executor import Ran
 from schedtrace.simulate.lockstep import CommonPasses
+from tests.ports import reserved_port
 
 pytestmark = pytest.mark.vllm
 
@@ -21,11 +22,10 @@ pytestmark = pytest.mark.vllm
 def two_ranks():
     """``two_ranks(stages)``: what both were made to, or the error."""
     made = []
+    ports = contextlib.ExitStack()
 
     def make(stages=1):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = ports.enter_context(reserved_port())
 
         def rank(number):
             parallel = SimpleNamespace(
@@ -43,6 +43,7 @@ def two_ranks():
     yield make
     for one in made:
         one.close()
+    ports.close()
 
 
 def launched(ranks, *launches):

@@ -27,6 +27,7 @@ from schedtrace.model.printable import hashed
 from schedtrace.record.live import attachment, control_answers, queue_copy
 from schedtrace.record.live.class_swap import RefusedError
 from schedtrace.simulate import Driver
+from tests.ports import reserved_port
 
 pytestmark = pytest.mark.vllm
 
@@ -181,8 +182,8 @@ def test_an_answer_has_so_many_requests_and_counts_the_others(engine, monkeypatc
 @pytest.fixture
 def free_port(monkeypatch):
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    with reserved_port() as port:
+        yield port
 
 
 def test_metrics_are_switched_on_and_off(engine, free_port):

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from schedtrace.read.run import read_run
 from schedtrace.record.processes import above
 from schedtrace.timeline.timeline import make_timeline
 from tests.e2e.conftest import REPO, started
+from tests.ports import reserved_port
 
 
 def test_async_scheduling_is_kept_and_two_steps_are_in_flight(shared, analyzed):
@@ -56,7 +56,13 @@ def test_every_data_parallel_rank_has_its_trace(record, analyzed):
 
 
 @pytest.fixture(scope="module")
-def server(workplace):
+def port():
+    with reserved_port() as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def server(workplace, port):
     """A real ``vllm serve`` with a tokenizer made on the spot, recorded through the environment alone.
 
     vLLM spawns its engine core, and that its worker: both import vLLM and load the plugin by themselves.
@@ -66,9 +72,6 @@ def server(workplace):
         check=True,
         capture_output=True,
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     options = ["--load-format", "dummy", "--enforce-eager", "--kv-cache-memory-bytes", "64M"]
     options += ["--max-model-len", "4096", "--port", port]
     options += ["--shutdown-timeout", "20"]  # with its default of 0 vLLM kills the engine core at once
