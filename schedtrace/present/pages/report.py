@@ -283,15 +283,27 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
     """
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC or _unknown_share(root)]
     small = list(dict.fromkeys(root.code for root in roots if root not in named))
-    parts = [say("{title} ({code}[, {gain}])[: {tail}]", root, gain=_gain(root)) for root in named]
+    alike: dict[tuple[str, str], list[Found]] = {}
+    for root in named:
+        alike.setdefault((plain(root.title), root.code), []).append(root)
+    parts = [_named_once(findings) for findings in alike.values()]
     rest = [say("under 1 % each: {codes}", codes=", ".join(small))] if small else []
     for most in range(len(parts), -1, -1):
-        codes = ", ".join(dict.fromkeys(root.code for root in named[most:]))
+        codes = ", ".join(dict.fromkeys(code for _, code in list(alike)[most:]))
         findings = [*parts[:most], *([say("{codes}", codes=codes)] if codes else []), *rest]
         note = Note(say("{findings}.", findings=joined(findings, "; ")), "Also found:")
         if findings and (_height(note) <= room or not most):
             yield note
             return
+
+
+def _named_once(findings: list[Found]) -> Message:
+    """Return a part of the note for findings of one title, the largest first."""
+    first, count = findings[0], len(findings)
+    if count == 1:
+        return say("{title} ({code}[, {gain}])[: {tail}]", first, gain=_gain(first))
+    words = "{title} ({count:n} times {code}[, the first {gain}])[: {tail}]"
+    return say(words, first, count=count, gain=_gain(first))
 
 
 def _unknown_share(root: Found) -> bool:
