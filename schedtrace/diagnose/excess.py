@@ -230,10 +230,11 @@ def _still_slow(times: Array, left: Array, error: float, candidates: Array) -> A
 
 
 def _interrupted(timeline: Timeline, part: str, steps: pl.DataFrame) -> Array:
-    """Return whether ``interruption`` reports each step, because this part of it is far too long."""
+    """Return whether ``interruption`` reports each step: this part of it is far too long, or it was starved."""
     kinds = (FIRST, PERIODIC, EPISODE, SCATTERED, NO_CALL)
     events = timeline.events.filter(pl.col("kind").is_in(kinds), pl.col("part") == EVENT_PARTS[part])
-    return steps["step"].is_in(events["step"].drop_nulls().implode()).to_numpy()
+    reported = pl.concat([events["step"].drop_nulls(), timeline.starved_steps])
+    return steps["step"].is_in(reported.implode()).to_numpy()
 
 
 def _costs(steps: pl.DataFrame, added: Array, exposed: Array, scale: float) -> tuple[float, float]:

@@ -97,6 +97,25 @@ def test_steps_without_processors_are_taken_from_all_other_explanations(view_of,
     recorded_words(finding)
 
 
+def test_most_steps_without_processors_are_not_unexplained(found):
+    """In 15 s of 20 a third of the steps take five times as long, and no recorded fact tells which."""
+    lines, start = [], 0
+    while start < 20 * SECOND:
+        number = len(lines)
+        first = number == 0
+        is_slow = start >= 5 * SECOND and number * number % 7 in {1, 2}
+        length = 500_000 if is_slow else 100_000
+        arrived = [arrival("a", None, 0)] if first else []
+        fields = {"got": {"a": 1}, "new": "a" if first else "", "decode_tokens": 1, "arrived": arrived}
+        lines.append(step(number, start=start, took=1000, back=length - 2000, **fields))
+        start += length
+    threads = [(second * SECOND, max(0, second - 5) * 500_000) for second in range(22)]
+    seen = [Cpu(at_us=at, threads=[ThreadTime("worker", 10, 10, at // 2, waited)]) for at, waited in threads]
+    assert found("slow-steps", *lines) != []
+    assert found("interruption", *lines, *seen)[0].cause == "starved"
+    assert found("slow-steps", *lines, *seen) == []
+
+
 def test_the_bars_say_what_the_verdict_says(run_of):
     """3,000 ms of 7,998, the last output's end."""
     [part] = [
