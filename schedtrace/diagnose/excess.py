@@ -230,7 +230,7 @@ def _still_slow(times: Array, left: Array, error: float, candidates: Array) -> A
 
 
 def _interrupted(timeline: Timeline, part: str, steps: pl.DataFrame) -> Array:
-    """Return whether ``interruption`` reports each step: this part of it is far too long, or it was starved."""
+    """Return whether ``interruption`` reports each step: it was starved, or this part of it is far too long."""
     kinds = (FIRST, PERIODIC, EPISODE, SCATTERED, NO_CALL)
     events = timeline.events.filter(pl.col("kind").is_in(kinds), pl.col("part") == EVENT_PARTS[part])
     reported = pl.concat([events["step"].drop_nulls(), timeline.starved_steps])

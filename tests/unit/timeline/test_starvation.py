@@ -98,9 +98,9 @@ def test_steps_without_processors_are_taken_from_all_other_explanations(view_of,
 
 
 def test_most_steps_without_processors_are_not_unexplained(found):
-    """In 15 s of 20 a third of the steps take five times as long, and no recorded fact tells which."""
+    """In 35 s of 40 a third of the steps take five times as long, and no recorded fact tells which."""
     lines, start = [], 0
-    while start < 20 * SECOND:
+    while start < 40 * SECOND:
         number = len(lines)
         first = number == 0
         is_slow = start >= 5 * SECOND and number * number % 7 in {1, 2}
@@ -109,7 +109,7 @@ def test_most_steps_without_processors_are_not_unexplained(found):
         fields = {"got": {"a": 1}, "new": "a" if first else "", "decode_tokens": 1, "arrived": arrived}
         lines.append(step(number, start=start, took=1000, back=length - 2000, **fields))
         start += length
-    threads = [(second * SECOND, max(0, second - 5) * 500_000) for second in range(22)]
+    threads = [(second * SECOND, max(0, second - 5) * 500_000) for second in range(42)]
     seen = [Cpu(at_us=at, threads=[ThreadTime("worker", 10, 10, at // 2, waited)]) for at, waited in threads]
     assert found("slow-steps", *lines) != []
     assert found("interruption", *lines, *seen)[0].cause == "starved"
