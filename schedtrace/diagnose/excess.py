@@ -230,11 +230,10 @@ def _still_slow(times: Array, left: Array, error: float, candidates: Array) -> A
 
 
 def _interrupted(timeline: Timeline, part: str, steps: pl.DataFrame) -> Array:
-    """Return whether ``interruption`` reports each step: it was starved, or this part of it is far too long."""
+    """Return whether ``interruption`` reports each step, because this part of it is far too long."""
     kinds = (FIRST, PERIODIC, EPISODE, SCATTERED, NO_CALL)
     events = timeline.events.filter(pl.col("kind").is_in(kinds), pl.col("part") == EVENT_PARTS[part])
-    reported = pl.concat([events["step"].drop_nulls(), timeline.starved_steps])
-    return steps["step"].is_in(reported.implode()).to_numpy()
+    return steps["step"].is_in(events["step"].drop_nulls().implode()).to_numpy()
 
 
 def _costs(steps: pl.DataFrame, added: Array, exposed: Array, scale: float) -> tuple[float, float]:

@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 
 from schedtrace.model.cuda_graphs import graph_sizes, graph_use
-from schedtrace.timeline.engine_states import unstarved
 from schedtrace.timeline.events import ASLEEP, CALLED, HUNG, PAUSED, STALLED
 from schedtrace.timeline.spans import at_steps, level, merged, overlap_us, time_within
 from schedtrace.timeline.timeline import Timeline, context_tokens
@@ -138,7 +137,7 @@ def judged_steps(timeline: Timeline) -> pl.DataFrame:
     Starved processors, pauses, sleep, calls to the workers, stalls and hangs have a cause of their own. The
     columns ``gap_us`` and ``idle_us`` are the host's time and the idle time since the previous step's start.
     """
-    steps = unstarved(timeline, timeline.starved_steps, timeline.steps).sort("start_us")
+    steps = timeline.steps.filter(~pl.col("step").is_in(timeline.starved_steps.implode())).sort("start_us")
     events = timeline.events.filter(pl.col("kind").is_in([PAUSED, ASLEEP, CALLED, HUNG, STALLED]))
     spans = steps.select(
         begin_us=pl.coalesce(pl.col("start_us").shift(1), "start_us"),
