@@ -50,7 +50,7 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
     rows = pl.concat([ended, there], how="diagonal_relaxed").sort("arrived_us", maintain_order=True)
     decodes = timeline.request_states.filter(pl.col("state") == "decode")["request_id"].unique()
     had = pl.col("first_token_us").is_not_null() | (pl.col("output_tokens") > 0)
-    had |= pl.col("request_id").is_in(decodes.implode())
+    had |= pl.col("request_id").is_in(pl.lit(decodes).implode())
     return with_latencies(rows.with_columns(has_token=had.fill_null(value=False))).drop("status")
 
 
@@ -61,7 +61,7 @@ def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
     opens = _outputs(timeline, steps, ids).filter("opens")
     seen = opens.select("request_id", first_token_us=steps["output_us"].gather(opens["first"]))
-    before = timeline.present.filter(pl.col("request_id").is_in(ids.implode()))
+    before = timeline.present.filter(pl.col("request_id").is_in(pl.lit(ids).implode()))
     return (
         pl.concat([before.select("request_id", "first_token_us"), seen])
         .group_by("request_id")
@@ -155,7 +155,7 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
         timeline.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
     )
     if ids is not None:
-        stretches = stretches.filter(pl.col("request_id").is_in(ids.implode()))
+        stretches = stretches.filter(pl.col("request_id").is_in(pl.lit(ids).implode()))
     lost = pl.col("lost_tokens")
     tokens_known = pl.max_horizontal("prompt_tokens", pl.when(lost >= pl.col("prompt_tokens")).then(lost + 1))
     each = pl.col("scheduled_tokens").clip(1)

@@ -36,7 +36,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
         pl.col("in_schedule") & (pl.col("for_request_id") == pl.col("request_id"))
     )
     preempted = (
-        own.filter(pl.col("step").is_in(alone.implode()))
+        own.filter(pl.col("step").is_in(pl.lit(alone).implode()))
         .group_by("request_id")
         .agg(pl.len().alias("self_preemptions"), pl.col("lost_tokens").max())
     )
@@ -47,7 +47,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
     long = pl.col("until_us") - pl.col("since_us") >= LONG_US
     refused_often = ((pl.col("refusals") >= FEWEST_REFUSALS) | long) & ~pl.col("runs_later")
     return (
-        refused.filter(pl.col("step").is_in(alone.implode()) | counted)
+        refused.filter(pl.col("step").is_in(pl.lit(alone).implode()) | counted)
         .group_by("request_id", maintain_order=True)
         .agg(
             pl.col("trial", "cause", "via", "location").last(),
@@ -269,10 +269,10 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
             pl.col("fruitless") >= FEWEST_FRUITLESS,
         )
         .collect()
-        .with_columns(unfinished=~pl.col("request_id").is_in(left["request_id"].implode()))
+        .with_columns(unfinished=~pl.col("request_id").is_in(pl.lit(left["request_id"]).implode()))
         .sort("recomputed_tokens", descending=True, maintain_order=True)
     )
-    mine = pl.col("request_id").is_in(restarting["request_id"].implode())
+    mine = pl.col("request_id").is_in(pl.lit(restarting["request_id"]).implode())
     last_of_rest = timeline.stretches.filter(~mine).select(pl.col("last_step").max()).collect().item()
     alone = pl.lit(value=True) if last_of_rest is None else pl.col("first_step") > last_of_rest
     return restarting.with_columns(hopeless=pl.col("unfinished") & alone)

@@ -65,7 +65,7 @@ def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
     )
     got = frames.stretches.select("request_id", "step", got_last="last_step").collect()
     paused = frames.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))
-    session = pl.col("request_id").is_in(frames.sessions.implode())
+    session = pl.col("request_id").is_in(pl.lit(frames.sessions).implode())
     holders = [frames.lists[name].select("request_id") for name in ELSEWHERE if name in frames.lists]
     elsewhere = pl.concat([pl.LazyFrame(schema={"request_id": pl.String}), *holders]).unique().collect()
     idle = (
@@ -394,7 +394,7 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
             seats=pl.when(stalls).then("cause").otherwise(pl.lit(str(Cause.MAX_NUM_SEQS))),
             kv=pl.when(parked)
             .then(pl.lit(PARKED_LOADS))
-            .when(pl.col("step").is_in(idle_steps.implode()))
+            .when(pl.col("step").is_in(pl.lit(idle_steps).implode()))
             .then(pl.lit(IDLE_HOLDERS))
             .otherwise(pl.lit(str(Cause.KV_BLOCKS))),
             unused=pl.col("remaining_budget") / pl.col("token_budget"),

@@ -253,7 +253,7 @@ def unstarved(frames: EngineFrames, starving: pl.Series, steps: pl.DataFrame) ->
     """
     if starving.is_empty() or frames.steps.height - starving.len() < max(FEWEST, starving.len()):
         return steps
-    return steps.filter(~pl.col("step").is_in(starving.implode()))
+    return steps.filter(~pl.col("step").is_in(pl.lit(starving).implode()))
 
 
 def lost_spans(frames: EngineFrames, engine: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:

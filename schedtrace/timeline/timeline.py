@@ -321,7 +321,7 @@ def make_timeline(
 def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
     """Return the requests listed at the trace's beginning, not those listed in or after a gap."""
     spans = gaps.select("from_us", "to_us").sort("from_us")
-    listed = present.filter(~pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode()))
+    listed = present.filter(~pl.col("at_us").is_in(pl.lit(gaps["told_us"].drop_nulls()).implode()))
     place = spans["from_us"].search_sorted(listed["at_us"], side="left").cast(pl.Int64) - 1
     if spans.is_empty():
         return listed

@@ -211,7 +211,7 @@ def _evidence(timeline: Timeline, late: pl.DataFrame, handover: Handover | None)
         .agg(pl.col("step").min())
     ).collect()
     followers = late.select("request_id").join(first_seen, on="request_id")["step"].unique()
-    extra = timeline.steps.filter(pl.col("step").is_in(followers.implode()))
+    extra = timeline.steps.filter(pl.col("step").is_in(pl.lit(followers).implode()))
     lateness = late["late_us"]
     return LateRequests(
         late_requests=late.height,

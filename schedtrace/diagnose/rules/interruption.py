@@ -301,7 +301,10 @@ def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
         return False
     from schedtrace.diagnose.excess import explained_steps  # noqa: PLC0415  # it loads NumPy
 
-    return 2 * rows.filter(pl.col("step").is_in(explained_steps(timeline).implode())).height > rows.height
+    return (
+        2 * rows.filter(pl.col("step").is_in(pl.lit(explained_steps(timeline)).implode())).height
+        > rows.height
+    )
 
 
 def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:

@@ -94,7 +94,7 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     lost = _lost(timeline, rows).group_by("request_id").agg(LENGTH_US.sum().alias("us"))
     examples = [_example(timeline, cause, row) for row in rows.head(MOST_EXAMPLES).to_dicts()]
     worst: NeverFits = examples[0]
-    behind = lost.filter(~pl.col("request_id").is_in(rows["request_id"].implode())).height
+    behind = lost.filter(~pl.col("request_id").is_in(pl.lit(rows["request_id"]).implode())).height
     between = pl.col("step").is_between(rows["first_step"].min(), rows["last_step"].max())
     longest = longest_sequence(timeline.header)
     return finding_of(
@@ -145,7 +145,7 @@ def _lost(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     after = steps.filter(pl.col("step") > last)["start_us"].to_list()
     ends = min(after, default=timeline.end_us)
     states = recorded(timeline.request_states)
-    own = pl.col("request_id").is_in(rows["request_id"].implode())
+    own = pl.col("request_id").is_in(pl.lit(rows["request_id"]).implode())
     waits = pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP)
     behind = states.filter(~own & waits).with_columns(pl.col("begin_us", "end_us").clip(begins, ends))
     mine = states.filter(own & (pl.col("state") != "front_end"))

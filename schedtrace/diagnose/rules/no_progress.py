@@ -232,7 +232,7 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
             costs="More memory for the KV cache.",
         )
     )
-    after = timeline.steps.filter(pl.col("step").is_in(lost["step"].implode()))["num_running_after"]
+    after = timeline.steps.filter(pl.col("step").is_in(pl.lit(lost["step"]).implode()))["num_running_after"]
     fewest = max(1, int(after.min() or 1))  # type: ignore[arg-type]  # a column of integers
     if not timeline.active_limit and fewest < timeline.seats:
         advices.append(
