@@ -53,10 +53,14 @@ def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
     """
     if "refusals" not in frames.lists:
         return pl.DataFrame(schema=HOLDERS_SCHEMA)
+    runs = _runs(frames)
+    if runs.is_empty():
+        return pl.DataFrame(schema=HOLDERS_SCHEMA)
     gone = frames.finishes.select("request_id", "finished_us").unique("request_id", keep="last")
     rows = (
-        _runs(frames)
-        .join_asof(_held(frames), left_on="first_step", right_on="step", by="head", check_sortedness=False)
+        runs.join_asof(
+            _held(frames), left_on="first_step", right_on="step", by="head", check_sortedness=False
+        )
         .explode("request_id", "blocks")
         .join(gone, on="request_id", how="left", maintain_order="left")
         .with_columns(unfetched=pl.col("finished").list.contains(pl.col("request_id")))
@@ -137,7 +141,7 @@ kind.
 """
 
 
-def prefills(frames: EngineFrames) -> pl.DataFrame:
+def make_prefills(frames: EngineFrames) -> pl.DataFrame:
     """Return one row per step and prompt, for prompts of which the step computed a part.
 
     Columns, as in ``timeline.requests``: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens``
@@ -158,7 +162,7 @@ def prefills(frames: EngineFrames) -> pl.DataFrame:
     )
 
 
-def make_long_prefills(frames: EngineFrames) -> pl.DataFrame:
+def make_long_prefills(frames: EngineFrames, prefills: pl.DataFrame) -> pl.DataFrame:
     """Return the steps in which one long prompt took at least half of the prefill tokens.
 
     A prompt is long if it exceeds the token budget and the median prompt is short in comparison. Many long
@@ -166,13 +170,16 @@ def make_long_prefills(frames: EngineFrames) -> pl.DataFrame:
 
     Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
     prompts in this step).
+
+    Args:
+        frames: Frames of one engine.
+        prefills: ``make_prefills`` of the engine.
     """
     arrivals = frames.arrivals.filter(~pl.col("streaming_update"))
     prompts = pl.concat([frames.present["prompt_tokens"], arrivals["prompt_tokens"]])
     usual = prompts.quantile(0.5, "lower") or 0
     return (
-        prefills(frames)
-        .with_columns(prefill_tokens=pl.col("scheduled_tokens").sum().over("step"))
+        prefills.with_columns(prefill_tokens=pl.col("scheduled_tokens").sum().over("step"))
         .filter(
             (pl.col("prompt_tokens") > frames.token_budget)
             & (SHORT_FRAC * pl.col("prompt_tokens") >= usual)
@@ -271,8 +278,8 @@ def make_charges(
     charged = [
         parts.filter("held_up").with_columns(charge=pl.lit(HEAD_OF_LINE), time_us=LENGTH_US),
         *(
-            _divided(frames, states, rows, steps, str(cause))
-            for (cause,), rows in parts.filter(~pl.col("held_up")).group_by("cause", maintain_order=True)
+            _divided(frames, states, rows, steps, rows["cause"][0])
+            for rows in parts.filter(~pl.col("held_up")).partition_by("cause", maintain_order=True)
         ),
         states.filter(pl.col("state") == "recompute").with_columns(
             charge=pl.lit(RECOMPUTE), time_us=LENGTH_US
@@ -368,8 +375,8 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
     most_stalled = (
         pl.concat(
             [
-                steps_of(frames.steps.select("step"), rows).with_columns(cause=pl.lit(str(cause)))
-                for (cause,), rows in stalled.group_by("cause", maintain_order=True)
+                steps_of(frames.steps.select("step"), rows).with_columns(cause=pl.lit(rows["cause"][0]))
+                for rows in stalled.partition_by("cause", maintain_order=True)
             ]
             or [pl.DataFrame(schema={"step": pl.Int64, "requests": pl.Int32, "cause": pl.String})]
         )

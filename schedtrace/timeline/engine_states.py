@@ -163,9 +163,11 @@ def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
         engine: ``engine_states`` of the engine.
     """
     cpu = frames.cpu.filter(pl.col("role") != "front_end").sort("at_us")
+    if cpu.is_empty():
+        return pl.DataFrame(schema=THREADS)
     turns = [
-        (role, pid, turn)
-        for (role, pid, _), rows in cpu.group_by("role", "pid", "tid", maintain_order=True)
+        (rows["role"][0], rows["pid"][0], turn)
+        for rows in cpu.partition_by("role", "pid", "tid", maintain_order=True)
         for turn in _turns(rows.select("at_us", "ran_us", "waited_us").rows())
     ]
     rows = pl.DataFrame(

@@ -150,7 +150,7 @@ def waiting_since(
     )
 
 
-def queue_times(frames: EngineFrames, states: pl.DataFrame) -> pl.DataFrame:
+def make_queue_times(frames: EngineFrames, states: pl.DataFrame) -> pl.DataFrame:
     """Return one row per request first scheduled in this trace, with its queue time.
 
     Args:

@@ -46,12 +46,12 @@ def level(
 
 def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Add to each step, in order, the ``level`` of the spans of steps that cover it."""
-    return (
-        steps.sort("step")
-        .join_asof(levels, left_on="step", right_on="at")
-        .with_columns(pl.col(set(levels.columns) - {"at", "until"}).fill_null(0))
-        .drop("at", "until")
-    )
+    import numpy as np  # noqa: PLC0415  # as above
+
+    steps = steps.sort("step")
+    places = np.searchsorted(levels["at"].to_numpy(), steps["step"].to_numpy(), side="right")
+    sums = levels.drop("at", "until")
+    return steps.hstack([pl.Series(of.name, np.insert(of.to_numpy(), 0, 0)[places]) for of in sums])
 
 
 def steps_of(steps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
@@ -80,11 +80,11 @@ def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Exp
     """
     import numpy as np  # noqa: PLC0415  # as above
 
-    if spans.is_empty():
+    if spans.is_empty() or rows.is_empty():
         return pl.DataFrame({name: np.zeros(rows.height, dtype=np.int64) for name in kinds})
-    ordered = spans.sort("begin_us")
-    begins, lasts = (ordered[name].to_numpy() for name in ("begin_us", "end_us"))
-    shares = ordered.select(**{name: share.cast(pl.Float64).fill_null(0.0) for name, share in kinds.items()})
+    order = np.argsort(spans["begin_us"].to_numpy(), kind="stable")
+    begins, lasts = (spans[name].to_numpy()[order] for name in ("begin_us", "end_us"))
+    shares = spans.select(**{name: share.cast(pl.Float64).fill_null(0.0) for name, share in kinds.items()})
     moments = [rows[name].to_numpy() for name in ("begin_us", "end_us")]
     places = [np.searchsorted(begins, us, side="right") - 1 for us in moments]
     into = [np.minimum(us, lasts[at]) - begins[at] for us, at in zip(moments, places, strict=True)]
@@ -97,7 +97,7 @@ def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Exp
         )
         return (end - begin).round().astype(np.int64)
 
-    return pl.DataFrame({name: within(np.broadcast_to(shares[name], len(begins))) for name in kinds})
+    return pl.DataFrame({name: within(np.broadcast_to(shares[name], len(begins))[order]) for name in kinds})
 
 
 def overlap_us(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
@@ -124,17 +124,16 @@ def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
 
 def united(spans: pl.DataFrame) -> pl.DataFrame:
     """Return the union of spans that touch: ``begin_us`` and ``end_us``, in order."""
-    spans = spans.select(pl.col("begin_us", "end_us").cast(pl.Int64))
+    import numpy as np  # noqa: PLC0415  # as above
+
     if spans.is_empty():
-        return spans
-    latest = pl.col("end_us").cum_max()
-    return (
-        spans.sort("begin_us")
-        .with_columns(part=(pl.col("begin_us") > latest.shift(1)).fill_null(value=True).cum_sum())
-        .group_by("part", maintain_order=True)
-        .agg(pl.col("begin_us").min(), pl.col("end_us").max())
-        .drop("part")
-    )
+        return pl.DataFrame(schema={"begin_us": pl.Int64, "end_us": pl.Int64})
+    begins, ends = (spans[name].to_numpy().astype(np.int64) for name in ("begin_us", "end_us"))
+    order = np.argsort(begins, kind="stable")
+    begins, latest = begins[order], np.maximum.accumulate(ends[order])
+    firsts = np.flatnonzero(np.insert(begins[1:] > latest[:-1], 0, True))
+    lasts = np.append(firsts[1:], len(begins)) - 1
+    return pl.DataFrame({"begin_us": begins[firsts], "end_us": latest[lasts]})
 
 
 def merged(spans: pl.DataFrame) -> pl.DataFrame:

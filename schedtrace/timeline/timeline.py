@@ -20,7 +20,7 @@ from schedtrace.model.say import say
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.aborted_work import work_for_aborted
-from schedtrace.timeline.charges import make_charges, make_idle_holders, make_long_prefills
+from schedtrace.timeline.charges import make_charges, make_idle_holders, make_long_prefills, make_prefills
 from schedtrace.timeline.engine_states import (
     engine_busy_us,
     make_engine_states,
@@ -45,7 +45,7 @@ from schedtrace.timeline.queue_waits import (
     make_refused_heads,
     make_waits,
 )
-from schedtrace.timeline.request_states import make_request_states
+from schedtrace.timeline.request_states import make_queue_times, make_request_states
 from schedtrace.timeline.spans import at_steps, level, total_us
 from schedtrace.timeline.step_time import StepTime, device_busy_us, fit_step_time
 
@@ -134,7 +134,17 @@ class Timeline(EngineFrames):
     @cached_property
     def requests_us(self) -> int:
         """Total time of all requests in microseconds; shares refer to it."""
-        return total_us(recorded(self.request_states))
+        return total_us(self.recorded_states)
+
+    @cached_property
+    def recorded_states(self) -> pl.DataFrame:
+        """Rows of ``request_states`` outside of gaps."""
+        return recorded(self.request_states)
+
+    @cached_property
+    def queue_times(self) -> pl.DataFrame:
+        """Queue time of each request first scheduled in this trace (``timeline/request_states.py``)."""
+        return make_queue_times(self, self.request_states)
 
     @cached_property
     def busy_us(self) -> int:
@@ -189,7 +199,12 @@ class Timeline(EngineFrames):
     @cached_property
     def long_prefills(self) -> pl.DataFrame:
         """Steps in which a long prompt took at least half of the prefill tokens (``timeline/charges.py``)."""
-        return make_long_prefills(self)
+        return make_long_prefills(self, self.prefills)
+
+    @cached_property
+    def prefills(self) -> pl.DataFrame:
+        """Prompts of which each step computed a part (``timeline/charges.py``)."""
+        return make_prefills(self)
 
     @cached_property
     def aborted_work(self) -> pl.DataFrame:

@@ -92,7 +92,7 @@ def _find(timeline: Timeline) -> Findings:
     if aborted.height < FEWEST_ABORTED or not timeline.requests_us:
         return
     theirs = pl.col("request_id").is_in(pl.lit(aborted["request_id"]).implode())
-    states = recorded(timeline.request_states).filter(theirs)
+    states = timeline.recorded_states.filter(theirs)
     # What they lost to an interruption is the interruption's: clients that leave meanwhile are its effect.
     of_engine = recorded(timeline.interrupted_states).filter(theirs, pl.col("state") != INTERRUPTED)
     time_us = total_us(of_engine)

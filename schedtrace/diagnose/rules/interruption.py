@@ -287,9 +287,10 @@ class CacheResets(Evidence, kw_only=True):
 def _find(timeline: Timeline) -> Findings:
     if not timeline.requests_us:
         return
-    for (kind,), rows in timeline.events.group_by("kind", maintain_order=True):
-        if not _explained(timeline, str(kind), rows):
-            finding = _finding(timeline, str(kind), rows)
+    for rows in timeline.events.partition_by("kind", maintain_order=True):
+        kind = rows["kind"][0]
+        if not _explained(timeline, kind, rows):
+            finding = _finding(timeline, kind, rows)
             if finding.leads or (finding.share_frac or 0) >= LEAST_FRAC:
                 yield finding
     yield from _cache_resets(timeline)
