@@ -70,7 +70,7 @@ def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
 
 def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
     """Return the mean and linearly interpolated percentiles of a value over the rows where it is known."""
-    values = frame.select(value.alias("value"))["value"].drop_nulls()
+    values = frame.select(value.drop_nulls().alias("value"))["value"]
     if values.is_empty():
         return None
     p50, p90, p99 = (float(values.quantile(part, "linear") or 0.0) for part in (0.5, 0.9, 0.99))

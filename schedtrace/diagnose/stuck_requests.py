@@ -307,6 +307,8 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
         .with_columns(unfinished=~pl.col("request_id").is_in(pl.lit(left["request_id"]).implode()))
         .sort("recomputed_tokens", descending=True, maintain_order=True)
     )
+    if restarting.is_empty():
+        return restarting.hstack([pl.Series("hopeless", [], pl.Boolean)])
     mine = pl.col("request_id").is_in(pl.lit(restarting["request_id"]).implode())
     last_of_rest = timeline.stretches.filter(~mine).select(pl.col("last_step").max()).collect().item()
     alone = pl.lit(value=True) if last_of_rest is None else pl.col("first_step") > last_of_rest

@@ -67,6 +67,8 @@ def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
         .filter(pl.col("unfetched") | (pl.col("finished_us") > pl.col("begin_us")).fill_null(value=True))
         .drop_nulls("request_id")
     )
+    if rows.is_empty():
+        return pl.DataFrame(schema=HOLDERS_SCHEMA)
     got = frames.stretches.select("request_id", "step", got_last="last_step").collect()
     paused = frames.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))
     session = pl.col("request_id").is_in(pl.lit(frames.sessions).implode())
@@ -94,6 +96,8 @@ def _runs(frames: EngineFrames) -> pl.DataFrame:
     refused = frames.exits.filter(
         pl.col("refusal") & (pl.col("loop") == "waiting") & (pl.col("cause") == str(Cause.KV_BLOCKS))
     ).select("step", head="request_id")
+    if refused.height < FEWEST_STEPS:
+        return refused.clear()
     steps = frames.steps.select("step", "start_us", "num_running_after")
     rows = refused.drop_nulls().unique("step", keep="last").join(steps, on="step").sort("step")
     goes_on = (pl.col("step") == pl.col("step").shift(1) + 1) & (pl.col("head") == pl.col("head").shift(1))
@@ -384,8 +388,7 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
         .group_by("step", maintain_order=True)
         .agg(pl.col("requests").sum(), pl.col("cause").first())
     )
-    idle_runs = idle.select(step=pl.int_ranges("first_step", pl.col("last_step") + 1))
-    idle_steps = idle_runs["step"].explode()
+    idle_runs = idle.select(pl.int_ranges("first_step", pl.col("last_step") + 1).explode().alias("step"))
     running = pl.col("num_running_after")
     parked = pl.col("kv_loads_parked") >= pl.max_horizontal(running, 1)
     stalls = pl.col("requests") > HALF * running
@@ -401,7 +404,7 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
             seats=pl.when(stalls).then("cause").otherwise(pl.lit(str(Cause.MAX_NUM_SEQS))),
             kv=pl.when(parked)
             .then(pl.lit(PARKED_LOADS))
-            .when(pl.col("step").is_in(pl.lit(idle_steps).implode()))
+            .when(pl.col("step").is_in(pl.lit(idle_runs["step"]).implode()))
             .then(pl.lit(IDLE_HOLDERS))
             .otherwise(pl.lit(str(Cause.KV_BLOCKS))),
             unused=pl.col("remaining_budget") / pl.col("token_budget"),

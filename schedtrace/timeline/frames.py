@@ -253,8 +253,10 @@ class EngineFrames:
 
     def trials(self) -> list[int | None]:
         """Return the trials in order; [None] for a trace without trials."""
-        trials = self.steps["trial"].unique(maintain_order=True).to_list()
-        return [trial for trial in trials if trial is not None] or [None]
+        numbers = self.steps["trial"]
+        if numbers.null_count() == numbers.len():
+            return [None]
+        return numbers.drop_nulls().unique(maintain_order=True).to_list()
 
     @property
     def whole_trials(self) -> bool:

@@ -224,6 +224,11 @@ class Timeline(EngineFrames):
             in_vain=self.aborted_work,
         )
 
+    @cached_property
+    def charged_us(self) -> dict[str, int]:
+        """Time of each charge, added up, in microseconds."""
+        return dict(self.charges.group_by("charge").agg(pl.col("time_us").sum()).iter_rows())
+
 
 Made = TypeVar("Made")
 

@@ -78,10 +78,12 @@ class Aborts(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
+    aborted = timeline.finishes.filter(is_aborted())
+    if aborted.height < FEWEST_ABORTED:
+        return
     requests = timeline.known_requests.filter(~pl.col("streaming_update"))
     aborted = (
-        timeline.finishes.filter(is_aborted())
-        .join(requests.drop("trial", "step", strict=False), on="request_id", suffix="_of_arrival")
+        aborted.join(requests.drop("trial", "step", strict=False), on="request_id", suffix="_of_arrival")
         .with_columns(
             us=pl.coalesce("abort_us", "finished_us"),
             since=pl.coalesce("arrived_us_of_arrival", "queued_us_of_arrival"),

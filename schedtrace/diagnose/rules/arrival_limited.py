@@ -246,6 +246,8 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
         & (pl.col("remaining_budget") > 0)
         & (pl.col("waiting_cause") == Cause.QUEUE_EMPTY)
     )
+    if missed.is_empty():
+        return missed.hstack([pl.Series("late_us", [], pl.Int64)])
     need, lengths = kv_need(timeline.header), missed["prompt_tokens"].unique()
     counted = [need.held(0, tokens) if need else None for tokens in lengths]
     needed = [sum(blocks) if blocks else None for blocks in counted]
