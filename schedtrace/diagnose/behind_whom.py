@@ -18,7 +18,6 @@ from schedtrace.model.message import Count, Message
 from schedtrace.model.report import Advice, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.charges import SHORT_FRAC
-from schedtrace.timeline.frames import recorded
 from schedtrace.timeline.spans import LENGTH_US, level
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
@@ -111,10 +110,8 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
     computes = pl.col("state").is_in(
         ["prefill", "recompute"] if limit == Cause.TOKEN_BUDGET else ["prefill", "recompute", "decode"]
     )
-    lives = (
-        recorded(timeline.request_states)
-        .group_by("request_id")
-        .agg(life_us=LENGTH_US.sum(), runs_us=LENGTH_US.filter(computes).sum())
+    lives = timeline.recorded_states.group_by("request_id").agg(
+        life_us=LENGTH_US.sum(), runs_us=LENGTH_US.filter(computes).sum()
     )
     waited = waits.group_by("request_id").agg(wait_us=pl.col("time_us").sum())
     outputs = timeline.finishes.group_by("request_id").agg(pl.col("output_tokens").max())
@@ -177,12 +174,12 @@ def _came_at_once(requests: pl.DataFrame) -> pl.Series:
 def _long_from(tokens: pl.Series) -> int | None:
     """Return the smallest large size, if the sizes form two groups; None otherwise."""
     values = tokens.drop_nulls().sort()
+    if values.is_empty() or values[0] == values[-1]:
+        return None
     logs = values.cast(pl.Float64).clip(1).log()
     cuts = pl.DataFrame({"at": pl.int_range(1, values.len(), eager=True), "value": values[1:]}).filter(
         values[1:] > values[:-1]
     )
-    if cuts.is_empty():
-        return None
     below = logs.cum_sum().gather(cuts["at"] - 1)
     above = float(logs.sum()) - below
     # Where the means of both sides are furthest apart, weighted by their sizes (Otsu's method).

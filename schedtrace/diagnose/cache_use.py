@@ -36,23 +36,12 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
         .join(_admissions(timeline), on="request_id", how="left")
         .sort("at")
     )
-    has_hashes = rows["prefix_hashes"].is_not_null().any()
-    blocks = (
-        rows.group_by("trial", maintain_order=True)
-        .agg("at", pl.col("prefix_hashes").fill_null(""))
-        .with_columns(
-            pl.col("prefix_hashes")
-            .map_elements(lambda texts: pl.Series(shared_blocks(texts.to_list())), pl.List(pl.Int64))
-            .alias("blocks")
-        )
-        .explode("at", "blocks")
-        .select("at", "blocks")
-    )
     most = (pl.col("prompt_tokens") - 1) // size * size
-    shareable = pl.min_horizontal(pl.col("blocks") * size, most) if has_hashes else pl.lit(None, pl.Int64)
+    shareable = pl.lit(None, pl.Int64)
+    if rows["prefix_hashes"].null_count() < rows.height:
+        rows, shareable = _with_shared_blocks(rows), pl.min_horizontal(pl.col("blocks") * size, most)
     return (
-        rows.join(blocks, on="at", how="left", maintain_order="left")
-        .with_columns(
+        rows.with_columns(
             cached_tokens=pl.coalesce("local_tokens", "computed_tokens"), shareable_tokens=shareable
         )
         .with_columns(missed_tokens=(pl.col("shareable_tokens") - pl.col("cached_tokens")).clip(0))
@@ -61,6 +50,15 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
             *("missed_tokens", "miss", "salted", "longest_tokens"),
         )
     )
+
+
+def _with_shared_blocks(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add ``blocks``, the leading blocks that each request shares with one admitted before in its trial."""
+    blocks = {}
+    for trial in rows.select("trial", "at", "prefix_hashes").partition_by("trial"):
+        hashes = [text or "" for text in trial["prefix_hashes"]]
+        blocks |= dict(zip(trial["at"], shared_blocks(hashes), strict=True))
+    return rows.hstack([pl.Series("blocks", [blocks[at] for at in rows["at"]], dtype=pl.Int64)])
 
 
 class SharedBeginnings(NamedTuple):

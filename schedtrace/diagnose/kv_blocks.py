@@ -144,7 +144,7 @@ def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, 
     last = pl.lit(timeline.steps["step"].max())
     lasted = pl.col("step").shift(-1).fill_null(last) - pl.col("step")
     with_holders = rows.with_columns(lasted=lasted).filter(
-        (pl.col("holders").list.len() > 0) & pl.col("step").is_in(steps.implode())
+        (pl.col("holders").list.len() > 0) & pl.col("step").is_in(pl.lit(steps).implode())
     )
     if with_holders.is_empty():
         return None, None, None

@@ -4,7 +4,6 @@ import polars as pl
 
 from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.timeline.pieces import place_of, with_work
-from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.timeline import Timeline, made_once
 
 FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
@@ -50,7 +49,7 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
     rows = pl.concat([ended, there], how="diagonal_relaxed").sort("arrived_us", maintain_order=True)
     decodes = timeline.request_states.filter(pl.col("state") == "decode")["request_id"].unique()
     had = pl.col("first_token_us").is_not_null() | (pl.col("output_tokens") > 0)
-    had |= pl.col("request_id").is_in(decodes.implode())
+    had |= pl.col("request_id").is_in(pl.lit(decodes).implode())
     return with_latencies(rows.with_columns(has_token=had.fill_null(value=False))).drop("status")
 
 
@@ -61,7 +60,7 @@ def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
     opens = _outputs(timeline, steps, ids).filter("opens")
     seen = opens.select("request_id", first_token_us=steps["output_us"].gather(opens["first"]))
-    before = timeline.present.filter(pl.col("request_id").is_in(ids.implode()))
+    before = timeline.present.filter(pl.col("request_id").is_in(pl.lit(ids).implode()))
     return (
         pl.concat([before.select("request_id", "first_token_us"), seen])
         .group_by("request_id")
@@ -71,7 +70,7 @@ def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
 
 def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
     """Return the mean and linearly interpolated percentiles of a value over the rows where it is known."""
-    values = frame.select(value.alias("value"))["value"].drop_nulls()
+    values = frame.select(value.drop_nulls().alias("value"))["value"]
     if values.is_empty():
         return None
     p50, p90, p99 = (float(values.quantile(part, "linear") or 0.0) for part in (0.5, 0.9, 0.99))
@@ -84,10 +83,11 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
 
     It equals the distribution of a list that contains each value ``weight`` times.
     """
-    rows = grouped_by_value(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
+    rows = grouped_by_value(values)
     if rows.is_empty():
         return None
-    us, passed = rows["us"].cast(pl.Float64), rows["passed"].to_numpy()
+    us, weight = (rows[name].to_numpy() for name in ("us", "weight"))
+    passed = weight.cumsum()
     count = int(passed[-1])
 
     def quantile(part: float) -> float:
@@ -95,7 +95,7 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
         low, high = (us[int(passed.searchsorted(at, side="right"))] for at in (int(place), -(-place // 1)))
         return float(low + (place - int(place)) * (high - low)) / 1e3
 
-    total_us = sum((us * rows["weight"]).to_list())
+    total_us = sum((us * weight).tolist())
     return Distribution(
         count=count,
         mean=total_us / count / 1e3,
@@ -107,8 +107,14 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
 
 
 def grouped_by_value(values: pl.DataFrame) -> pl.DataFrame:
-    """Return each ``us`` once, with the sum of its weights."""
-    return values.drop_nulls().filter(pl.col("weight") > 0).group_by("us").agg(pl.col("weight").sum())
+    """Return each known ``us`` once, in order, with the sum of its weights."""
+    import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
+
+    us, weight = (values[name].to_numpy().astype(float) for name in ("us", "weight"))
+    counts = (weight > 0) & ~np.isnan(us)
+    each, places = np.unique(us[counts], return_inverse=True)
+    sums = np.bincount(places, weight[counts], minlength=len(each)).astype(np.int64)
+    return pl.DataFrame({"us": each, "weight": sums})
 
 
 def single(frame: pl.DataFrame, us: pl.Expr) -> pl.DataFrame:
@@ -122,21 +128,22 @@ def inter_token(timeline: Timeline) -> pl.DataFrame:
     Within a stretch of decodes, every output follows that of the step before. So there is one row per step,
     whose weight is the number of such requests, and not one row per step and request.
     """
+    import numpy as np  # noqa: PLC0415  # as above
+
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
-    output_us = steps["output_us"]
+    output_us = steps["output_us"].to_numpy().astype(float)
     outputs = _outputs(timeline, steps)
-    weights = level(outputs, pl.col("first") + 1, pl.col("last") + 1, weight=pl.lit(1, pl.Int64))
-    places = steps.select(step=pl.int_range(pl.len()), us=pl.col("output_us").diff().cast(pl.Float64))
-    within = at_steps(weights, places).select("us", "weight")
+    after = [np.minimum(outputs[name].to_numpy() + 1, steps.height) for name in ("first", "last")]
+    begun, over = (np.bincount(places, minlength=steps.height + 1) for places in after)
+    within_us, weights = np.diff(output_us, prepend=np.nan), (begun - over).cumsum()[: steps.height]
     pairs = outputs.with_columns(before=pl.col("last").shift(1).over("request_id")).drop_nulls("before")
-    behind = timeline.gaps["next_step"].sort()  # what came in a gap of the trace is not known
-    gaps = behind.search_sorted(steps["step"], side="right")
-    pairs = pairs.filter(gaps.gather(pairs["first"]) == gaps.gather(pairs["before"]))
-    between = pairs.select(
-        us=(output_us.gather(pairs["first"]) - output_us.gather(pairs["before"])).cast(pl.Float64),
-        weight=pl.lit(1, pl.Int64),
-    )
-    return pl.concat([within, between])
+    first, before = pairs["first"].to_numpy(), pairs["before"].to_numpy()
+    behind = np.sort(timeline.gaps["next_step"].to_numpy())  # what came in a gap of the trace is not known
+    gaps = np.searchsorted(behind, steps["step"].to_numpy(), side="right")
+    between_us = (output_us[first] - output_us[before])[gaps[first] == gaps[before]]
+    us, ones = np.concatenate([within_us, between_us]), np.ones_like(between_us)
+    rows = pl.DataFrame({"us": us, "weight": np.concatenate([weights, ones]).astype(np.int64)})
+    return grouped_by_value(rows)
 
 
 def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = None) -> pl.DataFrame:
@@ -155,7 +162,7 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
         timeline.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
     )
     if ids is not None:
-        stretches = stretches.filter(pl.col("request_id").is_in(ids.implode()))
+        stretches = stretches.filter(pl.col("request_id").is_in(pl.lit(ids).implode()))
     lost = pl.col("lost_tokens")
     tokens_known = pl.max_horizontal("prompt_tokens", pl.when(lost >= pl.col("prompt_tokens")).then(lost + 1))
     each = pl.col("scheduled_tokens").clip(1)

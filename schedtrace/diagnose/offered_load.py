@@ -259,7 +259,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
             tokens=pl.col("prompt_tokens")
             + pl.col("output_tokens")
             - pl.col("cached_tokens").fill_null(0).clip(0),
-            came=~pl.col("request_id").is_in(timeline.present["request_id"].implode()),
+            came=~pl.col("request_id").is_in(pl.lit(timeline.present["request_id"]).implode()),
         )
         .drop_nulls("came_us")
     )

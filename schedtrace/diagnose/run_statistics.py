@@ -31,8 +31,7 @@ from schedtrace.model.statistics import (
 )
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import RankLoads, RecordedRanks, kv_used_frac
-from schedtrace.timeline.frames import recorded
-from schedtrace.timeline.request_states import QUEUED, queue_times
+from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
@@ -81,9 +80,7 @@ def engine_sums(timeline: Timeline) -> EngineSums:
         requests=_requests(timeline) if lives else None,
         device=grouped_by_value(single(steps, pl.when(worked).then("busy_us"))),
         apart=grouped_by_value(single(steps, pl.when(worked & busy).then(following))),
-        inter_token=grouped_by_value(inter_token(timeline))
-        if {Fact.REQUESTS, Fact.LIVES, Fact.TIMES} <= facts
-        else None,
+        inter_token=inter_token(timeline) if {Fact.REQUESTS, Fact.LIVES, Fact.TIMES} <= facts else None,
         kv_used=(float(kv_used.mean()), len(kv_used)) if len(kv_used) else None,  # type: ignore[arg-type]  # floats
         spans=counted_spans(timeline),
     )
@@ -91,24 +88,27 @@ def engine_sums(timeline: Timeline) -> EngineSums:
 
 def _outcomes(timeline: Timeline) -> dict[str, int | None]:
     """Return the fields of ``Outcomes``: the number of requests by their final status."""
-    arrived = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id").unique()
-    requests = pl.concat([timeline.present.select("request_id"), arrived]).unique()
+    ids = [rows.select("request_id") for rows in (timeline.present, timeline.first_arrivals)]
+    requests = pl.concat(ids).unique()
     last = timeline.finishes.unique("request_id", keep="last")
     left = timeline.gone.join(requests, on="request_id", how="semi")
-    well = last["status"].is_in(FINISHED)
-    itself = (last["in_schedule"] & last["abort_us"].is_null()).fill_null(value=False)
-    aborted = (last["status"] == "ABORTED") & ~itself
+    well = pl.col("status").is_in(FINISHED)
+    itself = (pl.col("in_schedule") & pl.col("abort_us").is_null()).fill_null(value=False)
+    finished, aborted, by_scheduler = last.select(
+        well.sum(),
+        aborted=((pl.col("status") == "ABORTED") & ~itself).sum(),
+        by_scheduler=(~well & itself).sum(),
+    ).row(0)
+    open_ids = requests.join(last, on="request_id", how="anti")
     return {
-        "arrived": arrived.height,
-        "finished": int(well.sum()),
-        "aborted": int(aborted.sum()),
-        "errored": last.height - int(well.sum()) - int(aborted.sum()),
-        "unfinished": requests.join(last, on="request_id", how="anti")
-        .join(left, on="request_id", how="anti")
-        .height,
+        "arrived": timeline.first_arrivals.height,
+        "finished": finished,
+        "aborted": aborted,
+        "errored": last.height - finished - aborted,
+        "unfinished": open_ids.join(left, on="request_id", how="anti").height,
         "unrecorded": left.height,
         "present": timeline.there_first.height,
-        "by_scheduler": int((~well & itself).sum()),
+        "by_scheduler": by_scheduler,
     }
 
 
@@ -117,7 +117,7 @@ def _work(timeline: Timeline) -> dict[str, int | None]:
     steps, finishes = timeline.steps, timeline.finishes
     done = finishes.filter(pl.col("status").is_in(FINISHED))
     in_queue = pl.col("state").is_in(QUEUED)
-    spent = recorded(timeline.request_states).select(
+    spent = timeline.recorded_states.select(
         running=LENGTH_US.filter(~in_queue & (pl.col("state") != "front_end")).sum(),
         queued=LENGTH_US.filter(in_queue).sum(),
     )
@@ -176,13 +176,13 @@ def _recorded(frame: pl.DataFrame, column: str) -> int | None:
 def _requests(timeline: Timeline) -> pl.DataFrame:
     own = LENGTH_US.filter(pl.col("state") != "front_end").sum()
     queued = LENGTH_US.filter(pl.col("state").is_in(QUEUED)).sum()
-    spent = recorded(timeline.request_states).group_by("request_id").agg(own_us=own, queued_us=queued)
+    spent = timeline.recorded_states.group_by("request_id").agg(own_us=own, queued_us=queued)
     latencies = (
         request_latencies(timeline)
         .unique("request_id", keep="last")
         .select("request_id", "has_token", "done", "ttft_us", "tpot_us", "e2e_us")
     )
-    queue = queue_times(timeline, timeline.request_states).select("request_id", "queue_us")
+    queue = timeline.queue_times.select("request_id", "queue_us")
     return (
         timeline.known_requests.filter(~pl.col("streaming_update"))
         .select("request_id", "priority", "lora")

@@ -18,6 +18,24 @@ GONE = ("ABORTED", "IGNORED", "ERROR")
 """``RequestStatus`` names of requests that ended without the requested output."""
 
 
+NEVER_FITTING_SCHEMA = {
+    "request_id": pl.String,
+    "trial": pl.Int64,
+    "cause": pl.String,
+    "via": pl.String,
+    "location": pl.String,
+    "first_step": pl.Int64,
+    "last_step": pl.Int64,
+    "refusals": pl.UInt32,
+    "blocks_needed": pl.Int64,
+    "waiting": pl.Int64,
+    "prompt_tokens": pl.Int64,
+    "max_tokens": pl.Int64,
+    "self_preemptions": pl.UInt32,
+    "tokens": pl.Int64,
+}
+
+
 @made_once
 def never_fitting(timeline: Timeline) -> pl.DataFrame:
     """Return one row per request that can never run to its end, in the order of their first refusal.
@@ -30,25 +48,26 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
     A refusal for its size counts if nobody ran after that step, no load was parked, no finished request kept
     blocks and all KV blocks were free; for KV blocks also if its prompt alone needs more than there are.
     """
-    refused = _refusals(timeline)
-    alone = _alone(timeline)
-    own = timeline.preemptions.filter(
-        pl.col("in_schedule") & (pl.col("for_request_id") == pl.col("request_id"))
-    )
-    preempted = (
-        own.filter(pl.col("step").is_in(alone.implode()))
-        .group_by("request_id")
-        .agg(pl.len().alias("self_preemptions"), pl.col("lost_tokens").max())
-    )
+    alone = pl.col("step").is_in(pl.lit(_alone(timeline)).implode())
     asked = timeline.known_requests.filter(~pl.col("streaming_update"))
     counted = (pl.col("cause") == str(Cause.KV_BLOCKS)) & pl.col("request_id").is_in(
         _too_long(timeline, asked)
     )
+    refused = _refusals(timeline).filter(alone | counted)
+    if refused.is_empty():
+        return pl.DataFrame(schema=NEVER_FITTING_SCHEMA)
+    own = timeline.preemptions.filter(
+        pl.col("in_schedule") & (pl.col("for_request_id") == pl.col("request_id"))
+    )
+    preempted = (
+        own.filter(alone)
+        .group_by("request_id")
+        .agg(pl.len().alias("self_preemptions"), pl.col("lost_tokens").max())
+    )
     long = pl.col("until_us") - pl.col("since_us") >= LONG_US
     refused_often = ((pl.col("refusals") >= FEWEST_REFUSALS) | long) & ~pl.col("runs_later")
     return (
-        refused.filter(pl.col("step").is_in(alone.implode()) | counted)
-        .group_by("request_id", maintain_order=True)
+        refused.group_by("request_id", maintain_order=True)
         .agg(
             pl.col("trial", "cause", "via", "location").last(),
             pl.col("step").first().alias("first_step"),
@@ -78,11 +97,11 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
 
 def _refusals(timeline: Timeline) -> pl.DataFrame:
     """Return exits that refused, for its own size, a request that never got the requested output."""
+    refused = timeline.exits.filter("refusal", pl.col("cause").is_in(list(OF_ITS_OWN_SIZE)))
     done = timeline.finishes.filter(~pl.col("status").is_in(GONE))
     steps = timeline.steps.select("step", "num_waiting_after", "end_us")
     return (
-        timeline.exits.filter("refusal", pl.col("cause").is_in(list(OF_ITS_OWN_SIZE)))
-        .drop_nulls("request_id")
+        refused.drop_nulls("request_id")
         .drop("num_waiting_after")
         .unique(["step", "request_id"], keep="last", maintain_order=True)
         .join(done, on="request_id", how="anti", maintain_order="left")
@@ -125,6 +144,20 @@ flight.
 """
 
 
+PARKED_SCHEMA = {
+    "request_id": pl.String,
+    "cause": pl.String,
+    "trial": pl.Int64,
+    "ready_us": pl.Int64,
+    "unended": pl.Boolean,
+    "parked_us": pl.Int64,
+    "steps": pl.Int64,
+    "first_step": pl.Int64,
+    "last_step": pl.Int64,
+    "hopeless": pl.Boolean,
+}
+
+
 def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
     """Return one row per request that was ready but parked, and reason, the longest first.
 
@@ -134,6 +167,8 @@ def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
     scheduled it later), ``hopeless`` likewise.
     """
     ready = _ready(timeline)
+    if ready.is_empty():
+        return pl.DataFrame(schema=PARKED_SCHEMA)
     scheduled = (
         timeline.stretches.select("request_id", "step")
         .collect()
@@ -269,10 +304,12 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
             pl.col("fruitless") >= FEWEST_FRUITLESS,
         )
         .collect()
-        .with_columns(unfinished=~pl.col("request_id").is_in(left["request_id"].implode()))
+        .with_columns(unfinished=~pl.col("request_id").is_in(pl.lit(left["request_id"]).implode()))
         .sort("recomputed_tokens", descending=True, maintain_order=True)
     )
-    mine = pl.col("request_id").is_in(restarting["request_id"].implode())
+    if restarting.is_empty():
+        return restarting.hstack([pl.Series("hopeless", [], pl.Boolean)])
+    mine = pl.col("request_id").is_in(pl.lit(restarting["request_id"]).implode())
     last_of_rest = timeline.stretches.filter(~mine).select(pl.col("last_step").max()).collect().item()
     alone = pl.lit(value=True) if last_of_rest is None else pl.col("first_step") > last_of_rest
     return restarting.with_columns(hopeless=pl.col("unfinished") & alone)

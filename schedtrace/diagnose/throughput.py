@@ -17,7 +17,7 @@ from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_states import BUSY
 from schedtrace.timeline.frames import without_gaps
 from schedtrace.timeline.spans import LENGTH_US, total_us, united
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, made_once
 
 Over = Literal["trial", "requests"]
 """Period of the throughput: the whole trial, or the time in which there were requests."""
@@ -45,6 +45,7 @@ def over(timeline: Timeline) -> Over:
     return "trial" if timeline.whole_trials else "requests"
 
 
+@made_once
 def counted_spans(timeline: Timeline) -> pl.DataFrame:
     """Return the counted periods of each trial, by the wall clock: ``trial``, ``begin_us`` and ``end_us``.
 
@@ -61,8 +62,8 @@ def counted_spans(timeline: Timeline) -> pl.DataFrame:
         busy = timeline.engine_states.filter(pl.col("state").is_in(BUSY))
         spans = pl.concat(
             [
-                united(of_trial).with_columns(trial=pl.lit(trial, pl.Int64))
-                for (trial,), of_trial in busy.partition_by("trial", as_dict=True).items()
+                united(of_trial).with_columns(trial=pl.lit(of_trial["trial"][0], pl.Int64))
+                for of_trial in busy.partition_by("trial")
             ]
             or [pl.DataFrame(schema={**SPAN, "trial": pl.Int64})]
         )

@@ -42,7 +42,7 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
 
     The host's time is a part of its own and not included in the others.
     """
-    states = with_engine_time(recorded(timeline.request_states), timeline.engine_states)
+    states = with_engine_time(timeline.recorded_states, timeline.engine_states)
     computing = pl.col("state").is_in(COMPUTING)
     next_step = pl.col("cause").eq_missing(pl.lit(NEXT_STEP))
     own = computing | next_step
@@ -106,14 +106,14 @@ def request_time(timeline: Timeline) -> list[RequestTime]:
     moments = _moments(timeline)
     everything = _between(states, moments)
     times = []
-    for (state, cause), rows in states.group_by("state", "cause", maintain_order=True):
+    for rows in states.partition_by("state", "cause", maintain_order=True):
         time_us = total_us(rows)
         parts = zip(_between(rows, moments), everything, strict=True)
         times.append(
             RequestTime(
                 engine_rank=timeline.rank,
-                state=str(state),
-                cause=None if cause is None else str(cause),
+                state=rows["state"][0],
+                cause=rows["cause"][0],
                 time_ms=time_us / 1e3,
                 share_frac=time_us / total,
                 requests=rows["request_id"].n_unique(),

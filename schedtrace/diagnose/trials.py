@@ -17,7 +17,6 @@ from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.report import StripCell, TrialReport
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.frames import offset
-from schedtrace.timeline.request_states import queue_times
 from schedtrace.timeline.timeline import Timeline
 
 STRIP_CELLS = 60
@@ -107,9 +106,7 @@ def _report(
     begin = working.row(0, named=True) if working.height and begins else None
     done = finishes.filter(pl.col("status").is_in(FINISHED))
     latencies = _together([timeline.trial_rows(request_latencies(timeline), trial) for timeline in timelines])
-    queued = _together(
-        [timeline.trial_rows(queue_times(timeline, timeline.request_states), trial) for timeline in timelines]
-    )
+    queued = _together([timeline.trial_rows(timeline.queue_times, trial) for timeline in timelines])
     lives = Fact.LIVES in first.facts
     report = TrialReport(
         trial=trial,

@@ -32,10 +32,10 @@ class Charged:
 
 def charged(timeline: Timeline, *charges: str) -> Charged | None:
     """Return the time charged to these causes; None below ``FOUND_FROM_FRAC`` of the requests' time."""
-    rows = timeline.charges.filter(pl.col("charge").is_in([str(charge) for charge in charges]))
-    time_us = int(rows["time_us"].sum())
+    time_us = sum(timeline.charged_us.get(str(charge), 0) for charge in set(charges))
     if not timeline.requests_us or time_us / timeline.requests_us < FOUND_FROM_FRAC:
         return None
+    rows = timeline.charges.filter(pl.col("charge").is_in([str(charge) for charge in charges]))
     each = totals(rows, "time_us")
     return Charged(
         rows=rows,

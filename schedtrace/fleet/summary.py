@@ -24,7 +24,6 @@ from schedtrace.model.report import Finding, RunReport
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
 from schedtrace.timeline.frames import missing_us
-from schedtrace.timeline.request_states import queue_times
 from schedtrace.timeline.step_time import FEATURES
 from schedtrace.timeline.timeline import Timeline, Window
 
@@ -130,7 +129,7 @@ def _arrivals(timeline: Timeline) -> dict[str, Any]:
 def _sketches(timeline: Timeline) -> Iterator[SummarySketch]:
     latencies = request_latencies(timeline)
     columns = {
-        "queue": queue_times(timeline, timeline.request_states)["queue_us"],
+        "queue": timeline.queue_times["queue_us"],
         **{name: latencies[f"{name}_us"] for name in ("ttft", "tpot", "e2e")},
     }
     for metric, values in columns.items():

@@ -191,7 +191,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     dropped = sum(line.dropped_steps for line in other_lines[Events])
     problems.dropped_steps = max(0, min(dropped, problems.missing_steps))
     if problems.missing_steps or problems.garbled_lines or in_vain:
-        unknown = finishes.filter(~pl.col("request_id").is_in(ids.implode()))["request_id"].n_unique()
+        unknown = finishes.filter(~pl.col("request_id").is_in(pl.lit(ids).implode()))["request_id"].n_unique()
         problems.missing_arrivals = max(unknown, sum(line.dropped_arrivals for line in other_lines[Events]))
         problems.missing_finishes = sum(line.dropped_finishes for line in other_lines[Events])
     if problems.unclosed:
@@ -204,7 +204,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         finishes=finishes,
         present=present,
         gaps=gaps,
-        there_after=listed.filter(pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
+        there_after=listed.filter(pl.col("at_us").is_in(pl.lit(gaps["told_us"].drop_nulls()).implode())),
         **side_tables(events),
         cpu=cpu_times(other_lines[Cpu]),
         stalls=stalls_in(other_lines[Notice]),
@@ -242,7 +242,7 @@ def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.Data
     present = listed.unique("request_id", keep="first", maintain_order=True)
     if steps.is_empty():
         return present
-    has_arrived = pl.col("request_id").is_in(arrivals["request_id"].implode())
+    has_arrived = pl.col("request_id").is_in(pl.lit(arrivals["request_id"]).implode())
     return present.filter(~has_arrived | (pl.col("at_us") <= steps["start_us"][0]))
 
 

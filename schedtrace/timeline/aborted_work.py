@@ -49,7 +49,7 @@ def work_for_aborted(frames: EngineFrames, model: StepTime | None) -> pl.DataFra
     aborted = abandoned_requests(frames)
     if model is None or aborted.is_empty():
         return pl.DataFrame(schema=SCHEMA)
-    theirs = frames.stretches.filter(pl.col("request_id").is_in(aborted.implode()))
+    theirs = frames.stretches.filter(pl.col("request_id").is_in(pl.lit(aborted).implode()))
     tokens = level(theirs, "step", pl.col("last_step") + 1, their_tokens=pl.col("scheduled_tokens"))
     predicted = model.predicted()
     part = (pl.col("their_tokens") / pl.col("used_tokens")) * (predicted - model.base_us) / predicted

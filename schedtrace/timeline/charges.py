@@ -53,19 +53,25 @@ def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
     """
     if "refusals" not in frames.lists:
         return pl.DataFrame(schema=HOLDERS_SCHEMA)
+    runs = _runs(frames)
+    if runs.is_empty():
+        return pl.DataFrame(schema=HOLDERS_SCHEMA)
     gone = frames.finishes.select("request_id", "finished_us").unique("request_id", keep="last")
     rows = (
-        _runs(frames)
-        .join_asof(_held(frames), left_on="first_step", right_on="step", by="head", check_sortedness=False)
+        runs.join_asof(
+            _held(frames), left_on="first_step", right_on="step", by="head", check_sortedness=False
+        )
         .explode("request_id", "blocks")
         .join(gone, on="request_id", how="left", maintain_order="left")
         .with_columns(unfetched=pl.col("finished").list.contains(pl.col("request_id")))
         .filter(pl.col("unfetched") | (pl.col("finished_us") > pl.col("begin_us")).fill_null(value=True))
         .drop_nulls("request_id")
     )
+    if rows.is_empty():
+        return pl.DataFrame(schema=HOLDERS_SCHEMA)
     got = frames.stretches.select("request_id", "step", got_last="last_step").collect()
     paused = frames.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))
-    session = pl.col("request_id").is_in(frames.sessions.implode())
+    session = pl.col("request_id").is_in(pl.lit(frames.sessions).implode())
     holders = [frames.lists[name].select("request_id") for name in ELSEWHERE if name in frames.lists]
     elsewhere = pl.concat([pl.LazyFrame(schema={"request_id": pl.String}), *holders]).unique().collect()
     idle = (
@@ -90,6 +96,8 @@ def _runs(frames: EngineFrames) -> pl.DataFrame:
     refused = frames.exits.filter(
         pl.col("refusal") & (pl.col("loop") == "waiting") & (pl.col("cause") == str(Cause.KV_BLOCKS))
     ).select("step", head="request_id")
+    if refused.height < FEWEST_STEPS:
+        return refused.clear()
     steps = frames.steps.select("step", "start_us", "num_running_after")
     rows = refused.drop_nulls().unique("step", keep="last").join(steps, on="step").sort("step")
     goes_on = (pl.col("step") == pl.col("step").shift(1) + 1) & (pl.col("head") == pl.col("head").shift(1))
@@ -137,7 +145,7 @@ kind.
 """
 
 
-def prefills(frames: EngineFrames) -> pl.DataFrame:
+def make_prefills(frames: EngineFrames) -> pl.DataFrame:
     """Return one row per step and prompt, for prompts of which the step computed a part.
 
     Columns, as in ``timeline.requests``: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens``
@@ -158,7 +166,7 @@ def prefills(frames: EngineFrames) -> pl.DataFrame:
     )
 
 
-def make_long_prefills(frames: EngineFrames) -> pl.DataFrame:
+def make_long_prefills(frames: EngineFrames, prefills: pl.DataFrame) -> pl.DataFrame:
     """Return the steps in which one long prompt took at least half of the prefill tokens.
 
     A prompt is long if it exceeds the token budget and the median prompt is short in comparison. Many long
@@ -166,13 +174,16 @@ def make_long_prefills(frames: EngineFrames) -> pl.DataFrame:
 
     Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
     prompts in this step).
+
+    Args:
+        frames: Frames of one engine.
+        prefills: ``make_prefills`` of the engine.
     """
     arrivals = frames.arrivals.filter(~pl.col("streaming_update"))
     prompts = pl.concat([frames.present["prompt_tokens"], arrivals["prompt_tokens"]])
     usual = prompts.quantile(0.5, "lower") or 0
     return (
-        prefills(frames)
-        .with_columns(prefill_tokens=pl.col("scheduled_tokens").sum().over("step"))
+        prefills.with_columns(prefill_tokens=pl.col("scheduled_tokens").sum().over("step"))
         .filter(
             (pl.col("prompt_tokens") > frames.token_budget)
             & (SHORT_FRAC * pl.col("prompt_tokens") >= usual)
@@ -271,8 +282,8 @@ def make_charges(
     charged = [
         parts.filter("held_up").with_columns(charge=pl.lit(HEAD_OF_LINE), time_us=LENGTH_US),
         *(
-            _divided(frames, states, rows, steps, str(cause))
-            for (cause,), rows in parts.filter(~pl.col("held_up")).group_by("cause", maintain_order=True)
+            _divided(frames, states, rows, steps, rows["cause"][0])
+            for rows in parts.filter(~pl.col("held_up")).partition_by("cause", maintain_order=True)
         ),
         states.filter(pl.col("state") == "recompute").with_columns(
             charge=pl.lit(RECOMPUTE), time_us=LENGTH_US
@@ -368,8 +379,8 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
     most_stalled = (
         pl.concat(
             [
-                steps_of(frames.steps.select("step"), rows).with_columns(cause=pl.lit(str(cause)))
-                for (cause,), rows in stalled.group_by("cause", maintain_order=True)
+                steps_of(frames.steps.select("step"), rows).with_columns(cause=pl.lit(rows["cause"][0]))
+                for rows in stalled.partition_by("cause", maintain_order=True)
             ]
             or [pl.DataFrame(schema={"step": pl.Int64, "requests": pl.Int32, "cause": pl.String})]
         )
@@ -377,8 +388,7 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
         .group_by("step", maintain_order=True)
         .agg(pl.col("requests").sum(), pl.col("cause").first())
     )
-    idle_runs = idle.select(step=pl.int_ranges("first_step", pl.col("last_step") + 1))
-    idle_steps = idle_runs["step"].explode()
+    idle_runs = idle.select(pl.int_ranges("first_step", pl.col("last_step") + 1).explode().alias("step"))
     running = pl.col("num_running_after")
     parked = pl.col("kv_loads_parked") >= pl.max_horizontal(running, 1)
     stalls = pl.col("requests") > HALF * running
@@ -394,7 +404,7 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
             seats=pl.when(stalls).then("cause").otherwise(pl.lit(str(Cause.MAX_NUM_SEQS))),
             kv=pl.when(parked)
             .then(pl.lit(PARKED_LOADS))
-            .when(pl.col("step").is_in(idle_steps.implode()))
+            .when(pl.col("step").is_in(pl.lit(idle_runs["step"]).implode()))
             .then(pl.lit(IDLE_HOLDERS))
             .otherwise(pl.lit(str(Cause.KV_BLOCKS))),
             unused=pl.col("remaining_budget") / pl.col("token_budget"),

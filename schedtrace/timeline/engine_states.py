@@ -77,8 +77,10 @@ def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataF
     if began is None:
         return pl.DataFrame(schema=SCHEMA)
     unknown = _spans(frames.gaps, NOT_RECORDED, pl.col("from_us"), pl.col("to_us"))
-    doing = pl.concat([unknown, _work(frames), _presence(requests)]).with_columns(
-        pl.col("begin_us", "end_us").clip(began, frames.end_us)
+    doing = (
+        pl.concat([unknown, *_work(frames), _presence(requests)])
+        .filter(LENGTH_US > 0)
+        .with_columns(pl.col("begin_us", "end_us").clip(began, frames.end_us))
     )
     counts = level(doing, **{kind: (pl.col("kind") == kind).cast(pl.Int64) for kind in STATES[:-1]})
     state = pl.lit("idle")
@@ -98,21 +100,19 @@ def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataF
     )
 
 
-def _work(frames: EngineFrames) -> pl.DataFrame:
+def _work(frames: EngineFrames) -> list[pl.DataFrame]:
     """Return the periods of each ``kind`` of the engine's work: ``begin_us`` and ``end_us``."""
     done = pl.col("start_us") + pl.col("schedule_us")
     before = pl.col("output_us").cum_max().shift(1).fill_null(0)
     executed = pl.col("start_us") + pl.col("execute_after_us")
     steps = frames.steps.with_columns(could_us=pl.coalesce(executed, pl.max_horizontal(done, before)))
     over = pl.coalesce(executed + pl.col("execute_us"), "output_us")
-    return pl.concat(
-        [
-            _spans(steps.filter(pl.col("total_requests") > 0), "device", pl.col("could_us"), over),
-            _spans(steps, "schedule", pl.col("start_us"), done),
-            _spans(steps, "update", pl.col("output_us"), pl.col("output_us") + pl.col("update_us")),
-            _spans(steps, "dummy", pl.col("start_us") - pl.col("dummy_us"), pl.col("start_us")),
-        ]
-    )
+    return [
+        _spans(steps.filter(pl.col("total_requests") > 0), "device", pl.col("could_us"), over),
+        _spans(steps, "schedule", pl.col("start_us"), done),
+        _spans(steps, "update", pl.col("output_us"), pl.col("output_us") + pl.col("update_us")),
+        _spans(steps, "dummy", pl.col("start_us") - pl.col("dummy_us"), pl.col("start_us")),
+    ]
 
 
 def _presence(requests: pl.DataFrame) -> pl.DataFrame:
@@ -123,9 +123,8 @@ def _presence(requests: pl.DataFrame) -> pl.DataFrame:
 
 
 def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
-    """Return ``begin_us``, ``end_us`` and this ``kind`` for each row whose two ends are known and differ."""
-    spans = frame.select(begin_us=begin.cast(pl.Int64), end_us=end.cast(pl.Int64), kind=pl.lit(kind))
-    return spans.filter(LENGTH_US > 0)
+    """Return ``begin_us``, ``end_us`` and this ``kind`` for each row; an end that is not known is null."""
+    return frame.select(begin_us=begin.cast(pl.Int64), end_us=end.cast(pl.Int64), kind=pl.lit(kind))
 
 
 def engine_busy_us(engine: pl.DataFrame) -> int:
@@ -163,9 +162,11 @@ def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
         engine: ``engine_states`` of the engine.
     """
     cpu = frames.cpu.filter(pl.col("role") != "front_end").sort("at_us")
+    if cpu.is_empty():
+        return pl.DataFrame(schema=THREADS)
     turns = [
-        (role, pid, turn)
-        for (role, pid, _), rows in cpu.group_by("role", "pid", "tid", maintain_order=True)
+        (rows["role"][0], rows["pid"][0], turn)
+        for rows in cpu.partition_by("role", "pid", "tid", maintain_order=True)
         for turn in _turns(rows.select("at_us", "ran_us", "waited_us").rows())
     ]
     rows = pl.DataFrame(
@@ -253,7 +254,7 @@ def unstarved(frames: EngineFrames, starving: pl.Series, steps: pl.DataFrame) ->
     """
     if starving.is_empty() or frames.steps.height - starving.len() < max(FEWEST, starving.len()):
         return steps
-    return steps.filter(~pl.col("step").is_in(starving.implode()))
+    return steps.filter(~pl.col("step").is_in(pl.lit(starving).implode()))
 
 
 def lost_spans(frames: EngineFrames, engine: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:

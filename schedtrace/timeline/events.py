@@ -104,23 +104,29 @@ def make_events(
         starved: ``engine_states.starved``.
         starving: ``engine_states.starved_steps``.
     """
-    none = pl.DataFrame(schema=SCHEMA)
     busy_us = engine_busy_us(engine)
     if not busy_us:
-        return pl.concat([none, _stalled(frames)], how="diagonal_relaxed").select(*SCHEMA)
+        return _table([_stalled(frames)])
     slow = slow_spans(frames, engine, starving)
     asked = _asked(frames)
-    hung = _without(_hung(frames), asked)
-    asked = pl.concat([asked, hung], how="diagonal_relaxed")
-    asked = pl.concat([asked, _without(_stalled(frames), asked)], how="diagonal_relaxed")
-    lost = lost_spans(frames, engine, starved).with_columns(kind=pl.lit(STARVED))
-    lost = lost.filter(overlap_us(lost, merged(asked)) < 0.5 * LENGTH_US)
+    asked = _table([asked, _without(_hung(frames), asked)])
+    asked = _table([asked, _without(_stalled(frames), asked)])
+    lost = _starved(frames, engine, starved, asked)
     slow = _without(_outside(slow, starved), asked)
     if slow["step"].n_unique() > MOST_FRAC * frames.steps.height:
         slow = slow.clear()
-    interruptions = pl.concat([none, asked, *_by_position(frames, slow), lost], how="diagonal_relaxed")
+    interruptions = _table([asked, *_by_position(frames, slow), lost])
+    if interruptions.is_empty():
+        return interruptions
     cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * busy_us
-    return interruptions.select(*SCHEMA).filter(cost | pl.col("kind").is_in(ALWAYS)).sort("begin_us")
+    return interruptions.filter(cost | pl.col("kind").is_in(ALWAYS)).sort("begin_us")
+
+
+def _table(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """Return the rows of all parts, which may lack columns, as one table of events."""
+    rows = [part for part in parts if not part.is_empty()]
+    none = pl.DataFrame(schema=SCHEMA)
+    return pl.concat([none, *rows], how="diagonal_relaxed").select(*SCHEMA) if rows else none
 
 
 def cost_us(states: pl.DataFrame, engine: pl.DataFrame, interruptions: pl.DataFrame) -> int:
@@ -152,6 +158,8 @@ def standstills(engine: pl.DataFrame, interruptions: pl.DataFrame) -> pl.DataFra
         engine: ``engine_states``.
         interruptions: Rows of ``events``.
     """
+    if interruptions.is_empty():
+        return pl.DataFrame(schema={"begin_us": pl.Int64, "end_us": pl.Int64})
     before = interruptions.select(pl.col("begin_us").min(), pl.col("end_us").max())
     if not engine.is_empty():
         before = before.with_columns(end_us=pl.lit(engine["begin_us"].min()))
@@ -212,6 +220,8 @@ def starved_us(interruptions: pl.DataFrame, rows: pl.DataFrame) -> pl.Series:
 def _asked(frames: EngineFrames) -> pl.DataFrame:
     """Return the recorded interruptions that a client or operator requested."""
     controls = frames.controls
+    if controls.is_empty():
+        return pl.DataFrame(schema=SCHEMA)
     first, last = frames.begin_us, frames.end_us
     states = pl.col("control") == "pause_state"
     sleeps = pl.col("control").is_in(["sleep", "wake_up"])
@@ -239,10 +249,11 @@ def _asked(frames: EngineFrames) -> pl.DataFrame:
 
 def _hung(frames: EngineFrames) -> pl.DataFrame:
     """Return the calls of ``schedule()`` that took very long and that no other event explains."""
-    steps = frames.steps.select("trial", "step", "start_us", "end_us", "schedule_us")
-    usual = median(steps["schedule_us"])
     took = pl.col("schedule_us")
-    calls = steps.filter((took >= HUNG_US) & (took >= HUNG_FACTOR * usual))
+    usual = median(frames.steps["schedule_us"])
+    calls = frames.steps.filter((took >= HUNG_US) & (took >= HUNG_FACTOR * usual))
+    if calls.is_empty():
+        return pl.DataFrame(schema=SCHEMA)
     return calls.select(
         "trial",
         "step",
@@ -257,6 +268,8 @@ def _hung(frames: EngineFrames) -> pl.DataFrame:
 
 def _stalled(frames: EngineFrames) -> pl.DataFrame:
     """Return the stalls that the watchdog reported, without those in which the engine still ran steps."""
+    if frames.stalls.is_empty():
+        return pl.DataFrame(schema=SCHEMA)
     last = frames.end_us
     hung = pl.col("sentence").str.starts_with(NOT_RETURNED)
     stalls = frames.stalls.filter(pl.col("kind").is_in(list(ELSEWHERE))).select(
@@ -274,6 +287,16 @@ def _stalled(frames: EngineFrames) -> pl.DataFrame:
         .join_asof(steps, left_on="begin_us", right_on="start_us", check_sortedness=False)
         .drop("start_us")
     )
+
+
+def _starved(
+    frames: EngineFrames, engine: pl.DataFrame, starved: pl.DataFrame, asked: pl.DataFrame
+) -> pl.DataFrame:
+    """Return the lost time of starved periods that lies mostly outside of requested interruptions."""
+    if starved.is_empty():
+        return pl.DataFrame(schema=SCHEMA)
+    lost = lost_spans(frames, engine, starved).with_columns(kind=pl.lit(STARVED))
+    return lost.filter(overlap_us(lost, merged(asked)) < 0.5 * LENGTH_US)
 
 
 def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
@@ -295,11 +318,15 @@ def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
 
 def _outside(slow: pl.DataFrame, starved: pl.DataFrame) -> pl.DataFrame:
     """Return the slow spans that lie mostly outside of the periods in which processors were short."""
+    if slow.is_empty() or starved.is_empty():
+        return slow
     return slow.filter(overlap_us(slow, starved) < 0.5 * LENGTH_US)
 
 
 def _by_position(frames: EngineFrames, slow: pl.DataFrame) -> list[pl.DataFrame]:
     """Return the slow spans with their kind, which follows from their position among the steps."""
+    if slow.is_empty():
+        return []
     computing = frames.steps.filter(pl.col("total_requests") > 0)
     place = computing.select("step", place=pl.int_range(pl.len()).over("trial"))
     slow = slow.sort("begin_us").join_asof(
@@ -416,6 +443,8 @@ def _with_kinds(spans: pl.DataFrame, kinds: pl.DataFrame) -> pl.DataFrame:
 def _split(frames: EngineFrames, rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Return the rows, cut at the edges of these spans."""
     columns = rows.columns
+    if rows.is_empty() or spans.is_empty():
+        return rows.with_columns(of_state=pl.lit(None, pl.String))
     rows = rows.with_row_index("row")
     first = spans["end_us"].search_sorted(rows["begin_us"], side="right")
     after = spans["begin_us"].search_sorted(rows["end_us"], side="left")

@@ -389,7 +389,7 @@ def _scheduled(
     """Yield the number of members that each step scheduled, if there are members."""
     if members.is_empty():
         return
-    stretches = timeline.stretches.filter(pl.col("request_id").is_in(members.implode()))
+    stretches = timeline.stretches.filter(pl.col("request_id").is_in(pl.lit(members).implode()))
     sums = level(stretches, "step", pl.col("last_step") + 1, count=1)
     ordered = steps.select("step").with_row_index("place").sort("step")
     counts = at_steps(sums, ordered).sort("place")

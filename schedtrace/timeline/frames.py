@@ -20,6 +20,9 @@ from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.tables import cpu_times, present_in, schema_of, stalls_in
 from schedtrace.read.trace import all_rows, rows_between, rows_of
 
+BEFORE = -1
+"""Step number, or place of a step, that stands for the time before the first step."""
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -179,6 +182,33 @@ class EngineFrames:
         return rows.collect()
 
     @cached_property
+    def losses(self) -> pl.DataFrame:
+        """``request_id``, ``step`` and ``lost_tokens``, the most that a preemption up to it discarded.
+
+        In the order of the steps; a loss before the trace began has the step ``BEFORE``, a loss in a gap the
+        first step after the gap.
+        """
+        there = [
+            rows.select("request_id", step=step, lost_tokens=known_loss()).filter(pl.col("lost_tokens") > 0)
+            for rows, step in (
+                (self.there_first, pl.lit(BEFORE, pl.Int64)),
+                (after(self), pl.col("next_step")),
+            )
+            if not rows.is_empty()
+        ]
+        return (
+            pl.concat([*there, self.preemptions.select("request_id", "step", "lost_tokens")])
+            .sort("step", maintain_order=True)
+            .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
+            .unique(["request_id", "step"], keep="last", maintain_order=True)
+        )
+
+    @cached_property
+    def step_begins(self) -> pl.DataFrame:
+        """``begin_us`` and ``next_step`` of each step, in order of time."""
+        return self.steps.select(begin_us="start_us", next_step="step").sort("begin_us")
+
+    @cached_property
     def sessions(self) -> pl.Series:
         """Ids of streaming sessions, which wait in the queue and keep their blocks between two inputs."""
         parts = self.arrivals.filter("streaming_update")["request_id"]
@@ -223,8 +253,10 @@ class EngineFrames:
 
     def trials(self) -> list[int | None]:
         """Return the trials in order; [None] for a trace without trials."""
-        trials = self.steps["trial"].unique(maintain_order=True).to_list()
-        return [trial for trial in trials if trial is not None] or [None]
+        numbers = self.steps["trial"]
+        if numbers.null_count() == numbers.len():
+            return [None]
+        return numbers.drop_nulls().unique(maintain_order=True).to_list()
 
     @property
     def whole_trials(self) -> bool:
@@ -309,6 +341,8 @@ def missing_steps(frames: EngineFrames) -> int:
 
 def after(frames: EngineFrames) -> pl.DataFrame:
     """Return the requests present after a gap, with ``next_step``, the first step after it."""
+    if frames.there_after.is_empty():
+        return frames.there_after.hstack([pl.Series("next_step", [], pl.Int64)])
     steps = frames.gaps.select("next_step", at_us="told_us").drop_nulls().unique("at_us", keep="first")
     return frames.there_after.join(steps, on="at_us", maintain_order="left")
 
@@ -371,16 +405,14 @@ def without_gaps(spans: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 
 def after_gaps(frames: EngineFrames) -> pl.Series:
     """Return the numbers of steps that follow a missing step, in which requests may have been admitted."""
-    number = frames.steps["step"]
-    follows = number == number.shift(1) + 1
-    return number.filter(~follows.fill_null(frames.header.first_step == 0))
+    follows = (pl.col("step") == pl.col("step").shift(1) + 1).fill_null(frames.header.first_step == 0)
+    return frames.steps.select(pl.col("step").filter(~follows))["step"]
 
 
 def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
     """Sort rows by ``moment`` and add the next step that begins from then on: ``next_step``, ``begin_us``."""
-    begins = frames.steps.select(begin_us="start_us", next_step="step").sort("begin_us")
     return rows.sort(moment, maintain_order=True).join_asof(
-        begins,
+        frames.step_begins,
         left_on=moment,
         right_on="begin_us",
         strategy="forward",
@@ -394,26 +426,12 @@ def was_preempted() -> pl.Expr:
     return (pl.col("state") == "preempted") & (pl.col("computed_tokens") == 0)
 
 
-def lost_before(frames: EngineFrames) -> pl.DataFrame:
-    """Return ``request_id`` and ``lost_tokens`` of requests that had been preempted when the trace began.
+def known_loss() -> pl.Expr:
+    """Return the tokens that a preemption discarded, if a row of ``Present`` contains them.
 
     A request with output tokens had computed all but the last of them. The loss of a request without output
     is unknown.
     """
-    return _losses(frames.there_first).select("request_id", "lost_tokens")
-
-
-def lost_in_gaps(frames: EngineFrames) -> pl.DataFrame:
-    """Return ``lost_before`` for requests present after a gap; ``step`` is the first step after the gap."""
-    return _losses(after(frames)).select("request_id", "lost_tokens", step="next_step")
-
-
-def _losses(there: pl.DataFrame) -> pl.DataFrame:
-    return there.with_columns(lost_tokens=known_loss()).filter(pl.col("lost_tokens") > 0)
-
-
-def known_loss() -> pl.Expr:
-    """Return the tokens that a preemption discarded, if a row of ``Present`` contains them."""
     sampled = pl.col("prompt_tokens") + pl.col("output_tokens") - 1
     again = (pl.col("output_tokens") > 0) & (pl.col("computed_tokens") < sampled)
     return pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))

@@ -39,12 +39,11 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.frames import (
+    BEFORE,
     EngineFrames,
     after,
     after_gaps,
     known_loss,
-    lost_before,
-    lost_in_gaps,
     next_steps,
     was_preempted,
 )
@@ -91,8 +90,8 @@ def placed(steps: pl.DataFrame) -> pl.DataFrame:
 
 def place_of(rows: pl.DataFrame, steps: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
     """Add the index of the first step numbered ``column`` or higher; the number of steps if there is none."""
-    numbers = steps["step"]
-    return rows.with_columns(pl.Series(name, numbers.search_sorted(rows[column], side="left")).cast(pl.Int64))
+    place = steps["step"].search_sorted(rows[column], side="left")
+    return rows.hstack([pl.Series(name, place, dtype=pl.Int64)])
 
 
 def cause_runs(
@@ -119,10 +118,12 @@ def cause_runs(
     ends = (
         usual.alias("cause").to_frame().with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
     )
-    changes = pl.concat([_step_changes(spans, ends), _name_changes(spans, ends, named, steps)]).sort(
-        "span", "place", "weight"
+    changes = _step_changes(spans, ends)
+    if not named.is_empty():
+        changes = pl.concat([changes, _name_changes(spans, ends, named, steps)])
+    changes = changes.sort("span", "place", "weight").unique(
+        ["span", "place"], keep="last", maintain_order=True
     )
-    changes = changes.unique(["span", "place"], keep="last", maintain_order=True)
     kind = ["span", "cause"]
     changed = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in kind)
     return (
@@ -230,9 +231,10 @@ def arrival_pieces(frames: EngineFrames) -> pl.DataFrame:
 def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the pieces of requests that were present when the trace began, or after a gap."""
     first = frames.there_first.with_columns(next_step=pl.lit(0, pl.Int64))
-    there = place_of(
-        pl.concat([first, after(frames).select(first.columns)]), steps, "next_step", "first_place"
-    )
+    there = pl.concat([first, after(frames)], how="diagonal")
+    if there.is_empty():
+        return pl.DataFrame(schema=PIECE_SCHEMA)
+    there = place_of(there, steps, "next_step", "first_place")
     runs = pl.col("state") == "running"
     again = pl.col("computed_tokens") < known_loss()
     computes = (
@@ -264,7 +266,7 @@ def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
     """Let a request begin at the next recorded step if the step after its arrival was not recorded."""
     gaps = after_gaps(frames)
-    unknown = pl.col("next_step").is_in(gaps.implode()) & pl.col("step").is_null()
+    unknown = pl.col("next_step").is_in(pl.lit(gaps).implode()) & pl.col("step").is_null()
     since = pl.when(unknown).then(pl.max_horizontal("queued_us", "begin_us")).otherwise("queued_us")
     return next_steps(frames, arrivals, "queued_us").with_columns(
         queued_us=since, arrived_us=pl.when(unknown).then(None).otherwise("arrived_us")
@@ -297,8 +299,6 @@ def loop_ends(frames: EngineFrames) -> pl.Series:
 
 
 ADMISSION = ["request_id", "admission"]
-BEFORE = -1
-"""Step number, or place of a step, that stands for the time before the first step."""
 
 
 def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
@@ -311,14 +311,14 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
     """
     portions = _portions(frames, steps)
     lost = place_of(frames.preemptions.select("request_id", "step"), steps, "step", "lost_place")
-    aside = place_of(frames.set_aside.select("request_id", "step"), steps, "step", "lost_place")
     again = after(frames).filter(pl.col("state") != "running").select("request_id", step="next_step")
-    waits = place_of(again, steps, "step", "lost_place")
-    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, aside, waits]).sort("lost_place"))
+    queued = pl.concat([frames.set_aside.select("request_id", "step"), again])
+    queued = place_of(queued, steps, "step", "lost_place")
+    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, queued]).sort("lost_place"))
     resumed = stalled.select("request_id", place="resume_place", after_stall=pl.lit(value=True)).unique()
     behind = frames.gaps["next_step"].sort()
-    portions = portions.with_columns(
-        gap=pl.Series(behind.search_sorted(portions["step"], side="right"), dtype=pl.Int64)
+    portions = portions.hstack(
+        [pl.Series("gap", behind.search_sorted(portions["step"], side="right"), dtype=pl.Int64)]
     )
     begins = pl.col("gap") > pl.col("gap").shift(1).over("request_id")  # behind a gap of the trace
     runs = (
@@ -334,15 +334,13 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
             pl.col("tokens").sum(),
         )
     )
-    began = pl.col("start_us")
-    back = pl.coalesce("output_us", "start_us")  # null: the step before the first of the trace
+    began = pl.lit(steps["start_us"]).gather("place")
+    back = pl.coalesce("output_us", began)  # null: the step before the first of the trace
     resumes = pl.when("after_stall").then(pl.max_horizontal(began, back)).otherwise(back)
-    runs = runs.with_columns(start_us=steps["start_us"].gather(runs["place"])).with_columns(
-        since_us=pl.when("decodes").then(resumes).otherwise(began)
-    )
+    runs = runs.with_columns(since_us=pl.when("decodes").then(resumes).otherwise(began))
     last_lost = lost.group_by("request_id").agg(pl.col("lost_place").max())
     # One that ends with its first token never decodes; one whose end is not recorded lives on.
-    has_end = pl.col("request_id").is_in(frames.finishes["request_id"].implode())
+    has_end = pl.col("request_id").is_in(pl.lit(frames.finishes["request_id"]).implode())
     lost_again = pl.col("lost_place") > pl.col("output_place")
     goes_on = pl.col("decodes").any().over(ADMISSION) | lost_again | ~has_end
     first = (
@@ -434,14 +432,25 @@ def _known_tokens() -> pl.Expr:
     return pl.max_horizontal("prompt_tokens", lost) + sampled.fill_null(value=False).cast(pl.Int64)
 
 
+STALL_SCHEMA = {
+    "request_id": pl.String,
+    "place": pl.Int64,
+    "since_us": pl.Int64,
+    "cause": pl.String,
+    "begin_step": pl.Int64,
+    "end_step": pl.Int64,
+    "resume_place": pl.Int64,
+}
+
+
 def _stalls(
     frames: EngineFrames, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
 ) -> pl.DataFrame:
     """Return the runs of steps that did not schedule a running request, with one row per cause.
 
     ``lost`` has the place of each preemption, and of each step that found a request set aside, sorted.
-    Columns of the result: ``request_id``, ``place``, ``since_us``, ``cause``, ``begin_step``, ``end_step``
-    and ``resume_place``, the place of the step that scheduled it again.
+    Columns of the result: ``STALL_SCHEMA``; ``resume_place`` is the place of the step that scheduled the
+    request again.
     """
     gone = ends.select("request_id", "end_us")
     gone = gone.with_columns(
@@ -477,6 +486,8 @@ def _stalls(
         .with_columns(resume_place=pl.min_horizontal(pl.coalesce("next_place", "gone_place"), "lost_place"))
         .filter(pl.col("resume_place") > pl.col("last_place") + 1)
     )
+    if gaps.is_empty():
+        return pl.DataFrame(schema=STALL_SCHEMA)
     last = max(0, steps.height - 1)
     over_us = steps["start_us"].gather(gaps["resume_place"].clip(0, last)) if steps.height else gaps["end_us"]
     over = pl.when(pl.col("resume_place") <= last).then(over_us).otherwise("end_us")
@@ -506,7 +517,7 @@ def _stalls(
             end_step=number.gather(runs["last"]),
         )
         .filter((pl.col("cause") != str(Cause.OUTPUT_IN_FLIGHT)) & (pl.col("since_us") < pl.col("ends_us")))
-        .select("request_id", "place", "since_us", "cause", "begin_step", "end_step", "resume_place")
+        .select(*STALL_SCHEMA)
     )
 
 
@@ -516,7 +527,7 @@ def _at(values: pl.Series, places: pl.Series) -> pl.Series:
 
 
 def _is_session(frames: EngineFrames) -> pl.Expr:
-    return pl.col("request_id").is_in(frames.sessions.implode())
+    return pl.col("request_id").is_in(pl.lit(frames.sessions).implode())
 
 
 def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
@@ -550,21 +561,11 @@ def with_work(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
     known. ``work`` is ``recompute`` for tokens below that number, ``prefill`` below the prompt's length, else
     ``decode``; null if the prompt's length is unknown.
     """
-    its = pl.col("request_id").is_in(rows["request_id"].unique().implode())
-    before = lost_before(frames).select("request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens")
-    columns = ("request_id", "step", "lost_tokens")
-    lost = (
-        pl.concat([before, frames.preemptions.select(columns), lost_in_gaps(frames).select(columns)])
-        .filter(its)
-        .sort("step", maintain_order=True)
-        .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
-        .unique(["request_id", "step"], keep="last", maintain_order=True)
-    )
     computed = pl.col("computed_tokens")
     return (
         rows.join(frames.prompt_lengths, on="request_id", how="left", maintain_order="left")
         .sort("step", maintain_order=True)
-        .join_asof(lost, on="step", by="request_id", check_sortedness=False)
+        .join_asof(frames.losses, on="step", by="request_id", check_sortedness=False)
         .with_columns(pl.col("lost_tokens").fill_null(0))
         .with_columns(
             work=pl.when(computed < pl.col("lost_tokens"))

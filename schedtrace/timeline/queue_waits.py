@@ -44,42 +44,35 @@ def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     arrivals, there = _arrivals(frames), _present(frames, frames.there_first)
     again = _present(frames, after(frames))
     there = pl.concat([there, again])
+    entries = [arrivals.with_columns(preempted=pl.lit(value=False), set_aside=pl.lit(value=False))]
+    if not there.is_empty():
+        queued = there.filter(pl.col("state") != "running")
+        queued = queued.with_columns(preempted=was_preempted(), set_aside=pl.lit(value=False))
+        entries.insert(0, queued.select(entries[0].columns))
     about = pl.concat([there.select(arrivals.columns), arrivals]).unique("request_id", keep="first")
-    entries = pl.concat(
-        [
-            there.filter(pl.col("state") != "running")
-            .with_columns(preempted=was_preempted(), set_aside=pl.lit(value=False))
-            .select(*arrivals.columns, "preempted", "set_aside"),
-            arrivals.with_columns(preempted=pl.lit(value=False), set_aside=pl.lit(value=False)),
+    if not frames.preemptions.is_empty():
+        entries.append(
             _preemptions(frames, about).with_columns(
                 preempted=pl.lit(value=True), set_aside=pl.lit(value=False)
-            ),
+            )
+        )
+    if not frames.set_aside.is_empty():
+        entries.append(
             _set_aside(frames, about).with_columns(
                 preempted=pl.lit(value=False), set_aside=pl.lit(value=True)
-            ),
-        ]
-    )
-    ran = pl.col("step").is_in(after_gaps(frames).implode())
-    ran_after = again.filter(pl.col("state") == "running").select("request_id", scheduled_step="since_step")
-    scheduled = pl.concat(
-        [
-            pl.concat([frames.admitted, frames.requests_of(ran & (pl.col("phase") == "running"))]).select(
-                "request_id", scheduled_step="step"
-            ),
-            ran_after.drop_nulls(),
-        ]
-    ).sort("scheduled_step")
+            )
+        )
     # Who waits after a gap waits anew: whether it had run meanwhile is not known.
-    told_steps = frames.gaps.filter(pl.col("told_us").is_not_null())["next_step"].sort()
-    until = pl.concat([told_steps, pl.Series([NEVER], dtype=pl.Int64)])
+    told_steps = frames.gaps.drop_nulls("told_us").select(told_step="next_step").sort("told_step")
     left = pl.min_horizontal("scheduled_step", "ended_step", "told_step").fill_null(NEVER)
     first = pl.col("priority") if frames.by_priority else pl.col("preempted").not_()
     columns = ("wanted_tokens", "preempted", "set_aside", "priority", "order")
     return (
-        entries.sort("request_id", "since_step", maintain_order=True)
+        pl.concat(entries)
+        .sort("request_id", "since_step", maintain_order=True)
         .sort("since_step")
         .join_asof(
-            scheduled,
+            _scheduled(frames, again),
             left_on="since_step",
             right_on="scheduled_step",
             by="request_id",
@@ -88,11 +81,14 @@ def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
             check_sortedness=False,
         )
         .join(_ends(frames, departures), on="request_id", how="left", maintain_order="left")
-        .with_columns(
-            told_step=pl.col("since_step").map_batches(
-                lambda since: until.gather(told_steps.search_sorted(since, side="right")),
-                return_dtype=pl.Int64,
-            )
+        .join_asof(
+            told_steps,
+            left_on="since_step",
+            right_on="told_step",
+            strategy="forward",
+            allow_exact_matches=False,
+            check_sortedness=False,
+            coalesce=False,
         )
         .with_columns(left_step=left)
         .filter(pl.col("left_step") > pl.col("since_step"))
@@ -100,6 +96,24 @@ def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
         .with_row_index("order")
         .select("request_id", "trial", "since_step", "left_step", *columns)
     )
+
+
+def _scheduled(frames: EngineFrames, again: pl.DataFrame) -> pl.DataFrame:
+    """Return ``request_id`` and ``scheduled_step``, the steps that may have taken requests off the queue.
+
+    Args:
+        frames: Frames of one engine.
+        again: Requests present after a gap, with the columns of ``_present``.
+    """
+    steps = [frames.admitted.select("request_id", scheduled_step="step")]
+    behind = after_gaps(frames)
+    if behind.len():
+        ran = pl.col("step").is_in(pl.lit(behind).implode()) & (pl.col("phase") == "running")
+        steps.append(frames.requests_of(ran).select("request_id", scheduled_step="step"))
+    if not again.is_empty():
+        running = again.filter(pl.col("state") == "running")
+        steps.append(running.select("request_id", scheduled_step="since_step").drop_nulls())
+    return pl.concat(steps).sort("scheduled_step")
 
 
 def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
@@ -137,11 +151,25 @@ def _arrivals(frames: EngineFrames) -> pl.DataFrame:
     )
 
 
+PRESENT_SCHEMA = {
+    "request_id": pl.String,
+    "trial": pl.Int64,
+    "since_step": pl.Int64,
+    "wanted_tokens": pl.Int64,
+    "priority": pl.Int64,
+    "place": pl.Int64,
+    "state": pl.String,
+    "computed_tokens": pl.Int64,
+}
+
+
 def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
-    """Return the columns of ``_arrivals`` for requests present at the start.
+    """Return the columns of ``_arrivals``, and ``state`` and ``computed_tokens``, of requests present.
 
     Requests that are preempted later come before them in the queue.
     """
+    if there.is_empty():
+        return pl.DataFrame(schema=PRESENT_SCHEMA)
     before, place = was_preempted(), pl.int_range(pl.len())
     in_queue = pl.when(before).then(place + 1).otherwise(place - pl.len().cast(pl.Int64))
     rows = there if "next_step" in there.columns else next_steps(frames, there, "at_us")
@@ -460,5 +488,6 @@ def _queue(frames: EngineFrames, queue: pl.DataFrame) -> pl.DataFrame:
         .unique()
     )
     return queue.join(asked, on="request_id", how="left", maintain_order="left").with_columns(
-        pl.col("most_after_prompt").fill_null(NEVER), ready=~pl.col("order").is_in(not_ready.implode())
+        pl.col("most_after_prompt").fill_null(NEVER),
+        ready=~pl.col("order").is_in(pl.lit(not_ready).implode()),
     )

@@ -137,7 +137,7 @@ def waiting_since(
     """
     queued = pl.col("state").is_in(QUEUED)
     states = states.filter(
-        (pl.col("begin_us") < moment_us) & pl.col("request_id").is_in(request_ids.implode())
+        (pl.col("begin_us") < moment_us) & pl.col("request_id").is_in(pl.lit(request_ids).implode())
     )
     enters = queued & ~queued.shift(1).over("request_id").fill_null(value=False)
     entered = states.filter(enters).group_by("request_id").agg(since_us=pl.col("begin_us").last())
@@ -150,7 +150,7 @@ def waiting_since(
     )
 
 
-def queue_times(frames: EngineFrames, states: pl.DataFrame) -> pl.DataFrame:
+def make_queue_times(frames: EngineFrames, states: pl.DataFrame) -> pl.DataFrame:
     """Return one row per request first scheduled in this trace, with its queue time.
 
     Args:

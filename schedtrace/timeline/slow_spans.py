@@ -71,6 +71,8 @@ def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
     )
     least = _usual_us(frames)
     long = engine.with_columns(us=LENGTH_US).filter(pl.col("us") >= least).sort("end_us")
+    if long.is_empty():
+        return _slow([])
     kinds: tuple[tuple[list[str], Literal["backward", "forward"]], ...] = (
         (["schedule", "update"], "backward"),
         (["host_gap"], "forward"),

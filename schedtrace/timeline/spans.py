@@ -10,7 +10,7 @@ LENGTH_US = pl.col("end_us") - pl.col("begin_us")
 
 def total_us(spans: pl.DataFrame) -> int:
     """Return the total length of spans, in microseconds."""
-    return int(spans.select(LENGTH_US.sum()).item() or 0)
+    return int((spans["end_us"] - spans["begin_us"]).sum())
 
 
 def level(
@@ -30,25 +30,28 @@ def level(
     Returns:
         ``at``, sorted; the columns ``counts``; and ``until``, the next ``at``, null in the last row.
     """
-    begins, ends = (spans.lazy().select(at=at, **counts) for at in (begin, end))
-    return (
-        pl.concat([begins, ends.with_columns(-pl.exclude("at"))], how="vertical_relaxed")
-        .group_by("at")
-        .agg(pl.all().sum())
-        .sort("at")
-        .with_columns(pl.exclude("at").cum_sum(), until=pl.col("at").shift(-1))
-        .collect()
-    )
+    import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
+
+    rows = spans.lazy().select(begin_at=begin, end_at=end, **counts).collect()
+    moments = np.concatenate([rows[name].to_numpy() for name in ("begin_at", "end_at")])
+    at, places = np.unique(moments, return_inverse=True)
+    levels = pl.DataFrame({"at": at})
+    for name in counts:
+        values = np.nan_to_num(rows[name].to_numpy())
+        changes = np.zeros(len(at), values.dtype)
+        np.add.at(changes, places, np.concatenate([values, -values]))
+        levels = levels.hstack([pl.Series(name, changes.cumsum(), dtype=rows.schema[name], strict=False)])
+    return levels.hstack([levels["at"].shift(-1).alias("until")])
 
 
 def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Add to each step, in order, the ``level`` of the spans of steps that cover it."""
-    return (
-        steps.sort("step")
-        .join_asof(levels, left_on="step", right_on="at")
-        .with_columns(pl.col(set(levels.columns) - {"at", "until"}).fill_null(0))
-        .drop("at", "until")
-    )
+    import numpy as np  # noqa: PLC0415  # as above
+
+    steps = steps.sort("step")
+    places = np.searchsorted(levels["at"].to_numpy(), steps["step"].to_numpy(), side="right")
+    sums = levels.drop("at", "until")
+    return steps.hstack([pl.Series(of.name, np.insert(of.to_numpy(), 0, 0)[places]) for of in sums])
 
 
 def steps_of(steps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
@@ -75,13 +78,13 @@ def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Exp
             reads.
         kinds: Condition on ``spans``, or share of a span that counts, by the name of the result's column.
     """
-    import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
+    import numpy as np  # noqa: PLC0415  # as above
 
-    if spans.is_empty():
+    if spans.is_empty() or rows.is_empty():
         return pl.DataFrame({name: np.zeros(rows.height, dtype=np.int64) for name in kinds})
-    ordered = spans.sort("begin_us")
-    begins, lasts = (ordered[name].to_numpy() for name in ("begin_us", "end_us"))
-    shares = ordered.select(**{name: share.cast(pl.Float64).fill_null(0.0) for name, share in kinds.items()})
+    order = np.argsort(spans["begin_us"].to_numpy(), kind="stable")
+    begins, lasts = (spans[name].to_numpy()[order] for name in ("begin_us", "end_us"))
+    shares = spans.select(**{name: share.cast(pl.Float64).fill_null(0.0) for name, share in kinds.items()})
     moments = [rows[name].to_numpy() for name in ("begin_us", "end_us")]
     places = [np.searchsorted(begins, us, side="right") - 1 for us in moments]
     into = [np.minimum(us, lasts[at]) - begins[at] for us, at in zip(moments, places, strict=True)]
@@ -94,7 +97,7 @@ def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Exp
         )
         return (end - begin).round().astype(np.int64)
 
-    return pl.DataFrame({name: within(np.broadcast_to(shares[name], len(begins))) for name in kinds})
+    return pl.DataFrame({name: within(np.broadcast_to(shares[name], len(begins))[order]) for name in kinds})
 
 
 def overlap_us(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
@@ -121,17 +124,16 @@ def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
 
 def united(spans: pl.DataFrame) -> pl.DataFrame:
     """Return the union of spans that touch: ``begin_us`` and ``end_us``, in order."""
-    spans = spans.select(pl.col("begin_us", "end_us").cast(pl.Int64))
+    import numpy as np  # noqa: PLC0415  # as above
+
     if spans.is_empty():
-        return spans
-    latest = pl.col("end_us").cum_max()
-    return (
-        spans.sort("begin_us")
-        .with_columns(part=(pl.col("begin_us") > latest.shift(1)).fill_null(value=True).cum_sum())
-        .group_by("part", maintain_order=True)
-        .agg(pl.col("begin_us").min(), pl.col("end_us").max())
-        .drop("part")
-    )
+        return pl.DataFrame(schema={"begin_us": pl.Int64, "end_us": pl.Int64})
+    begins, ends = (spans[name].to_numpy().astype(np.int64) for name in ("begin_us", "end_us"))
+    order = np.argsort(begins, kind="stable")
+    begins, latest = begins[order], np.maximum.accumulate(ends[order])
+    firsts = np.flatnonzero(np.insert(begins[1:] > latest[:-1], 0, True))
+    lasts = np.append(firsts[1:], len(begins)) - 1
+    return pl.DataFrame({"begin_us": begins[firsts], "end_us": latest[lasts]})
 
 
 def merged(spans: pl.DataFrame) -> pl.DataFrame:

@@ -170,7 +170,8 @@ def median(values: pl.Series) -> float:
 
 def _timed(steps: pl.DataFrame) -> pl.DataFrame | None:
     """Return the steps to fit a model to, or an even sample of many; None if too few have an output."""
-    used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
+    has_all = pl.all_horizontal(pl.col(name).is_not_null() for name in FEATURES)
+    used = steps.filter((pl.col("busy_us") > 0) & has_all).select("busy_us", *FEATURES)
     return None if used.height < FEWEST_STEPS else used.gather_every(-(-used.height // MOST_STEPS))
 
 

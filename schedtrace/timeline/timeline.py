@@ -20,7 +20,7 @@ from schedtrace.model.say import say
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.aborted_work import work_for_aborted
-from schedtrace.timeline.charges import make_charges, make_idle_holders, make_long_prefills
+from schedtrace.timeline.charges import make_charges, make_idle_holders, make_long_prefills, make_prefills
 from schedtrace.timeline.engine_states import (
     engine_busy_us,
     make_engine_states,
@@ -45,7 +45,7 @@ from schedtrace.timeline.queue_waits import (
     make_refused_heads,
     make_waits,
 )
-from schedtrace.timeline.request_states import make_request_states
+from schedtrace.timeline.request_states import make_queue_times, make_request_states
 from schedtrace.timeline.spans import at_steps, level, total_us
 from schedtrace.timeline.step_time import StepTime, device_busy_us, fit_step_time
 
@@ -134,7 +134,17 @@ class Timeline(EngineFrames):
     @cached_property
     def requests_us(self) -> int:
         """Total time of all requests in microseconds; shares refer to it."""
-        return total_us(recorded(self.request_states))
+        return total_us(self.recorded_states)
+
+    @cached_property
+    def recorded_states(self) -> pl.DataFrame:
+        """Rows of ``request_states`` outside of gaps."""
+        return recorded(self.request_states)
+
+    @cached_property
+    def queue_times(self) -> pl.DataFrame:
+        """Queue time of each request first scheduled in this trace (``timeline/request_states.py``)."""
+        return make_queue_times(self, self.request_states)
 
     @cached_property
     def busy_us(self) -> int:
@@ -189,7 +199,12 @@ class Timeline(EngineFrames):
     @cached_property
     def long_prefills(self) -> pl.DataFrame:
         """Steps in which a long prompt took at least half of the prefill tokens (``timeline/charges.py``)."""
-        return make_long_prefills(self)
+        return make_long_prefills(self, self.prefills)
+
+    @cached_property
+    def prefills(self) -> pl.DataFrame:
+        """Prompts of which each step computed a part (``timeline/charges.py``)."""
+        return make_prefills(self)
 
     @cached_property
     def aborted_work(self) -> pl.DataFrame:
@@ -208,6 +223,11 @@ class Timeline(EngineFrames):
             long=self.long_prefills,
             in_vain=self.aborted_work,
         )
+
+    @cached_property
+    def charged_us(self) -> dict[str, int]:
+        """Time of each charge, added up, in microseconds."""
+        return dict(self.charges.group_by("charge").agg(pl.col("time_us").sum()).iter_rows())
 
 
 Made = TypeVar("Made")
@@ -321,7 +341,7 @@ def make_timeline(
 def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
     """Return the requests listed at the trace's beginning, not those listed in or after a gap."""
     spans = gaps.select("from_us", "to_us").sort("from_us")
-    listed = present.filter(~pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode()))
+    listed = present.filter(~pl.col("at_us").is_in(pl.lit(gaps["told_us"].drop_nulls()).implode()))
     place = spans["from_us"].search_sorted(listed["at_us"], side="left").cast(pl.Int64) - 1
     if spans.is_empty():
         return listed

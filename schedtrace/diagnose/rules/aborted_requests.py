@@ -78,10 +78,12 @@ class Aborts(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
+    aborted = timeline.finishes.filter(is_aborted())
+    if aborted.height < FEWEST_ABORTED:
+        return
     requests = timeline.known_requests.filter(~pl.col("streaming_update"))
     aborted = (
-        timeline.finishes.filter(is_aborted())
-        .join(requests.drop("trial", "step", strict=False), on="request_id", suffix="_of_arrival")
+        aborted.join(requests.drop("trial", "step", strict=False), on="request_id", suffix="_of_arrival")
         .with_columns(
             us=pl.coalesce("abort_us", "finished_us"),
             since=pl.coalesce("arrived_us_of_arrival", "queued_us_of_arrival"),
@@ -91,8 +93,8 @@ def _find(timeline: Timeline) -> Findings:
     )
     if aborted.height < FEWEST_ABORTED or not timeline.requests_us:
         return
-    theirs = pl.col("request_id").is_in(aborted["request_id"].implode())
-    states = recorded(timeline.request_states).filter(theirs)
+    theirs = pl.col("request_id").is_in(pl.lit(aborted["request_id"]).implode())
+    states = timeline.recorded_states.filter(theirs)
     # What they lost to an interruption is the interruption's: clients that leave meanwhile are its effect.
     of_engine = recorded(timeline.interrupted_states).filter(theirs, pl.col("state") != INTERRUPTED)
     time_us = total_us(of_engine)

@@ -211,7 +211,7 @@ def _evidence(timeline: Timeline, late: pl.DataFrame, handover: Handover | None)
         .agg(pl.col("step").min())
     ).collect()
     followers = late.select("request_id").join(first_seen, on="request_id")["step"].unique()
-    extra = timeline.steps.filter(pl.col("step").is_in(followers.implode()))
+    extra = timeline.steps.filter(pl.col("step").is_in(pl.lit(followers).implode()))
     lateness = late["late_us"]
     return LateRequests(
         late_requests=late.height,
@@ -246,6 +246,8 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
         & (pl.col("remaining_budget") > 0)
         & (pl.col("waiting_cause") == Cause.QUEUE_EMPTY)
     )
+    if missed.is_empty():
+        return missed.hstack([pl.Series("late_us", [], pl.Int64)])
     need, lengths = kv_need(timeline.header), missed["prompt_tokens"].unique()
     counted = [need.held(0, tokens) if need else None for tokens in lengths]
     needed = [sum(blocks) if blocks else None for blocks in counted]

@@ -12,7 +12,6 @@ from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.model.message import Steps
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.charges import prefills
 from schedtrace.timeline.spans import total_us
 from schedtrace.timeline.timeline import Timeline
 
@@ -99,8 +98,7 @@ def together(timeline: Timeline) -> pl.DataFrame:
     own = pl.col("scheduled_tokens")
     others_us = (pl.col("busy_us") - base_us).clip(0) * (1 - own / pl.col("prefill_tokens"))
     return (
-        prefills(timeline)
-        .with_columns(pl.col("step").cast(pl.Int64), prefill_tokens=own.sum().over("step"))
+        timeline.prefills.with_columns(pl.col("step").cast(pl.Int64), prefill_tokens=own.sum().over("step"))
         .filter(completed)
         .join(timeline.steps.select(pl.col("step").cast(pl.Int64), "trial", "busy_us"), on="step")
         .group_by("step", "trial", "busy_us", "prefill_tokens")

@@ -66,8 +66,8 @@ def _find(timeline: Timeline) -> list[Finding]:
         limit=pl.when(pl.col("waiting_cause").is_in(list(_LIMITS))).then("waiting_detail"),
     )
     findings = [
-        _finding(timeline, str(cause), None if limit is None else str(limit), steps)
-        for (cause, limit), steps in blocked.group_by("waiting_cause", "limit", maintain_order=True)
+        _finding(timeline, steps["waiting_cause"][0], steps["limit"][0], steps)
+        for steps in blocked.partition_by("waiting_cause", "limit", maintain_order=True)
     ]
     return sorted(findings, key=lambda finding: -finding.tokens)
 

@@ -344,12 +344,13 @@ def wait_finding(
 
 def step_numbers(steps: pl.DataFrame) -> list[int]:
     """Return the numbers of the steps that show a finding, the first ``MAX_STEPS``."""
-    return steps["step"].drop_nulls().unique().sort().head(MAX_STEPS).to_list()
+    return steps.select(pl.col("step").drop_nulls().unique().sort().head(MAX_STEPS))["step"].to_list()
 
 
 def trial_numbers(steps: pl.DataFrame) -> list[int]:
     """Return the trials that show a finding; empty for a trace without trials."""
-    return sorted(trial for trial in steps["trial"].unique().to_list() if trial is not None)
+    trials = steps["trial"]
+    return [] if trials.null_count() == trials.len() else trials.unique().drop_nulls().sort().to_list()
 
 
 def by_class(classes: list[ClassTime]) -> Message:

@@ -89,7 +89,7 @@ def decode_filled_steps(timeline: Timeline) -> pl.DataFrame:
     return timeline.steps.filter(
         (pl.col("remaining_budget") == 0)
         & (pl.col("decode_tokens") >= MOST_OF_IT * pl.col("token_budget"))
-        & (wanted | pl.col("step").is_in(cut.implode()))
+        & (wanted | pl.col("step").is_in(pl.lit(cut).implode()))
     )
 
 

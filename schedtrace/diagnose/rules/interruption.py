@@ -287,9 +287,10 @@ class CacheResets(Evidence, kw_only=True):
 def _find(timeline: Timeline) -> Findings:
     if not timeline.requests_us:
         return
-    for (kind,), rows in timeline.events.group_by("kind", maintain_order=True):
-        if not _explained(timeline, str(kind), rows):
-            finding = _finding(timeline, str(kind), rows)
+    for rows in timeline.events.partition_by("kind", maintain_order=True):
+        kind = rows["kind"][0]
+        if not _explained(timeline, kind, rows):
+            finding = _finding(timeline, kind, rows)
             if finding.leads or (finding.share_frac or 0) >= LEAST_FRAC:
                 yield finding
     yield from _cache_resets(timeline)
@@ -301,7 +302,10 @@ def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
         return False
     from schedtrace.diagnose.excess import explained_steps  # noqa: PLC0415  # it loads NumPy
 
-    return 2 * rows.filter(pl.col("step").is_in(explained_steps(timeline).implode())).height > rows.height
+    return (
+        2 * rows.filter(pl.col("step").is_in(pl.lit(explained_steps(timeline)).implode())).height
+        > rows.height
+    )
 
 
 def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:

@@ -16,7 +16,6 @@ from schedtrace.model.message import NOTHING, Message, Steps, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.frames import recorded
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, total_us
@@ -84,8 +83,8 @@ class NeverFitting(Evidence, kw_only=True):
 def _find(timeline: Timeline) -> list[Finding]:
     never = never_fitting(timeline)
     findings = [
-        _finding(timeline, str(cause), rows)
-        for (cause,), rows in never.group_by("cause", maintain_order=True)
+        _finding(timeline, rows["cause"][0], rows)
+        for rows in never.partition_by("cause", maintain_order=True)
     ]
     return sorted(findings, key=lambda finding: -(finding.share_frac or 0))
 
@@ -94,7 +93,7 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     lost = _lost(timeline, rows).group_by("request_id").agg(LENGTH_US.sum().alias("us"))
     examples = [_example(timeline, cause, row) for row in rows.head(MOST_EXAMPLES).to_dicts()]
     worst: NeverFits = examples[0]
-    behind = lost.filter(~pl.col("request_id").is_in(rows["request_id"].implode())).height
+    behind = lost.filter(~pl.col("request_id").is_in(pl.lit(rows["request_id"]).implode())).height
     between = pl.col("step").is_between(rows["first_step"].min(), rows["last_step"].max())
     longest = longest_sequence(timeline.header)
     return finding_of(
@@ -144,8 +143,8 @@ def _lost(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     begins = min(steps.filter(pl.col("step") >= first)["start_us"].to_list())
     after = steps.filter(pl.col("step") > last)["start_us"].to_list()
     ends = min(after, default=timeline.end_us)
-    states = recorded(timeline.request_states)
-    own = pl.col("request_id").is_in(rows["request_id"].implode())
+    states = timeline.recorded_states
+    own = pl.col("request_id").is_in(pl.lit(rows["request_id"]).implode())
     waits = pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP)
     behind = states.filter(~own & waits).with_columns(pl.col("begin_us", "end_us").clip(begins, ends))
     mine = states.filter(own & (pl.col("state") != "front_end"))

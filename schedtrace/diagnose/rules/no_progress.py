@@ -88,25 +88,27 @@ class NoProgress(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> list[Finding]:
-    never = never_fitting(timeline)["request_id"].implode()
+    never = pl.lit(never_fitting(timeline)["request_id"]).implode()
     restarted = _not_by_resets(timeline, no_progress(timeline).filter(~pl.col("request_id").is_in(never)))
     parked = ready_but_parked(timeline)
     restarts = [_restarts(timeline, restarted)] if restarted.height else []
     return restarts + [
-        _parked(timeline, str(cause), rows)
-        for (cause,), rows in parked.group_by("cause", maintain_order=True)
+        _parked(timeline, rows["cause"][0], rows)
+        for rows in parked.partition_by("cause", maintain_order=True)
     ]
 
 
 def _not_by_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the requests without finished ones that only cache resets preempted (``interruption``)."""
+    if rows.is_empty():
+        return rows
     each = timeline.preemptions.group_by("request_id").agg(by_reset=~pl.col("in_schedule").any())
     examined = rows.join(each, on="request_id", how="left", maintain_order="left")
     return examined.filter(pl.col("unfinished") | ~pl.col("by_reset").fill_null(value=False)).drop("by_reset")
 
 
 def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
-    ids = rows["request_id"].implode()
+    ids = pl.lit(rows["request_id"]).implode()
     taken = timeline.preemptions.filter(pl.col("request_id").is_in(ids))
     lost = taken.filter("in_schedule")
     by_itself = (pl.col("for_request_id") == pl.col("request_id")).sum()
@@ -232,7 +234,7 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
             costs="More memory for the KV cache.",
         )
     )
-    after = timeline.steps.filter(pl.col("step").is_in(lost["step"].implode()))["num_running_after"]
+    after = timeline.steps.filter(pl.col("step").is_in(pl.lit(lost["step"]).implode()))["num_running_after"]
     fewest = max(1, int(after.min() or 1))  # type: ignore[arg-type]  # a column of integers
     if not timeline.active_limit and fewest < timeline.seats:
         advices.append(

@@ -176,7 +176,7 @@ def _storm(timeline: Timeline, repeated: list[RepeatVictim], recomputed: int) ->
     often = bool(repeated) and repeated[0].times >= OFTEN
     if not often and (lost.height < FEWEST_PREEMPTIONS or part < MUCH_FRAC):
         return None
-    first = timeline.steps.filter(pl.col("step").is_in(lost["step"].implode())).row(0, named=True)
+    first = timeline.steps.filter(pl.col("step").is_in(pl.lit(lost["step"]).implode())).row(0, named=True)
     return Storm(
         cycles=lost.filter("cycle").height,
         cycle_steps=steps_per_block(timeline),

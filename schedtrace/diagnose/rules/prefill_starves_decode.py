@@ -10,7 +10,6 @@ from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.charges import prefills
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.10
@@ -107,14 +106,14 @@ def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
     if not timeline.closed_workload:
         return False
     late = late_requests(timeline).select("request_id")
-    each = prefills(timeline).join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
+    each = timeline.prefills.join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
     of_late = each.join(late, on="request_id", how="semi")["scheduled_tokens"].sum()
     return int(of_late) >= MOST_FRAC * int(mixed["prefill_tokens"].sum())
 
 
 def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
     """Return the names of the requests whose prompts were prefilled."""
-    each = prefills(timeline).join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
+    each = timeline.prefills.join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
     each = each.group_by("request_id").agg(pl.col("scheduled_tokens").sum(), pl.col("prompt_tokens").first())
     largest = each.sort("scheduled_tokens", "request_id", descending=[True, False])
     if largest.is_empty():

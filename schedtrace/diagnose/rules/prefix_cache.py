@@ -194,11 +194,11 @@ def _find(timeline: Timeline) -> Findings:
 
 def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
     """Report that prompts begin alike while prefix caching is off."""
+    again = int(use["missed_tokens"].sum())
+    if again < MISSED_FRAC * max(1, int(use["prompt_tokens"].sum())):
+        return
     shared = use.filter(pl.col("shareable_tokens") > 0)
     evidence = _evidence(timeline, use, _returned(timeline, timeline.header.block_size or 1).clear())
-    again = evidence.missed_tokens or 0
-    if again < MISSED_FRAC * max(1, evidence.prompt_tokens):
-        return
     share = _share(timeline, shared, again)
     yield step_finding(
         timeline,

@@ -18,6 +18,21 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
+EMPTY_STEPS_SCHEMA = {
+    "step": pl.Int64,
+    "trial": pl.Int64,
+    "steps": pl.UInt32,
+    "since_us": pl.Int64,
+    "unended": pl.Boolean,
+    "num_waiting": pl.Int64,
+    "num_running": pl.Int64,
+    "cause": pl.String,
+    "via": pl.String,
+    "request_id": pl.String,
+    "location": pl.String,
+    "stalled_us": pl.Int64,
+}
+
 
 def empty_steps(timeline: Timeline) -> pl.DataFrame:
     """Return a row per unbroken series of steps that scheduled nothing while requests waited or ran.
@@ -29,10 +44,13 @@ def empty_steps(timeline: Timeline) -> pl.DataFrame:
     the exit that most of its steps were left at, ``num_waiting`` and ``num_running`` after its last step.
     """
     there = (pl.col("num_waiting_after") > 0) | (pl.col("num_running_after") > 0)
+    is_empty = (pl.col("total_requests") == 0) & there
+    if timeline.steps.filter(is_empty).is_empty():
+        return pl.DataFrame(schema=EMPTY_STEPS_SCHEMA)
     steps = timeline.steps.join(
         _running_exits(timeline), on="step", how="left", maintain_order="left"
     ).with_columns(
-        empty=(pl.col("total_requests") == 0) & there,
+        empty=is_empty,
         last_us=pl.max_horizontal("end_us", "output_us"),
         back_us=pl.col("output_us").cum_max().shift(1).over("trial").fill_null(0),
         next_us=pl.col("start_us").shift(-1).over("trial"),
@@ -141,8 +159,8 @@ def _find(timeline: Timeline) -> list[Finding]:
     long = (pl.col("steps") >= FEWEST_STEPS) | (pl.col("stalled_us") >= LONG_US)
     stalls = empty_steps(timeline).filter(long)
     findings = [
-        _finding(timeline, str(cause), rows)
-        for (cause,), rows in stalls.group_by("cause", maintain_order=True)
+        _finding(timeline, rows["cause"][0], rows)
+        for rows in stalls.partition_by("cause", maintain_order=True)
     ]
     return sorted(findings, key=lambda finding: -finding.count)
 

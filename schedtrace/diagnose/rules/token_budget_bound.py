@@ -21,7 +21,6 @@ from schedtrace.diagnose.waits import Charged, charged, totals
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Advice, Finding
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.charges import prefills
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
@@ -159,7 +158,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     steps = waits.steps
     used = max(1, int(steps["used_tokens"].sum()))
     decodes = int(steps["decode_tokens"].sum())
-    ours = prefills(timeline).join(steps.select("step"), on="step", how="semi")
+    ours = timeline.prefills.join(steps.select("step"), on="step", how="semi")
     each = totals(ours, "scheduled_tokens")
     prefill = max(1, int(each["scheduled_tokens"].sum()))
     wanted_decodes = decodes_of_all(timeline)

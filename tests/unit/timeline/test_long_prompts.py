@@ -3,7 +3,6 @@
 import pytest
 
 from schedtrace.model.trace import ScheduledRequest
-from schedtrace.timeline.charges import prefills
 from tests.makers import arrival, step
 
 
@@ -24,7 +23,7 @@ def test_chunks_of_prompts_are_no_decodes(view_of):
     first = chunks(0, a=(0, 100))
     first.arrived = come(a=250)
     view = view_of(first, chunks(1, a=(100, 100)), chunks(2, a=(200, 50)), chunks(3, a=(250, 1)))
-    rows = prefills(view).sort("step").select("step", "scheduled_tokens", "computed_tokens").rows()
+    rows = view.prefills.sort("step").select("step", "scheduled_tokens", "computed_tokens").rows()
     assert rows == [(0, 100, 0), (1, 100, 100), (2, 50, 200)]
 
 

@@ -9,7 +9,6 @@ from schedtrace.model.trace import Cpu, Delta, Events, Exit, Preemption, Present
 from schedtrace.model.trace_facts import SetAside, ThreadTime
 from schedtrace.read.run import read_run
 from schedtrace.timeline.queue_waits import overtakings
-from schedtrace.timeline.request_states import queue_times
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, run_folder, step
 
@@ -297,9 +296,7 @@ def test_the_time_in_the_queue_ends_with_the_first_admission(view_of):
         step(4, **waits, preempted=[Preemption("a", 100)]),
         step(5, got={"a": 100}, resumed="a"),
     )
-    assert queue_times(view, view.request_states).select("request_id", "step", "queue_us").rows() == [
-        ("a", 3, 26_000)
-    ]
+    assert view.queue_times.select("request_id", "step", "queue_us").rows() == [("a", 3, 26_000)]
 
 
 def test_a_request_decodes_once_its_first_token_is_back_although_the_trace_ends_there(view_of):
