@@ -15,6 +15,7 @@ import pytest
 from schedtrace.cli.main import main
 from schedtrace.engine.vllm_config import parse_engine_args
 from schedtrace.step_times.shapes import SHAPES, hf_config
+from schedtrace.whatif.prediction import Predictor
 from tests.e2e.conftest import MODEL, REPO
 
 NOT_RUN = {
@@ -146,7 +147,19 @@ def plans(place, tmp_path, monkeypatch):
     return made
 
 
+@pytest.fixture
+def _resampled_once(monkeypatch):
+    """Replays with one resample each; ``tests/contract/whatif/`` judges the intervals."""
+    spread = Predictor._spread
+
+    def once(predictor, changes, resamples):
+        return spread(predictor, changes, min(1, resamples))
+
+    monkeypatch.setattr(Predictor, "_spread", once)
+
+
 @pytest.mark.parametrize("command", [command for command in RUN if command not in PLANNED], ids=str)
+@pytest.mark.usefixtures("_resampled_once")
 def test_a_printed_command_runs(command, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     monkeypatch.setattr("schedtrace.whatif.sweep_play.LocalPool", Here)

@@ -21,15 +21,15 @@ from tests.contract.whatif.conftest import LOADS, TIMES, drive
 pytestmark = pytest.mark.vllm
 
 
-def waiting(folder, **options):
-    """The run of a load of 80 requests that waits for seats."""
-    return drive(folder, requests=40, **LOADS["seats"], **options)
-
-
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A load that waits for seats."""
-    return recorded(waiting(tmp_path_factory.mktemp("seats") / "base"))
+def base(seats):
+    return seats
+
+
+def slower(folder, factor):
+    """What is recorded of the same load where a step takes longer."""
+    times = replace(TIMES, base_us=factor * TIMES.base_us)
+    return recorded(drive(folder, requests=40, times=times, **LOADS["seats"]))
 
 
 @pytest.fixture(scope="module")
@@ -183,12 +183,11 @@ def test_a_load_that_does_not_end_as_recorded_cannot_be_judged(base, never_ends)
 
 
 def test_a_replay_far_from_what_was_recorded_advises_nothing(base, tmp_path):
-    times = replace(TIMES, base_us=2 * TIMES.base_us)
-    slower = recorded(waiting(tmp_path / "slower", times=times))
+    off = recorded(base.run, slower(tmp_path / "slower", 2).times)
     with pytest.raises(InputError, match=r"as it was recorded is \+\d\d % off in makespan"):
-        judged([], recorded(base.run, slower.times))
+        judged([], off)
     with pytest.raises(InputError, match="off in makespan"):
-        require_baseline(recorded(base.run, slower.times))
+        require_baseline(off)
     baseline = require_baseline(base)
     assert (baseline.judged_by, baseline.part) == ("makespan", None)
     assert abs(baseline.misfit_frac) < 0.05
@@ -198,13 +197,12 @@ def test_where_no_change_gains_more_than_the_replay_is_off_the_list_and_the_reas
     base, tmp_path, monkeypatch
 ):
     """The advice stays as it was; its estimate does not, since a replay gained less."""
-    times = replace(TIMES, base_us=1.2 * TIMES.base_us)
-    slower = recorded(waiting(tmp_path / "slower", times=times))
+    off = recorded(base.run, slower(tmp_path / "slower", 1.2).times)
     monkeypatch.setattr("schedtrace.whatif.advice.menu", lambda *_: [])
     [seats] = [found for found in analyze_run(base.run).findings if found.code == "max-num-seqs-bound"]
     seats.advice[0].value = 2
     seats.gain = Gain(metric="output_tokens_per_s", change_frac=0.3, saved_frac=0.2, method="step_time")
-    [left], replays = judged([seats], recorded(base.run, slower.times))
+    [left], replays = judged([seats], off)
     assert (left.advice, left.gain) == (seats.advice, None)
     assert "no change of a setting gains more (1 tried)" in replays.no_advice
     assert [row.changes for row in replays.configurations] == [{}, {"max_num_seqs": 2}]
