@@ -123,9 +123,7 @@ def place(tmp_path_factory):
         (home / f"{name}.yaml").write_text(f"{engine}{load}max-num-seqs: {seats}\n")
         recorded = ["simulate", *LOAD, "--max-num-seqs", str(seats), "--label", name]
         assert main([*recorded, "--output", str(home / "logs")]) == 0
-    host = home / "logs" / "run=today" / "host=node009"
-    assert main(["simulate", *LOAD, "--label", "engine-18", "--output", str(host)]) == 0
-    for name in ("run", "first"):
+    for name in ("run", "first", "run=today/host=node009/engine-18"):
         shutil.copytree(home / "logs" / "base", home / "logs" / name)
     return home
 
@@ -148,21 +146,27 @@ def plans(place, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def _resampled_once(monkeypatch):
-    """Replays with one resample each; ``tests/contract/whatif/`` judges the intervals."""
+def _in_this_process(monkeypatch):
+    """No processes, and one resample for each replay.
+
+    ``tests/contract/test_sweep.py``, ``test_doctor.py`` and ``tests/unit/fleet/test_workers.py`` start such
+    processes, ``test_doctor.py`` probes vLLM, and ``tests/contract/whatif/`` judges intervals.
+    """
     spread = Predictor._spread
 
     def once(predictor, changes, resamples):
         return spread(predictor, changes, min(1, resamples))
 
     monkeypatch.setattr(Predictor, "_spread", once)
+    monkeypatch.setattr("schedtrace.whatif.sweep_play.LocalPool", Here)
+    monkeypatch.setattr("schedtrace.cli.fleet.processes", lambda _: 1)
+    monkeypatch.setattr("schedtrace.engine.doctor._probe", lambda _: [])
 
 
 @pytest.mark.parametrize("command", [command for command in RUN if command not in PLANNED], ids=str)
-@pytest.mark.usefixtures("_resampled_once")
+@pytest.mark.usefixtures("_in_this_process")
 def test_a_printed_command_runs(command, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    monkeypatch.setattr("schedtrace.whatif.sweep_play.LocalPool", Here)
     code = main(arguments(command))
     assert code == 0, capsys.readouterr().err
 

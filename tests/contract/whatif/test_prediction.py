@@ -16,6 +16,7 @@ from schedtrace.whatif.advice import judged
 from schedtrace.whatif.baseline import require_baseline
 from schedtrace.whatif.prediction import Predictor, predict, recorded
 from schedtrace.whatif.replays import replay
+from schedtrace.whatif.search import menu
 from tests.contract.whatif.conftest import LOADS, TIMES, drive
 
 pytestmark = pytest.mark.vllm
@@ -38,9 +39,17 @@ def predicted():
     return {}
 
 
+def seats_and_budgets(*of):
+    """Return the part of the menu that is about seats and the token budget."""
+    return [change for change in menu(*of) if change[0] in {"max_num_seqs", "max_num_batched_tokens"}]
+
+
 @pytest.fixture
 def each_once(predicted, monkeypatch):
-    """Each change of this load is replayed once, whichever tests ask for it."""
+    """Each change of seats and budget is replayed once, whichever tests ask for it.
+
+    ``test_random_loads.py`` tries whole menus, and judges intervals.
+    """
     predict = Predictor.predict
 
     def once(predictor, changes, **options):
@@ -50,7 +59,8 @@ def each_once(predicted, monkeypatch):
         return predicted[key]
 
     monkeypatch.setattr(Predictor, "predict", once)
-    monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)  # ``test_random_loads.py`` judges intervals
+    monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)
+    monkeypatch.setattr("schedtrace.whatif.advice.menu", seats_and_budgets)
 
 
 def figures(replays):
