@@ -33,18 +33,13 @@ $(VENV)/.compiled: $(VENV)/.ready
 demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze it, show the answer
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
 
-# In one worker: commands are forks of a process that workers share, and an engine leaves them little time.
-UNDER_LOAD := $(patsubst %,tests/e2e/test_%.py,attach snapshot)
-
 # These run on all cores in processes of their own.
 test unit coverage soak: export POLARS_MAX_THREADS ?= 1
 test unit coverage soak: export OMP_NUM_THREADS ?= 1
 
 test: unit ## Run all tests: unit, contract (real scheduler), browser, end to end (real CPU engine)
 	@echo "== tests: end to end (real engine) =="
-	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m e2e tests/e2e $(UNDER_LOAD:%=--ignore %)
-	@echo "== tests: engines under load, which leave no processor to others =="
-	@$(BIN)/python -m pytest -q -n 1 $(UNDER_LOAD)
+	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m e2e tests/e2e
 
 # In one call, so that no core waits for another between two of them; the longest files first (tests/conftest.py).
 unit: bytecode ## Run the tests that need no engine: unit, contract (vLLM's real scheduler), the report page in a browser

@@ -43,7 +43,8 @@ LONGEST = (
     "tests/browser/test_report.py",
     "tests/contract/test_lines.py",
     "tests/contract/test_recorded_facts.py",
-    *("tests/e2e/test_front_ends.py", "tests/e2e/test_ends.py", "tests/e2e/test_faults.py"),
+    *("tests/e2e/test_printed_commands.py", "tests/e2e/test_front_ends.py", "tests/e2e/test_attach.py"),
+    *("tests/e2e/test_ends.py", "tests/e2e/test_faults.py"),
 )
 """Files that take most of the time: begun last, one of them would leave the other workers without work."""
 

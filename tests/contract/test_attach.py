@@ -29,11 +29,13 @@ from schedtrace.record.traced import traced_class
 from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import Deciding, first_difference
-from tests.contract.loads import FAMILIES, SEEDS, STEPS, make_script
+from tests.contract.loads import FAMILIES, SEEDS, SHORT_STEPS, make_script
 
 pytestmark = pytest.mark.vllm
 
-WINDOWS = [tuple(STEPS * percent // 100 for percent in window) for window in [(13, 40), (50, 73), (80, 97)]]
+WINDOWS = [
+    tuple(SHORT_STEPS * percent // 100 for percent in window) for window in [(13, 40), (50, 73), (80, 97)]
+]
 """First step that is recorded, and the first one that is not any more."""
 SESSIONS = {"streaming_input"}
 """A session that waits for its next part is in the queue, and no event says when it went back there."""
@@ -267,9 +269,8 @@ def play_on(engine, script):
 @pytest.fixture(params=LOADS, scope="module")
 def played(request, tmp_path_factory):
     name, seed = request.param.rsplit("-", 1)
-    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed), STEPS)
+    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed), SHORT_STEPS)
     folder = tmp_path_factory.mktemp("runs")
-    plain = play_on(Deciding(**engine), script)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder / "whole"))
         traced = play_on(Deciding(traced_class, **engine), script)
@@ -278,7 +279,8 @@ def played(request, tmp_path_factory):
     whole = read_run(folder / "whole").traces[0]
     windows = [read_run(folder / str(number)).traces[0] for number in range(len(WINDOWS))]
     return SimpleNamespace(
-        plain=plain,
+        plain=Deciding(**engine).scheduler,
+        traced=traced,
         visited=visited,
         whole=whole,
         windows=windows,
@@ -288,14 +290,15 @@ def played(request, tmp_path_factory):
     )
 
 
-def test_the_scheduler_decides_as_if_nobody_had_come(played):
-    assert first_difference(played.plain.decisions, played.visited.decisions) is None
+def test_the_scheduler_decides_as_the_traced_one(played):
+    """``test_oracle.py`` compares the traced one's decisions with the untouched scheduler's."""
+    assert first_difference(played.traced.decisions, played.visited.decisions) is None
 
 
 def test_nothing_is_left(played):
     scheduler = played.visited.scheduler
-    assert type(scheduler) is type(played.plain.scheduler)
-    assert vars(scheduler).keys() == vars(played.plain.scheduler).keys()
+    assert type(scheduler) is type(played.plain)
+    assert vars(scheduler).keys() == vars(played.plain).keys()
     assert [name for name in vars(played.visited.core) if name.startswith("_")] == []
 
 

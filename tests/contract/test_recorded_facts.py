@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 from schedtrace.read.run import read_run
 from schedtrace.record.writer import WRITE_LATEST_NS
 from tests.contract.facts.told import trace_file
-from tests.contract.loads import FAMILIES, SEEDS, under_load
+from tests.contract.loads import FAMILIES, SEEDS, SHORT_STEPS, under_load
 from tests.contract.observer import Observer
 
 pytestmark = pytest.mark.vllm
@@ -29,7 +29,7 @@ def seen_and_told(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
-        seen = under_load(Observer, name, int(seed))
+        seen = under_load(Observer, name, int(seed), steps=SHORT_STEPS)
     [trace] = read_run(folder).traces
     return seen, trace
 

@@ -21,7 +21,7 @@ from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.request_states import refused_states
 from schedtrace.timeline.spans import steps_of
 from schedtrace.timeline.timeline import make_timeline
-from tests.contract.loads import FAMILIES, under_load
+from tests.contract.loads import FAMILIES, SHORT_STEPS, under_load
 
 pytestmark = pytest.mark.vllm
 
@@ -86,7 +86,7 @@ def case(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("timeline") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
-        engine = under_load(Witness, request.param)
+        engine = under_load(Witness, request.param, steps=SHORT_STEPS)
     [trace] = read_run(folder).traces
     return request.param, engine, make_timeline(trace)
 

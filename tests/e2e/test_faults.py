@@ -13,6 +13,7 @@ from schedtrace.read.trace import read_trace
 from tests.e2e.conftest import MODEL, REPO, run_options, schedtrace, write_plugin
 
 BUSY = {"input_len": 64, "output_len": 64, "num_prompts": 16, "trials": 8, "lines": "full"}
+BUSY |= {"executor": "simulated", "gpu": "h100"}  # the engine core records, and needs no worker for it
 
 
 @pytest.fixture

@@ -42,7 +42,8 @@ def test_async_scheduling_is_kept_and_two_steps_are_in_flight(shared, analyzed):
 
 
 def test_every_data_parallel_rank_has_its_trace(record, analyzed):
-    folder = record("dp", input_len=64, output_len=8, num_prompts=8, **{"data-parallel-size": 2})
+    options = {"executor": "simulated", "gpu": "h100", "data-parallel-size": 2}  # test_ranks.py has workers
+    folder = record("dp", input_len=64, output_len=8, num_prompts=8, **options)
     run = read_run(folder)
     assert [trace.header.engine_rank for trace in run.traces] == [0, 1]
     for trace in run.traces:  # of a dense model: nobody waits for anybody

@@ -1,7 +1,7 @@
 """Every ``schedtrace`` command that README and docs print runs, on a simulated device or a CPU.
 
-Sizes are cut, since 300 prompts show no more than 8. One run starts an engine; the others are only planned.
-What is not run stands in ``NOT_RUN``, with its reason.
+Sizes are cut, since 300 prompts show no more than 8. Commands that start engines are only planned; those that
+read runs read simulated ones. What is not run stands in ``NOT_RUN``, with its reason.
 """
 
 import json
@@ -15,7 +15,8 @@ import pytest
 from schedtrace.cli.main import main
 from schedtrace.engine.vllm_config import parse_engine_args
 from schedtrace.step_times.shapes import SHAPES, hf_config
-from tests.e2e.conftest import MODEL, REPO, schedtrace
+from schedtrace.whatif.prediction import Predictor
+from tests.e2e.conftest import MODEL, REPO
 
 NOT_RUN = {
     "schedtrace watch logs": "follows a run until a person ends it; --once is run",
@@ -67,8 +68,7 @@ def printed(text):
 COMMANDS = list(dict.fromkeys(command for page in PAGES for command in printed(page.read_text())))
 RUN = [command for command in COMMANDS if command not in NOT_RUN]
 STARTS_ENGINES = re.compile(r"schedtrace (run|diff --run) ")
-FIRST = next(command for command in RUN if STARTS_ENGINES.match(command) and "--label first" in command)
-PLANNED = [command for command in COMMANDS if STARTS_ENGINES.match(command) and command != FIRST]
+PLANNED = [command for command in COMMANDS if STARTS_ENGINES.match(command)]
 """Commands of which each would start engines as other tests do: everything before that is run."""
 
 
@@ -123,17 +123,9 @@ def place(tmp_path_factory):
         (home / f"{name}.yaml").write_text(f"{engine}{load}max-num-seqs: {seats}\n")
         recorded = ["simulate", *LOAD, "--max-num-seqs", str(seats), "--label", name]
         assert main([*recorded, "--output", str(home / "logs")]) == 0
-    host = home / "logs" / "run=today" / "host=node009"
-    assert main(["simulate", *LOAD, "--label", "engine-18", "--output", str(host)]) == 0
-    shutil.copytree(home / "logs" / "base", home / "logs" / "run")
+    for name in ("run", "first", "run=today/host=node009/engine-18"):
+        shutil.copytree(home / "logs" / "base", home / "logs" / name)
     return home
-
-
-@pytest.fixture(scope="module")
-def first(place):
-    """The run of an engine process; its label is in other commands."""
-    ended = schedtrace(*arguments(FIRST), cwd=place)
-    assert ended.code == 0, ended.err
 
 
 @pytest.fixture
@@ -153,14 +145,28 @@ def plans(place, tmp_path, monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("command", [command for command in RUN if command not in PLANNED], ids=str)
-def test_a_printed_command_runs(command, place, request, monkeypatch, capsys):
-    if command == FIRST or "logs/first" in command:
-        request.getfixturevalue("first")
-    if command == FIRST:
-        return
-    monkeypatch.chdir(place)
+@pytest.fixture
+def _in_this_process(monkeypatch):
+    """No processes, and one resample for each replay.
+
+    ``tests/contract/test_sweep.py``, ``test_doctor.py`` and ``tests/unit/fleet/test_workers.py`` start such
+    processes, ``test_doctor.py`` probes vLLM, and ``tests/contract/whatif/`` judges intervals.
+    """
+    spread = Predictor._spread
+
+    def once(predictor, changes, resamples):
+        return spread(predictor, changes, min(1, resamples))
+
+    monkeypatch.setattr(Predictor, "_spread", once)
     monkeypatch.setattr("schedtrace.whatif.sweep_play.LocalPool", Here)
+    monkeypatch.setattr("schedtrace.cli.fleet.processes", lambda _: 1)
+    monkeypatch.setattr("schedtrace.engine.doctor._probe", lambda _: [])
+
+
+@pytest.mark.parametrize("command", [command for command in RUN if command not in PLANNED], ids=str)
+@pytest.mark.usefixtures("_in_this_process")
+def test_a_printed_command_runs(command, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
     code = main(arguments(command))
     assert code == 0, capsys.readouterr().err
 

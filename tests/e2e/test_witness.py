@@ -1,50 +1,33 @@
 """On the real engine, too: what is rebuilt from deltas is what an observer within the engine has seen."""
 
 import json
-from functools import cache
 
 import pytest
 
 from schedtrace.read.run import read_run
 from tests.contract.rebuilt import steps_of
-from tests.e2e.conftest import REPO, findings, recorded
+from tests.e2e.conftest import REPO, recorded
 
-LENGTHS = [100, 100, 100, 2000, 100]
-LOADS = {
-    "unchunked": {
-        "dataset": "long.jsonl", "prequeue": True, "max_num_batched_tokens": 2048, "max_model_len": 2048,
-        "no_enable_chunked_prefill": True,
-    },
-    "tight": {
-        "input_len": 200, "output_len": 60, "num_prompts": 16, "trials": 2,
-        "max_num_seqs": 16, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 40,
-        "max_model_len": 512, "block_size": 32, "scheduling_policy": "priority",
-        "request_rate": 30, "seed": 3,
-    },
+LOAD = {
+    "input_len": 200, "output_len": 60, "num_prompts": 16, "trials": 2,
+    "max_num_seqs": 16, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 40,
+    "max_model_len": 512, "block_size": 32, "scheduling_policy": "priority",
+    "request_rate": 30, "seed": 3, "scheduler_cls": "tests.e2e.witness.Witness",
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def witnessed(workplace):
     """The folder of such a run, with what the witness wrote in ``seen``."""
-    rows = [json.dumps({"input_len": length, "output_len": 8}) for length in LENGTHS]
-    (workplace / "long.jsonl").write_text("\n".join(rows) + "\n")
-
-    @cache
-    def record(load):
-        told = workplace / f"{load}.seen"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("WITNESS", str(told))
-            patch.setenv("PYTHONPATH", str(REPO))
-            options = LOADS[load] | {"scheduler_cls": "tests.e2e.witness.Witness"}
-            return recorded(workplace, load, options), told
-
-    return record
+    seen = workplace / "tight.seen"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WITNESS", str(seen))
+        patch.setenv("PYTHONPATH", str(REPO))
+        return recorded(workplace, "tight", LOAD), seen
 
 
-@pytest.mark.parametrize("load", LOADS)
-def test_a_witness_within_the_engine_agrees_on_every_step(load, witnessed):
-    folder, told = witnessed(load)
+def test_a_witness_within_the_engine_agrees_on_every_step(witnessed):
+    folder, told = witnessed
     trace = folder / "engine-0.jsonl"
     seen = [json.loads(line) for line in told.read_text().splitlines()]
     steps = steps_of(trace)
@@ -58,21 +41,8 @@ def test_a_witness_within_the_engine_agrees_on_every_step(load, witnessed):
         assert (step["num_waiting_after"], step["kv_blocks_free_after"]) == (one["waiting"], one["free"])
 
 
-def test_chunked_prefill_off_blocks_a_prompt_larger_than_the_budget_left(witnessed, analyzed):
-    """The thread's other explanation, told apart from late arrivals."""
-    folder, _ = witnessed("unchunked")
-    run = analyzed(folder)
-    (blocked,) = findings(run, "blocked-budget")
-    assert blocked["cause"] == "chunked_prefill_off"
-    assert run["trials"][0]["new_per_step"] == [3, 1, 1]
-    example = blocked["evidence"]["examples"][0]
-    assert example["request_id"].startswith("t1-3-")
-    assert example["budget_left"] == 2048 - 300
-    assert findings(run, "arrival-limited") == []
-
-
 def test_a_request_rate_goes_through_the_online_front_end_and_a_small_cache_preempts(witnessed, analyzed):
-    folder, told = witnessed("tight")
+    folder, told = witnessed
     run = analyzed(folder)
     steps = len(told.read_text().splitlines())
     assert (folder / "engine-0.jsonl").read_text().count('"type":"delta"') > steps * 0.9

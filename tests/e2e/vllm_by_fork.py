@@ -1,4 +1,7 @@
-"""``examples/vllm_cpu.py`` whose engine and worker are forks: each spares the seven seconds of an import."""
+"""``examples/vllm_cpu.py`` whose engine and worker are forks: each spares the seven seconds of an import.
+
+They have a lower priority, so an engine that is always busy does not keep the tests' commands waiting.
+"""
 
 import os
 import runpy
@@ -16,4 +19,5 @@ if __name__ == "__main__":
     from vllm.utils import system_utils
 
     system_utils._maybe_force_spawn = fork
+    os.nice(5)
     runpy.run_path(str(VLLM_CPU), run_name="__main__")

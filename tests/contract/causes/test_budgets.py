@@ -5,10 +5,12 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.balance import balanced
+from schedtrace.diagnose.analyze import analyze
 from schedtrace.model.causes import Cause
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.config import tiny_model
 from tests.contract.causes.scenes import running, waiting
+from tests.contract.whatif.conftest import simulated
 
 pytestmark = pytest.mark.vllm
 
@@ -137,3 +139,22 @@ def test_chunked_prefill_off(scene):
     told = engine.told()
     assert told.exits == [waiting("break", Cause.CHUNKED_PREFILL_OFF, "too_long", 156)]
     assert "num_new_tokens > request_token_budget" in told.guards[0]
+
+
+def test_a_prompt_larger_than_the_budget_left_is_told_apart_from_late_arrivals(tmp_path):
+    """The thread's other explanation."""
+
+    def load(engine):
+        for number, length in enumerate([100, 100, 100, 2000, 100]):
+            engine.arrive(0, f"t1-{number}", length, 8)
+        engine.run()
+
+    off = {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048, "max_model_len": 2048}
+    [run] = analyze([simulated(tmp_path, load, trial_ids=True, **off)]).runs
+    findings = {finding.code: finding for finding in run.every_finding()}
+    blocked = findings["blocked-budget"]
+    assert blocked.cause == "chunked_prefill_off"
+    assert run.trials[0].new_per_step == [3, 1, 1]
+    example = blocked.evidence.examples[0]
+    assert (example.request_id, example.budget_left) == ("t1-3", 2048 - 300)
+    assert "arrival-limited" not in findings

@@ -73,9 +73,9 @@ def drive(folder, *, requests=20, **options):
     return simulated(folder, load, trial_ids=True, **options)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def seats(tmp_path_factory):
-    """A recorded load that waits for seats."""
+    """A recorded load that waits for seats, 80 requests in all."""
     return recorded(drive(tmp_path_factory.mktemp("seats") / "base", requests=40, **LOADS["seats"]))
 
 

@@ -16,20 +16,21 @@ from schedtrace.whatif.advice import judged
 from schedtrace.whatif.baseline import require_baseline
 from schedtrace.whatif.prediction import Predictor, predict, recorded
 from schedtrace.whatif.replays import replay
+from schedtrace.whatif.search import menu
 from tests.contract.whatif.conftest import LOADS, TIMES, drive
 
 pytestmark = pytest.mark.vllm
 
 
-def waiting(folder, **options):
-    """The run of a load of 80 requests that waits for seats."""
-    return drive(folder, requests=40, **LOADS["seats"], **options)
-
-
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A load that waits for seats."""
-    return recorded(waiting(tmp_path_factory.mktemp("seats") / "base"))
+def base(seats):
+    return seats
+
+
+def slower(folder, factor):
+    """What is recorded of the same load where a step takes longer."""
+    times = replace(TIMES, base_us=factor * TIMES.base_us)
+    return recorded(drive(folder, requests=40, times=times, **LOADS["seats"]))
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,17 @@ def predicted():
     return {}
 
 
+def seats_and_budgets(*of):
+    """Return the part of the menu that is about seats and the token budget."""
+    return [change for change in menu(*of) if change[0] in {"max_num_seqs", "max_num_batched_tokens"}]
+
+
 @pytest.fixture
 def each_once(predicted, monkeypatch):
-    """Each change of this load is replayed once, whichever tests ask for it."""
+    """Each change of seats and budget is replayed once, whichever tests ask for it.
+
+    ``test_random_loads.py`` tries whole menus, and judges intervals.
+    """
     predict = Predictor.predict
 
     def once(predictor, changes, **options):
@@ -50,7 +59,8 @@ def each_once(predicted, monkeypatch):
         return predicted[key]
 
     monkeypatch.setattr(Predictor, "predict", once)
-    monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)  # ``test_random_loads.py`` judges intervals
+    monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)
+    monkeypatch.setattr("schedtrace.whatif.advice.menu", seats_and_budgets)
 
 
 def figures(replays):
@@ -183,12 +193,11 @@ def test_a_load_that_does_not_end_as_recorded_cannot_be_judged(base, never_ends)
 
 
 def test_a_replay_far_from_what_was_recorded_advises_nothing(base, tmp_path):
-    times = replace(TIMES, base_us=2 * TIMES.base_us)
-    slower = recorded(waiting(tmp_path / "slower", times=times))
+    off = recorded(base.run, slower(tmp_path / "slower", 2).times)
     with pytest.raises(InputError, match=r"as it was recorded is \+\d\d % off in makespan"):
-        judged([], recorded(base.run, slower.times))
+        judged([], off)
     with pytest.raises(InputError, match="off in makespan"):
-        require_baseline(recorded(base.run, slower.times))
+        require_baseline(off)
     baseline = require_baseline(base)
     assert (baseline.judged_by, baseline.part) == ("makespan", None)
     assert abs(baseline.misfit_frac) < 0.05
@@ -198,13 +207,12 @@ def test_where_no_change_gains_more_than_the_replay_is_off_the_list_and_the_reas
     base, tmp_path, monkeypatch
 ):
     """The advice stays as it was; its estimate does not, since a replay gained less."""
-    times = replace(TIMES, base_us=1.2 * TIMES.base_us)
-    slower = recorded(waiting(tmp_path / "slower", times=times))
+    off = recorded(base.run, slower(tmp_path / "slower", 1.2).times)
     monkeypatch.setattr("schedtrace.whatif.advice.menu", lambda *_: [])
     [seats] = [found for found in analyze_run(base.run).findings if found.code == "max-num-seqs-bound"]
     seats.advice[0].value = 2
     seats.gain = Gain(metric="output_tokens_per_s", change_frac=0.3, saved_frac=0.2, method="step_time")
-    [left], replays = judged([seats], recorded(base.run, slower.times))
+    [left], replays = judged([seats], off)
     assert (left.advice, left.gain) == (seats.advice, None)
     assert "no change of a setting gains more (1 tried)" in replays.no_advice
     assert [row.changes for row in replays.configurations] == [{}, {"max_num_seqs": 2}]

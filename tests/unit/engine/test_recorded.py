@@ -1,9 +1,11 @@
 import shutil
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
 from schedtrace.engine import recording_check
+from schedtrace.engine.execute import _require_recording
 from schedtrace.engine.recording_check import begun_traces, require_recording, require_whole
 from schedtrace.errors import RecordingError
 from schedtrace.model.trace import End, Notice
@@ -168,6 +170,21 @@ def test_a_trace_without_its_first_line_has_not_begun(tmp_path):
     (tmp_path / "engine-1.jsonl").write_text("{}")
     assert begun_traces(tmp_path) == [tmp_path / "engine-1.jsonl"]
     assert begun_traces(tmp_path / "gone") == []
+
+
+@pytest.mark.parametrize(
+    ("logged", "why"),
+    [
+        ("", "if VLLM_PLUGINS is set, it must name schedtrace"),
+        ("x | schedtrace: not recording: OSError(28, 'full')\n", "not recording: OSError(28, 'full')"),
+    ],
+)
+def test_an_engine_that_is_up_and_has_begun_no_trace_is_not_recorded(tmp_path, log, logged, why):
+    log.write_text(logged)
+    plan = SimpleNamespace(folder=tmp_path, traces=None)
+    [line] = said(_require_recording, plan, SimpleNamespace(log_path=log))
+    assert line == f"vLLM is up, but its scheduler is not recorded: {why}; see {log}"
+    assert plan.traces == []
 
 
 def test_a_trace_that_was_begun_anew_is_not_whole(tmp_path, log):
