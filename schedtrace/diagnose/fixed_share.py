@@ -45,7 +45,10 @@ class FixedShare(NamedTuple):
 
 
 def fixed_share(timeline: Timeline, waits: Charged) -> FixedShare | None:
-    """Return the fixed share of the steps with waiters; None if too few similar steps show it."""
+    """Return the fixed share of the steps with waiters; None if too few similar steps show it.
+
+    The upper bound counts all of the host's time between steps as fixed, and the lower bound none of it.
+    """
     working = timeline.steps.filter((RAN > 0) & (pl.col("busy_us") > 0))
     steps = waits.steps.filter((RAN > 0) & (pl.col("busy_us") > 0))
     busy_us = mean(steps, pl.col("busy_us"))
@@ -57,8 +60,8 @@ def fixed_share(timeline: Timeline, waits: Charged) -> FixedShare | None:
         return None
     host = host_us(timeline) / working.height
     step_us = busy_us + host
-    low, high = (min(1.0, (us + host) / step_us) for us in (model.least_base_us, model.most_base_us))
-    return FixedShare(low, high, step_us)
+    high = min(1.0, (model.most_base_us + host) / step_us)
+    return FixedShare(min(high, model.least_base_us / step_us), high, step_us)
 
 
 def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> list[Advice]:
