@@ -24,9 +24,10 @@ from schedtrace.step_times.fitting import (
     DEVICE,
     DRAFTS,
     GRAPHS,
+    Extrapolation,
     Fit,
     Source,
-    error_per_doubling,
+    extrapolation_error,
     fit_rows,
     with_slowest_rank,
 )
@@ -121,9 +122,9 @@ class Fitted:
         return all(set(DRAFTS) <= part.factors.keys() for part in self.fit.device.parts)
 
     @cached_property
-    def error_per_doubling(self) -> float | None:
-        """Standard error of the log time for each doubling outside the range; None for a loaded fit."""
-        return None if self.rows is None else error_per_doubling(self.rows, self.fit.device)
+    def extrapolation(self) -> Extrapolation | None:
+        """Error of steps outside the recorded range; None for a loaded fit."""
+        return None if self.rows is None else extrapolation_error(self.rows, self.fit.device)
 
     def leaned_us(self, batch: Batch, deviations: float) -> float:
         """Return the time of execution if steps outside the range take so many standard errors longer.
@@ -132,8 +133,10 @@ class Fitted:
         """
         if not batch.tokens:
             return 0.0
-        per_doubling = deviations * (self.error_per_doubling or 0.0)
-        leaned_us = self.fit.device.leaned_us(self._device_columns(batch), per_doubling)
+        columns, device = self._device_columns(batch), self.fit.device
+        doublings = device.doublings_outside(columns)
+        error = self.extrapolation.log_error(doublings) if self.extrapolation else 0.0
+        leaned_us = device.leaned_us(columns, deviations * error)
         if batch.batch_tokens <= self.most_tokens:
             return leaned_us
         return min(leaned_us, max(self.device_us(batch), self.without_economies_us(batch)))

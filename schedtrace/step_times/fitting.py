@@ -5,7 +5,7 @@ Of ranks in lock-step also: whose batch a pass waited for, and what it takes the
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import polars as pl
@@ -172,8 +172,27 @@ def _error(priced: pl.DataFrame) -> Error:
     )
 
 
-def error_per_doubling(rows: pl.DataFrame, device: Larger) -> float:
-    """Return the standard error of the log time of steps outside the range, for each doubling of distance.
+class Extrapolation(NamedTuple):
+    """Standard error of the log time of steps outside the recorded range, by their distance in doublings."""
+
+    per_doubling: float
+    """Error for each doubling, as far as held-out steps show it."""
+    reach: float
+    """Doublings to the farthest held-out steps; 0: none could be held out."""
+
+    def log_error(self, doublings: float) -> float:
+        """Return the error at a distance: as measured up to the reach, and at least the usual one beyond it.
+
+        The record tells nothing of a bend that lies beyond all of its steps. Both parts add as independent
+        errors do.
+        """
+        near = min(doublings, self.reach) * self.per_doubling
+        beyond = max(0.0, doublings - self.reach) * max(self.per_doubling, USUAL_PER_DOUBLING)
+        return math.hypot(near, beyond)
+
+
+def extrapolation_error(rows: pl.DataFrame, device: Larger) -> Extrapolation:
+    """Return the error of the log time of steps outside the range, measured on steps of the record.
 
     Steps are held out by size, not by position: a fit to the others predicts those beyond a half and a
     quarter of each column's most. Their total time against the predicted one, and their distance from the
@@ -186,14 +205,15 @@ def error_per_doubling(rows: pl.DataFrame, device: Larger) -> float:
     """
     rows = rows.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
     rows = rows.filter(~pl.col("first")).drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)
-    squares, doublings = (USUAL_PER_DOUBLING * USUAL_DOUBLINGS) ** 2, USUAL_DOUBLINGS**2
+    squares, doublings, reach = (USUAL_PER_DOUBLING * USUAL_DOUBLINGS) ** 2, USUAL_DOUBLINGS**2, 0.0
     for column in DEVICE:
         most = rows.select(pl.col(column).max()).item() or 0
         for share in HELD_OUT_FROM:
             within = pl.col(column) <= share * most
             off, distance = _held_out(rows.filter(within), rows.filter(~within), column, device)
             squares, doublings = squares + off**2, doublings + distance**2
-    return math.sqrt(squares / doublings)
+            reach = max(reach, distance)
+    return Extrapolation(math.sqrt(squares / doublings), reach)
 
 
 def _held_out(left: pl.DataFrame, held: pl.DataFrame, column: str, device: Larger) -> tuple[float, float]:

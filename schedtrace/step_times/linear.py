@@ -82,16 +82,16 @@ class Linear(msgspec.Struct, frozen=True):
                 farthest = max(farthest, _doublings(most, most + off))
         return farthest
 
-    def leaned_us(self, values: dict[str, float], per_doubling: float) -> float:
-        """Return the time of a step if the fit is off by this much for each doubling outside the range.
+    def leaned_us(self, values: dict[str, float], off_log: float) -> float:
+        """Return the time of a step outside the range if the fit is off by this much.
 
         A larger step never takes less than one at the edge of the range, and a smaller one never more.
 
         Args:
             values: Columns of the step.
-            per_doubling: Logarithm of the true time against the fit's.
+            off_log: Logarithm of the true time against the fit's.
         """
-        leaned_us = self.us(values) * math.exp(per_doubling * self.doublings_outside(values))
+        leaned_us = self.us(values) * math.exp(off_log)
         edge = {name: min(max(values[name], least), most) for name, (least, most) in self.ranges.items()}
         if any(values[name] > value for name, value in edge.items()):
             return max(leaned_us, self.us(edge))
@@ -198,9 +198,9 @@ class Larger(msgspec.Struct, frozen=True):
         """Return the doublings by which a step leaves the record of the part that sets its time."""
         return self._slower(values).doublings_outside(values)
 
-    def leaned_us(self, values: dict[str, float], per_doubling: float) -> float:
+    def leaned_us(self, values: dict[str, float], off_log: float) -> float:
         """Return the time of a step if the part that sets it is off (``Linear.leaned_us``)."""
-        return self._slower(values).leaned_us(values, per_doubling)
+        return self._slower(values).leaned_us(values, off_log)
 
     def _slower(self, values: dict[str, float]) -> Linear:
         return max(self.parts, key=lambda part: part.us(values))

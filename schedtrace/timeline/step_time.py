@@ -42,6 +42,8 @@ class StepTime:
     """Largest base in microseconds that fits these steps about as well; far above ``base_us`` if all steps
     did the same work.
     """
+    least_base_us: float = 0.0
+    """Smallest base in microseconds that fits these steps about as well."""
     most_decode_base_us: float = 0.0
     """Largest base that fits the steps that only decode; it is their whole time if all had the same batch. A
     prefill hides this base on a device that reads its weights while it computes.
@@ -94,6 +96,7 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     decodes = (rows[:, 1] == 0) & (rows[:, 2] > 0)
     enough = decodes.sum() >= FEWEST_STEPS
     base, prefill, decode, context = (float(factor) for factor in factors)
+    least, most = _base_bounds(weighted, measured)
     return StepTime(
         base,
         prefill,
@@ -101,13 +104,16 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
         context,
         steps=used.height,
         error_frac=round(error, 4),
-        most_base_us=max(base, _most_base(weighted, measured)),
-        most_decode_base_us=_most_base(weighted[decodes], measured[decodes]) if enough else 0.0,
+        most_base_us=max(base, most),
+        least_base_us=min(base, least),
+        most_decode_base_us=_base_bounds(weighted[decodes], measured[decodes])[1] if enough else 0.0,
     )
 
 
-def _most_base(rows: Any, measured: Any) -> float:
-    """Return the largest base with which the other costs explain the steps within two standard errors.
+def _base_bounds(rows: Any, measured: Any) -> tuple[float, float]:
+    """Return the smallest and largest base with which the other costs explain the steps.
+
+    A base explains them if their distance from the model stays within two standard errors.
 
     Args:
         rows: Weighted columns of the features, the base first, and of the time.
@@ -119,12 +125,15 @@ def _most_base(rows: Any, measured: Any) -> float:
     same: Any = np.linalg.qr(rows, mode="r")
     costs, distance = nnls(same[:, :-1], same[:, -1])
     bound = distance**2 + max(4 * distance**2 / len(measured), RIDGE * len(measured))
-    low, high = float(costs[0]), float(measured.max())
-    while high - low > 0.1 ** (DIGITS + 3) * high:
-        base = (low + high) / 2
-        fits = nnls(same[:, 1:-1], same[:, -1] - base * same[:, 0])[1] ** 2 <= bound
-        low, high = (base, high) if fits else (low, base)
-    return float(resolved(np.array([low]))[0])
+    largest, ends = float(measured.max()), []
+    for end in (0.0, largest):
+        explains, beyond = float(costs[0]), end
+        while abs(beyond - explains) > 0.1 ** (2 * DIGITS) * largest:
+            base = (explains + beyond) / 2
+            fits = nnls(same[:, 1:-1], same[:, -1] - base * same[:, 0])[1] ** 2 <= bound
+            explains, beyond = (base, beyond) if fits else (explains, base)
+        ends.append(float(resolved(np.array([explains]))[0]))
+    return ends[0], ends[1]
 
 
 def fit_line(sizes: pl.Series, times: pl.Series, weights: pl.Series) -> tuple[float, float]:

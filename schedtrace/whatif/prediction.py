@@ -327,7 +327,7 @@ class Predictor:
         bound, leaned = None, []
         if counted and counted.larger:
             bound = self._priced(changes, times.without_economies_us)
-        if counted and counted.outside and resamples and times.error_per_doubling:
+        if counted and counted.outside and resamples and times.extrapolation:
             ends = (-LEANED_DEVIATIONS, LEANED_DEVIATIONS)
             leaned = [self._priced(changes, partial(times.leaned_us, deviations=end)) for end in ends]
         figures = [

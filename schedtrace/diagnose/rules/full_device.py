@@ -9,6 +9,7 @@ from typing import Unpack
 
 import polars as pl
 
+from schedtrace.diagnose.fixed_share import unless_shown
 from schedtrace.diagnose.gains import host_us
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, Fields, Values, advise, wait_finding
@@ -56,6 +57,7 @@ def limit_finding(
     gain = gain_without(timeline, waits, limit)
     load = offered_load(timeline)
     if gain is None or not _is_full(load, gain):
+        fields["advice"] = unless_shown(timeline, waits, fields["advice"])
         return wait_finding(timeline, waits, evidence, values=values, **fields)
     resource, wider = LIMITS[limit]
     # Whole clauses: of several engines, what says one engine's gain is left out (``root_causes``).

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.fixed_share import unless_shown
 from schedtrace.diagnose.kv_blocks import need_at_refusals
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
@@ -121,7 +122,7 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
         "({longest_request:id}: {longest_ms:ms}), had vLLM looked past {heads:n refused request}; it "
         "admits in queue order.",
         values={"mean": waits.time_us / waits.requests, "longest_request": waits.longest_id},
-        advice=_advice(timeline, cause),
+        advice=unless_shown(timeline, waits, _advice(timeline, cause)),
         evidence=evidence,
         example="{at} refused {head:id} ({head_tokens:n token}) and left {budget_left:n token}, "
         "{kv_blocks_free:n KV block} and {seats_left:n seat}; {request_id:id} behind it needed "

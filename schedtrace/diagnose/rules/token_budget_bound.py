@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.fixed_share import budget_times, fixed_share
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
@@ -95,7 +96,7 @@ def _find(timeline: Timeline) -> Findings:
         "[ A decode takes {tokens_per_decode:n token}, so the decodes of {seats_decoding:n seat} want "
         "{decodes_wanted:n} in a step.]",
         values={"largest": largest},
-        advice=_advice(timeline, evidence, drafts=drafts),
+        advice=_advice(timeline, waits, evidence, drafts=drafts),
     )
 
 
@@ -180,20 +181,49 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     )
 
 
-def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool) -> list[Advice]:
-    """Return the value that holds the decodes of all seats, if the budget does not.
-
-    Otherwise larger steps do more prefill, and no trace shows what steps larger than its own cost.
-    """
-    larger = replay_advice(BATCHED_TOKENS)
+def _advice(timeline: Timeline, waits: Charged, evidence: TokenBudget, *, drafts: bool) -> list[Advice]:
+    """Return the value that holds the decodes of all seats, if the budget does not, or else a shown value."""
     if evidence.proposed is not None:
-        larger = more_batched_tokens(timeline, evidence.proposed)
+        better = more_batched_tokens(timeline, evidence.proposed)
+    else:
+        better = shown_budget(timeline, waits) or replay_advice(BATCHED_TOKENS)
     fewer = advise(
         "fewer drafts ({drafts:setting})",
         drafts="num_speculative_tokens",
         costs="Fewer tokens per step where drafts are accepted.",
     )
-    return [larger, fewer] if drafts else [larger]
+    return [better, fewer] if drafts else [better]
+
+
+def shown_budget(timeline: Timeline, waits: Charged) -> Advice | None:
+    """Return twice or half the budget where the recorded step times show that it shortens latencies."""
+    share = fixed_share(timeline, waits)
+    times = share and budget_times(timeline, waits, share)
+    now = batched_tokens(timeline)
+    if share is None or times is None:
+        return None
+    if times > 1:
+        return advise(
+            "{option} {value:n} (now {now:n}): at least {low:%} of the time of these steps does not depend "
+            "on their tokens",
+            setting="max_num_batched_tokens",
+            value=int(times * now),
+            now=now,
+            low=share.low_frac,
+            costs=LONGER_STEPS,
+        )
+    return advise(
+        "{option} {value:n} (now {now:n}): at most {high:%} of the time of these steps does not depend on "
+        "their tokens, so smaller steps compute prompts as fast, and decodes run more often",
+        setting="max_num_batched_tokens",
+        value=int(times * now),
+        now=now,
+        high=share.high_frac,
+        costs="More steps: more work for the host.",
+    )
+
+
+LONGER_STEPS = "Longer steps with prefills: a higher inter-token latency meanwhile."
 
 
 def more_batched_tokens(timeline: Timeline, value: int) -> Advice:
@@ -203,7 +233,7 @@ def more_batched_tokens(timeline: Timeline, value: int) -> Advice:
         setting="max_num_batched_tokens",
         value=value,
         now=batched_tokens(timeline),
-        costs="Longer steps with prefills: a higher inter-token latency meanwhile.",
+        costs=LONGER_STEPS,
     )
 
 

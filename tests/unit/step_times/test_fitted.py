@@ -19,7 +19,8 @@ from schedtrace.step_times.fitting import (
     MEMORY,
     USUAL_DOUBLINGS,
     USUAL_PER_DOUBLING,
-    error_per_doubling,
+    Extrapolation,
+    extrapolation_error,
     fit_device,
 )
 from schedtrace.step_times.linear import Linear, fit_larger, fit_linear
@@ -322,12 +323,12 @@ def test_a_step_is_outside_by_the_doublings_of_its_farthest_column():
     assert linear.doublings_outside({"prefill": 100, "decode": 4 * 64 - 1, "context": 100}) == 2
 
 
-def test_outside_the_range_a_time_leans_by_doublings_and_never_across_its_edge():
+def test_outside_the_range_a_time_leans_by_its_error_and_never_across_its_edge():
     linear = Linear(100.0, {"decode": 1.0}, [], {"decode": (7.0, 31.0)}, 50)
     larger, smaller = {"decode": 127.0}, {"decode": 1.0}  # two doublings beyond either end
-    assert linear.leaned_us({"decode": 20.0}, 0.1) == 120
-    assert linear.leaned_us(larger, 0.1) == pytest.approx(227 * math.exp(0.2))
-    assert linear.leaned_us(larger, -0.1) == pytest.approx(227 * math.exp(-0.2))
+    assert linear.leaned_us({"decode": 20.0}, 0.0) == 120
+    assert linear.leaned_us(larger, 0.2) == pytest.approx(227 * math.exp(0.2))
+    assert linear.leaned_us(larger, -0.2) == pytest.approx(227 * math.exp(-0.2))
     assert linear.leaned_us(larger, -1.0) == 131  # not less than with the 31 that were recorded
     assert linear.leaned_us(smaller, 0.1) == 107
 
@@ -350,13 +351,27 @@ def test_larger_steps_held_out_show_how_far_the_fit_is_off_for_each_doubling(tim
     device = fit_larger(steps, "device_us", DEVICE, (MEMORY, COMPUTE))
     usual = (USUAL_PER_DOUBLING * USUAL_DOUBLINGS) ** 2
     expected = math.sqrt((usual + math.log(times) ** 2) / (USUAL_DOUBLINGS**2 + 1))
-    assert error_per_doubling(steps, device) == pytest.approx(expected)
+    assert extrapolation_error(steps, device) == pytest.approx((expected, 1))
 
 
 def test_without_larger_steps_to_hold_out_the_error_is_the_usual_one():
     alike = sized([8] * 100, 180.0 + 0 * pl.col("decode_requests"))
     device = fit_larger(alike, "device_us", DEVICE, (MEMORY, COMPUTE))
-    assert error_per_doubling(alike, device) == USUAL_PER_DOUBLING
+    assert extrapolation_error(alike, device) == (USUAL_PER_DOUBLING, 0)
+
+
+@pytest.mark.parametrize(
+    ("per_doubling", "reach", "doublings", "expected"),
+    [
+        (0.03, 2, 1.5, 0.045),
+        (0.03, 2, 4, math.hypot(0.06, 2 * USUAL_PER_DOUBLING)),
+        (0.5, 1, 3, math.hypot(0.5, 1.0)),
+        (USUAL_PER_DOUBLING, 0, 3, 3 * USUAL_PER_DOUBLING),
+    ],
+)
+def test_evidence_of_a_small_error_counts_as_far_as_it_reaches(per_doubling, reach, doublings, expected):
+    """A device may become slower beyond all recorded steps, such as a CPU whose decodes fill its cores."""
+    assert Extrapolation(per_doubling, reach).log_error(doublings) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
