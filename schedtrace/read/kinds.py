@@ -87,15 +87,6 @@ def _is_trace(sample: FileSample) -> bool:
     return sample.first_line.startswith("{") and sample.row.get("type") in TRACE_LINES
 
 
-def _is_guidellm(sample: FileSample) -> bool:
-    runs = sample.row.get("benchmarks", ())
-    if runs is None:  # cut, as results of a long sweep are
-        return True
-    return isinstance(runs, list) and any(
-        isinstance(run, dict) and not run.keys().isdisjoint({"type_", "run_stats", "run_id"}) for run in runs
-    )
-
-
 def _is_spans(sample: FileSample) -> bool:
     """Return whether it has spans as OTLP, as a console exporter or as Jaeger writes them."""
     row = sample.row
@@ -173,9 +164,7 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(
         "a result of AIPerf",
-        lambda sample: (
-            sample.has("input_config", "request_latency") or sample.has("input_config", "request_throughput")
-        ),
+        benchmark_result.is_aiperf,
         f"it has latencies and no steps; {TO_RECORD}",
         record=benchmark_result.READER,
     ),
@@ -186,7 +175,7 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(
         "a result of GuideLLM",
-        _is_guidellm,
+        benchmark_result.is_guidellm,
         f"it has latencies and no steps; {TO_RECORD}",
         record=benchmark_result.READER,
     ),
@@ -200,11 +189,6 @@ KINDS: tuple[FileKind, ...] = (
         "a benchmark's summary",
         lambda sample: not (sample.row.keys().isdisjoint(_SUMMARY) or sample.row.keys().isdisjoint(_RATES)),
         f"it has totals and no steps; {TO_RECORD}",
-    ),
-    FileKind(
-        "what vllm bench serve prints",
-        _text(r"={3,} Serving Benchmark Result ={3,}"),
-        f"it has latencies and no steps; {TO_RECORD}",
     ),
     FileKind(
         "a profile of PyTorch",
@@ -283,6 +267,12 @@ KINDS: tuple[FileKind, ...] = (
         _text(r"Running: \d+ reqs, Swapped: \d+ reqs, Pending: \d+ reqs"),
         "schedtrace knows the V1 scheduler only: upgrade vLLM",
     ),
+    FileKind(vllm_log.NAME, vllm_log.has_snapshots, record=vllm_log.READER),
+    FileKind(
+        "what vllm bench serve prints",
+        _text(r"={3,} Serving Benchmark Result ={3,}"),
+        f"it has latencies and no steps; {TO_RECORD}",
+    ),
     FileKind(
         "stacks dumped by py-spy",
         _text(r"^Process \d+: [^\n]*\n(?:Python v[\d.]+[^\n]*\n)?\s*Thread (?:0x)?[0-9A-Fa-f]+ \("),
@@ -296,6 +286,19 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(vllm_log.NAME, vllm_log.READER.matches, record=vllm_log.READER),
     FileKind(metrics.NAME, metrics.READER.matches, record=metrics.READER),
+    FileKind(
+        "vLLM's console log with broken lines",
+        vllm_log.has_broken_snapshots,
+        "its lines are wrapped: take the log from its file or docker logs, not from a terminal",
+    ),
+    FileKind(
+        "an error of Python in vLLM, without a line of an engine",
+        _text(
+            r"^Traceback \(most recent call last\):\n(?:  [^\n]*\n){0,500}? +"
+            r'File "[^"\n]*/vllm/[^"\n]*", line \d'
+        ),
+        "no engine ran: the last line of the traceback says why",
+    ),
     FileKind("a dump of Prometheus metrics", _text(r"^# (?:HELP|TYPE) \w+ ", least=2), TO_RECORD),
     FileKind(
         "vLLM's log without iteration lines",

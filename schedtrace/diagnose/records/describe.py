@@ -152,10 +152,11 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
 
 
 def _in_order(statements: list[Statement]) -> list[Statement]:
-    """Sort the statements: failures first, merely possible stalls last, the rest as the rules yield them."""
+    """Sort the statements: failures first, possible stalls at few snapshots last, the rest as they come."""
 
     def place(statement: Statement) -> int:
-        if statement.code == "no-tokens" and statement.certainty == "possible":
+        is_possible = statement.code == "no-tokens" and statement.certainty == "possible"
+        if is_possible and 2 * (statement.at or 0) <= (statement.snapshots or 0):
             return len(_FIRST) + 1
         return _FIRST.index(statement.code) if statement.code in _FIRST else len(_FIRST)
 

@@ -113,7 +113,8 @@ def _guidellm_run(run: Fields, program: str) -> BenchmarkResult:
     latencies = []
     for metric, (name, to_ms) in names.items():
         successful = _fields(_fields(metrics.get(name)).get("successful"))
-        statistics = {**successful, "p99": _fields(successful.get("percentiles")).get("p99")}
+        percentiles = _fields(successful.get("percentiles"))
+        statistics = {"median": percentiles.get("p50"), **successful, "p99": percentiles.get("p99")}
         latencies.append(_latency(metric, statistics, mean="mean", p50="median", p99="p99", to_ms=to_ms))
     totals = _fields(metrics.get("request_totals"))
     return BenchmarkResult(program, _count(totals.get("successful")), _known(latencies))
@@ -122,7 +123,7 @@ def _guidellm_run(run: Fields, program: str) -> BenchmarkResult:
 def _strategy(run: Fields) -> str:
     """Return how a benchmark sent its requests, in parentheses: `` (constant, 5)``."""
     strategy = _fields(_fields(run.get("config")).get("strategy") or _fields(run.get("args")).get("strategy"))
-    kind = strategy.get("type_")
+    kind = strategy.get("type_", strategy.get("kind"))
     if not isinstance(kind, str):
         return ""
     numbers = (strategy.get(name) for name in ("rate", "streams", "max_concurrency"))
@@ -176,18 +177,36 @@ def _fields(value: object) -> Fields:
     return value if isinstance(value, dict) else {}
 
 
+def is_aiperf(sample: FileSample) -> bool:
+    """Return whether a block begins AIPerf's summary; releases differ in whether it has its input."""
+    return sample.has("aiperf_version") or (
+        sample.has("input_config")
+        and not sample.row.keys().isdisjoint({"request_latency", "request_throughput"})
+    )
+
+
+def is_guidellm(sample: FileSample) -> bool:
+    """Return whether a block begins a result of GuideLLM."""
+    row = sample.row
+    if "benchmarks" not in row:
+        return False
+    runs, metadata = row["benchmarks"], row.get("metadata")
+    if runs is None:  # cut, as results of a long sweep are
+        return True
+    if not isinstance(runs, list):
+        return False
+    return (isinstance(metadata, dict) and "guidellm_version" in metadata) or any(
+        isinstance(run, dict) and not run.keys().isdisjoint({"type_", "run_stats", "run_id"}) for run in runs
+    )
+
+
 def is_benchmark_result(sample: FileSample) -> bool:
     """Return whether a block begins a result of one of these programs."""
-    row = sample.row
-    runs = row.get("benchmarks")
     return (
         sample.has("completed", "total_input_tokens", "request_throughput")
         or sample.has("load_summary", "successes")
-        or (
-            sample.has("input_config")
-            and not row.keys().isdisjoint({"request_latency", "request_throughput"})
-        )
-        or (isinstance(runs, list) and any(isinstance(run, dict) and "metrics" in run for run in runs))
+        or is_aiperf(sample)
+        or is_guidellm(sample)
     )
 
 

@@ -15,6 +15,8 @@ MARKERS = (
     b"engine_core = EngineCoreProc(",
     b"EngineDeadError",
     b"[shutdown] ",
+    b"Traceback (most recent call last):",
+    b"  Value error, ",
     b"Error: ",
     b"Exception: ",
 )
@@ -29,6 +31,11 @@ _WORKER_DIED = re.compile(
     r"Worker proc (?P<name>[\w-]{1,100}) died unexpectedly(?P<code> \(exit code: [^)]{1,20}\))?"
 )
 _ERROR = re.compile(r"(?:^|[\])] |\s)(?P<error>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S.*)$")
+_UNCAUGHT = re.compile(r"(?:^|\) |\| )Traceback \(most recent call last\):$")
+"""Traceback without a level and a time: Python prints it for an error that ends a process."""
+_STAMPED = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) ")
+_DETAIL = re.compile(r"validation errors? for \w{1,200}$")
+"""End of pydantic's errors, which have the reason on a later line."""
 _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineDeadError|See stack trace"
 )
@@ -51,6 +58,9 @@ class FailureLines:
         self._is_first_after = False
         self._worker: str | None = None
         self._shuts_down = False
+        self._uncaught: int | None = None
+        """Number of the line at which an uncaught traceback begins, before any announced failure."""
+        self._uncaught_error: tuple[int, str] | None = None
 
     def take(self, number: int, line: str) -> None:
         """Take what a line says about a failure."""
@@ -67,6 +77,9 @@ class FailureLines:
             self._announce("serving", number)
         elif _IN_START in line and self._stage is not None and number - self._stage_line < NEAR:
             self._stage = "start"
+        elif _UNCAUGHT.search(line) and not _STAMPED.search(line):
+            self._uncaught, self._uncaught_error = number, None
+        self._take_uncaught(number, line)
         error = _ERROR.search(line)
         if error is None or _CONSEQUENCE.search(error["error"]) or self._is_first_after:
             return
@@ -74,6 +87,17 @@ class FailureLines:
             return
         self._error = number, shortened(hide_in_text(error["error"]), LONGEST_REASON)
         self._is_first_after = self._stage is not None
+
+    def _take_uncaught(self, number: int, line: str) -> None:
+        """Take the error that ends an uncaught traceback, with the detail on the line after it."""
+        if self._uncaught is None or number - self._uncaught > NEAR or _STAMPED.search(line):
+            return
+        if self._uncaught_error is None and (error := _ERROR.search(line)):
+            self._uncaught_error = number, error["error"]
+        elif self._uncaught_error is not None and "  Value error, " in line:
+            place, text = self._uncaught_error
+            if _DETAIL.search(text):
+                self._uncaught_error = place, f"{text}: {line[line.index('Value error, ') :]}"
 
     @property
     def announced(self) -> bool:
@@ -86,10 +110,18 @@ class FailureLines:
             if self._error is not None and number - self._error[0] > NEAR:
                 self._error = None
 
-    def failure(self) -> Failure | None:
-        """Return the failure; None if the lines announce none."""
+    def failure(self, *, has_engine: bool) -> Failure | None:
+        """Return the failure; None if the lines announce none.
+
+        Args:
+            has_engine: Whether the server started: an uncaught error before is then not why it ended.
+        """
         if self._stage is None:
-            return None
+            if has_engine or self._uncaught_error is None:
+                return None
+            place, error = self._uncaught_error
+            reason = shortened(hide_in_text(error), LONGEST_REASON)
+            return Failure(stage="start", reason=reason, line=place, worker_died=None)
         line, reason = self._error or (self._stage_line, "")
         if not reason:
             reason = (

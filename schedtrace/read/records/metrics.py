@@ -166,8 +166,12 @@ class _Reading:
         if sample is None:
             self.broken += 1
             return
-        name, labels = sample["name"], dict(_LABEL.findall(sample["labels"] or ""))
+        name, written = sample["name"], sample["labels"] or ""
+        labels = dict(_LABEL.findall(written))
         self.has_v0 |= name in _V0
+        if _LABEL.sub("", written).strip(", "):  # somebody has left out labels, perhaps the engine's
+            self.broken += 1
+            return
         if name == "cache_config_info":
             _take_cache(self._server, labels)
         elif name == "num_requests_waiting_by_reason":

@@ -22,11 +22,13 @@ from schedtrace.read.text_stream import marked_lines
 NAME = "vLLM's console log"
 _OWN_MARKERS = (console_lines.SNAPSHOT_MARKER, OUTPUT_MARKER, *start_lines.MARKERS)
 """Lines that make a file such a log."""
+_STARTED = "Application startup complete"
 _WORKER_WAIT = "No available shared memory broadcast block found in"
 _ALSO = (
     console_lines.ACCEPTANCE_MARKER,
     STATS_MARKER,
     _WORKER_WAIT.encode(),
+    _STARTED.encode(),
     *failure_lines.MARKERS,
 )
 """Lines that belong to it, but occur in other files, too."""
@@ -81,11 +83,16 @@ class _Server:
         self._step: DumpedStep | None = None
         self._latest: EngineLines | None = None
         self._worker_waits = 0
+        self._serves = False
 
     @property
     def is_started(self) -> bool:
         """Whether the start is over: what looks like a start after this is another one."""
-        return bool(self.engines) or self.start.facts.kv_cache_tokens is not None or self.failures.announced
+        return self._has_engine or self.failures.announced
+
+    @property
+    def _has_engine(self) -> bool:
+        return self._serves or bool(self.engines) or self.start.facts.kv_cache_tokens is not None
 
     def take(self, number: int, line: str) -> None:
         """Take what a line says."""
@@ -101,6 +108,8 @@ class _Server:
             self._latest.add_acceptance(acceptance)
         elif _WORKER_WAIT in line:
             self._worker_waits += 1
+        elif _STARTED in line:
+            self._serves = True
         elif not self.start.take(line):
             self.failures.take(number, line)
 
@@ -115,7 +124,7 @@ class _Server:
             start_lines=self.start.lines,
             engines=engines,
             step=self._step,
-            failure=self.failures.failure(),
+            failure=self.failures.failure(has_engine=self._has_engine),
             worker_waits=self._worker_waits,
             notices=notices,
         )
@@ -208,6 +217,27 @@ def is_vllm_log(sample: FileSample) -> bool:
             if snapshot_in(text) or step_in(text) or StartLines().take(text):
                 return True
     return False
+
+
+def has_snapshots(sample: FileSample) -> bool:
+    """Return whether a block has a periodic line, which counts for more than what else is in a file."""
+    marker = console_lines.SNAPSHOT_MARKER
+    return (
+        not sample.is_binary
+        and marker in sample.content
+        and any(
+            snapshot_in(line[: quoted_from(line)]) is not None
+            for line in sample.lines
+            if marker.decode() in line
+        )
+    )
+
+
+def has_broken_snapshots(sample: FileSample) -> bool:
+    """Return whether periodic lines appear once line breaks are taken out: a terminal has wrapped them."""
+    if sample.is_binary or sample.is_json or b"throughput: " not in sample.content:
+        return False
+    return snapshot_in("".join(line[: quoted_from(line)] for line in sample.lines)) is not None
 
 
 READER = RecordReader(

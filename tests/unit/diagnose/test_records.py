@@ -218,6 +218,10 @@ def test_silence_after_an_interval_without_a_token_is_likely_a_stall(record):
     assert "for 110 s" in plain(shown.statements[0].text)
 
 
+def test_a_possible_stall_at_most_snapshots_comes_first(record):
+    assert said(record(every_10_s({"output": 0.0})))[0] == ("no-tokens", "possible", 1, 1)
+
+
 def test_an_idle_interval_without_requests_is_no_stall(record):
     assert "no-tokens" not in {
         code for code, *_ in said(record(every_10_s({}, {"running": 0, "output": 0.0})))

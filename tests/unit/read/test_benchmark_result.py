@@ -77,6 +77,25 @@ def test_aiperf_takes_the_unit_that_stands_there(result):
     ]
 
 
+def test_an_export_of_aiperf_without_its_input(result):
+    shown = result(
+        {
+            "aiperf_version": "0.8.0",
+            "time_to_first_token": {"unit": "ms", "p50": 3.0},
+            "request_count": {"avg": 2.0},
+        }
+    )
+    assert (shown.program, shown.requests) == ("AIPerf", 2)
+    assert shown.latencies == [ClientLatency(metric="ttft", p50_ms=3.0)]
+
+
+def test_guidellm_0_7_has_its_medians_among_the_percentiles(result):
+    latency = {"successful": {"mean": 1.2, "percentiles": {"p50": 1.0, "p99": 3.0}}}
+    run = {"config": {"strategy": {"kind": "concurrent"}}, "metrics": {"request_latency": latency}}
+    shown = result({"metadata": {"guidellm_version": "0.7.0"}, "benchmarks": [run]})
+    assert shown.latencies == [ClientLatency(metric="e2e", mean_ms=1200.0, p50_ms=1000.0, p99_ms=3000.0)]
+
+
 def test_guidellm(result):
     shown = result({"metadata": {}, "benchmarks": [{"type_": "generative_benchmark", **RUN}]})
     assert (shown.program, shown.requests) == ("GuideLLM", 10)
@@ -89,7 +108,7 @@ def test_guidellm(result):
 def test_each_benchmark_of_guidellm_is_a_result(tmp_path):
     rates = (
         {"config": {"strategy": {"type_": "constant", "rate": 5.0}}},
-        {"args": {"strategy": {"type_": "concurrent", "streams": 16}}},
+        {"args": {"strategy": {"kind": "concurrent", "streams": 16}}},
         {},
     )
     path = tmp_path / "x.json"

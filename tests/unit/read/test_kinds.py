@@ -12,6 +12,7 @@ from schedtrace.read.file_sample import first_sample
 from schedtrace.read.kinds import KINDS, kind_of
 from schedtrace.read.records import READERS
 from schedtrace.read.run import find_runs, look_for_runs, read_record, skipped_lines
+from tests.console_logs import periodic
 from tests.makers import manifest, run_folder, step
 
 FILES = Path(__file__).parents[2] / "data" / "files"
@@ -32,6 +33,20 @@ V0_LINE = (
 PY_SPY = (
     "Process 42: python3 -m vllm\nPython v3.12.3 (/usr/bin/python3.12)\n\n"
     'Thread 42 (idle): "MainThread"\n    wait (threading.py:327)\n'
+)
+WRAPPED = "".join(
+    f"2025-10-15T00:02:{second}Z INFO 10-14 17:02:{second} [loggers.py:123] Engine 000: Avg prompt "
+    "throughput: 0.0 tokens/s, Avg generation throughpu\nt: 843.6 tokens/s, Running: 38 reqs, "
+    "Waiting: 0 reqs, GPU KV cache usage: 88.5%\n"
+    for second in (38, 48)
+)
+"""Lines of a console log as a narrow terminal shows them."""
+TRACEBACK = (
+    "WARNING 02-28 20:57:36 _core_ext.py:180] Failed to import from vllm._core_C\n"
+    "Traceback (most recent call last):\n"
+    '  File "/usr/lib/python3.10/site-packages/vllm/__init__.py", line 3, in <module>\n'
+    "    from vllm.engine.arg_utils import EngineArgs\n"
+    "RuntimeError: it does not exist\n"
 )
 SERVE = {
     "date": "20261101-101010",
@@ -102,12 +117,17 @@ def test_a_public_sample_is_recognized(name, kind):
         ),
         ('{"avg_latency": 1.0, "latencies": [1.0], "percentiles": {}}', "a result of vllm bench latency"),
         ('{"input_config": {}, "request_latency": {"unit": "ms", "avg": 1.0}}', "a result of AIPerf"),
+        ('{"schema_version": "1.1", "aiperf_version": "0.8", "request_count": {}}', "a result of AIPerf"),
         (
             '{"metadata": {"x_request_id": "a"}, "metrics": {"ttft": {"value": 1}}}\n' * 2,
             "a result of AIPerf",
         ),
         (
             '{"metadata": {}, "args": {}, "benchmarks": [{"type_": "generative_benchmark"}]}',
+            "a result of GuideLLM",
+        ),
+        (
+            '{"metadata": {"guidellm_version": "0.7"}, "benchmarks": [{"metrics": {}}]}',
             "a result of GuideLLM",
         ),
         (
@@ -126,6 +146,8 @@ def test_a_public_sample_is_recognized(name, kind):
             "(APIServer pid=1) INFO 11-25 12:27:00 [api_server.py:9] Started\n",
             "vLLM's log without iteration lines",
         ),
+        (WRAPPED, "vLLM's console log with broken lines"),
+        (TRACEBACK, "an error of Python in vLLM, without a line of an engine"),
         (b"BZh91AY", "a compressed file"),
         (b"\x1f\x8b\x08\x00", "a compressed file"),
         (
@@ -274,3 +296,16 @@ def test_only_analyze_reads_a_record_without_steps(cli):
     code, out, err = cli("step", FILES / "12-console-v1.log", "0")
     assert (code, out) == (3, "")
     assert "looks like vLLM's console log: it has no steps, only schedtrace analyze reads it" in err
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "============ Serving Benchmark Result ============\nSuccessful requests: 5\n",
+        PY_SPY,
+        "[TP0] Decode batch. #running-req: 8\n",
+    ],
+    ids=["printed benchmark", "py-spy", "SGLang"],
+)
+def test_periodic_lines_count_for_more_than_what_is_not_read(file, other):
+    assert name_of(file("x", other + periodic() + "\n")) == "vLLM's console log"

@@ -76,6 +76,13 @@ def test_engines_of_several_servers_are_apart():
     ]
 
 
+def test_a_line_with_labels_left_out_is_not_understood():
+    elided = 'vllm:num_requests_waiting_by_reason{...,reason="capacity"} 6.0'
+    [dump] = parsed_metrics("x", [RUNNING, elided])
+    assert dump.broken == 1
+    assert [set(engine.values) for engine in dump.engines] == [{"num_requests_running"}]
+
+
 def test_metrics_without_labels_are_of_the_only_engine():
     assert values("vllm:num_requests_running 2", "vllm:num_requests_waiting 1") == {
         "num_requests_running": 2.0,

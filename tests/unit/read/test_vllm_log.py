@@ -338,6 +338,43 @@ def test_a_shutdown_that_was_asked_for_is_no_failure(logs):
     assert log.failure is not None
 
 
+BEFORE_THE_ENGINE = (
+    "(APIServer pid=1) Traceback (most recent call last):\n"
+    '(APIServer pid=1)   File "/usr/bin/vllm", line 8, in <module>\n'
+    "(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+    "(APIServer pid=1)   Value error, User-specified max_model_len (9999) is greater than 4096\n"
+)
+"""The end of a log whose server failed before it started an engine, in the front end's own words."""
+
+
+def test_a_start_that_fails_before_there_is_an_engine(logs):
+    version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
+    [log] = logs(version + BEFORE_THE_ENGINE)
+    assert log.failure == Failure(
+        stage="start",
+        reason="pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig: "
+        "Value error, User-specified max_model_len (9999) is greater than 4096",
+        line=4,
+        worker_died=None,
+    )
+
+
+@pytest.mark.parametrize(
+    "later",
+    [START, every_10_s({}), "(APIServer pid=1) INFO:     Application startup complete.\n"],
+    ids=["cache", "periodic lines", "front end"],
+)
+def test_a_traceback_of_a_server_that_started_is_no_failure(logs, later):
+    version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
+    assert [log.failure for log in logs(version + BEFORE_THE_ENGINE + later)] == [None]
+
+
+def test_a_logged_traceback_is_no_failure(logs):
+    version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
+    logged = message("ERROR", "Traceback (most recent call last):") + message("ERROR", "ValueError: no such")
+    assert [log.failure for log in logs(version + logged)] == [None]
+
+
 def test_errors_without_a_failure_are_none(logs):
     [log] = logs(message("ERROR", "ValueError: a client's mistake") + every_10_s({}))
     assert log.failure is None
