@@ -37,7 +37,7 @@ from schedtrace.record.capture import (
 from schedtrace.record.live.queue_copy import PresentRequests, present_entry
 from schedtrace.record.marks.exit_lines import to_lines
 from schedtrace.record.marks.exits import Event
-from schedtrace.record.metrics.tally import Tally
+from schedtrace.record.metrics.tally import OutputTimes, Tally
 from schedtrace.record.request_lives import RequestLives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 from schedtrace.record.verdict_facts import FIELDS
@@ -247,13 +247,17 @@ class Assembler:
 
     def _write_facts_ids(self, step: Step) -> None:
         """Replace the ids in the facts other than decisions."""
-        for preemption in step.preempted:
-            if preemption.for_request_id is not None:
-                preemption.for_request_id = self._ids[preemption.for_request_id]
+        self._write_preemptors(step.preempted)
         self._ids.replace_ids(step.admitted, step.kv_loads, step.grammars, step.refusals, step.set_aside)
         for refusal in step.refusals:
             refusal.holders = self._ids.written_ids(refusal.holders)
             refusal.finished_holders = self._ids.written_ids(refusal.finished_holders)
+
+    def _write_preemptors(self, preempted: Sequence[Preemption]) -> None:
+        """Replace the ids of the requests for which others were preempted."""
+        for preemption in preempted:
+            if preemption.for_request_id is not None:
+                preemption.for_request_id = self._ids[preemption.for_request_id]
 
     def _line(self, capture: Capture, step: Step, changes: RowChanges | None) -> Step | dict[str, Any]:
         """Return a delta, unless a full line is due or ``RowChanges`` cannot express the changes."""
@@ -344,19 +348,17 @@ class Assembler:
         tokens = self._lives.got_tokens(result, capture.ids, back_us)
         if capture.rows is not None and capture.rows.drafts:
             self._lives.got_drafts(result, capture.rows.drafts)
+        return Output(output_tokens=tokens, **self._output_times(capture, result)._asdict())
+
+    def _output_times(self, capture: Capture, result: Result) -> OutputTimes:
+        """Return the times of a step's output."""
         execute_after_us = execute_us = None  # not known
         if result.execution is not None:
             _, began_ns, ended_ns = result.execution
             execute_after_us = (began_ns - capture.start_ns) // 1000
             execute_us = (ended_ns - began_ns) // 1000
-        return Output(
-            step=capture.step,
-            output_us=back_us,
-            update_us=(result.done_ns - result.back_ns) // 1000,
-            output_tokens=tokens,
-            execute_after_us=execute_after_us,
-            execute_us=execute_us,
-        )
+        update_us = (result.done_ns - result.back_ns) // 1000
+        return OutputTimes(capture.step, self._us(result.back_ns), update_us, execute_after_us, execute_us)
 
     def events_line(self, side_events: SideEvents, at_us: int) -> Events:
         """Return the line of events that do not belong to a step."""

@@ -309,7 +309,7 @@ class SteadySteps:
             and not output.scheduled_new_reqs
             and not output.scheduled_spec_decode_tokens
             and list(output.num_scheduled_tokens.values()) == self._ones
-            and not _resumed(cached)
+            and not resumed_ids(cached)
         ):
             expected, self._computed = self._computed + self._one_each, self._packed(computed)
             if self._computed == expected:
@@ -322,7 +322,7 @@ class SteadySteps:
             ids=ids,
             computed=computed,
             scheduled=output.num_scheduled_tokens,
-            resumed=_resumed(cached),
+            resumed=resumed_ids(cached),
             new=new,
             drafts=dict(zip(drafts, map(len, drafts.values()), strict=True)) if drafts else {},
         )
@@ -355,7 +355,7 @@ class SteadySteps:
         self._computed = self._packed(computed)
 
 
-def _resumed(cached: Any) -> Collection[str]:
+def resumed_ids(cached: Any) -> Collection[str]:
     """Return the ids of resumed requests; up to vLLM 0.11.0 each request has a flag instead."""
     ids: Collection[str] | None = getattr(cached, "resumed_req_ids", None)
     return set(compress(cached.req_ids, cached.resumed_from_preemption)) if ids is None else ids

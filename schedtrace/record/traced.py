@@ -12,11 +12,14 @@ from typing import Any
 
 from schedtrace.model.printable import error_text
 from schedtrace.record import settings, switches
+from schedtrace.record.assemble import Assembler
 from schedtrace.record.clocks import read_anchor
 from schedtrace.record.disguise import PLAIN, RECORDERS, disguises
 from schedtrace.record.header import make_header
 from schedtrace.record.log import logger
 from schedtrace.record.marks.instrument import Instrumented, instrument
+from schedtrace.record.metrics.counted_steps import StepCounter
+from schedtrace.record.metrics.counting_recorder import CountingRecorder, can_count
 from schedtrace.record.old_runs import remove_old_runs
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import Settings, from_environment
@@ -296,9 +299,14 @@ def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attache
     """
     anchor = read_anchor()
     header = make_header(scheduler, traced, chosen, anchor, attached=attached)
-    writer = Writer(chosen, header, anchor.ns)
+    counts = not chosen.keeps_lines and can_count(scheduler, traced)
+    writer = Writer(chosen, header, anchor.ns, StepCounter if counts else Assembler)
     try:
-        recorder = Recorder(scheduler, traced, writer, full_lines=chosen.lines == "full")
+        recorder = (
+            CountingRecorder(scheduler, traced, writer)
+            if counts
+            else Recorder(scheduler, traced, writer, full_lines=chosen.lines == "full")
+        )
     except Exception:
         writer.close()
         raise

@@ -77,12 +77,15 @@ class Writer:
         chosen: Settings of the recording.
         header: First line of the trace.
         anchor_ns: Monotonic clock at which the trace's time is 0.
+        assembler: Class of the assembler of lines.
 
     Raises:
         OSError: If the run folder or the file cannot be created.
     """
 
-    def __init__(self, chosen: Settings, header: Header, anchor_ns: int) -> None:
+    def __init__(
+        self, chosen: Settings, header: Header, anchor_ns: int, assembler: type[Assembler] = Assembler
+    ) -> None:
         self.working = True
         self._stopped: tuple[str, int, int] | None = None
         """Reason why recording stopped without a request to stop, its time, and the next step's number."""
@@ -101,7 +104,7 @@ class Writer:
         self._anchor_ns = anchor_ns
         self.hash_ids = chosen.hash_ids
         self._wall_anchor_us = header.wall_anchor_us
-        self._assembler = Assembler(
+        self._assembler = assembler(
             anchor_ns,
             trial_ids=chosen.trial_ids,
             hash_ids=chosen.hash_ids,

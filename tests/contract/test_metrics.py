@@ -2,6 +2,7 @@
 
 import time
 from copy import deepcopy
+from pathlib import Path
 from types import SimpleNamespace
 
 import polars as pl
@@ -12,8 +13,11 @@ pytest.importorskip("vllm")
 from schedtrace.read.run import read_run
 from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.live.attachment import Attachment
+from schedtrace.record.metrics.counting_recorder import CountingRecorder
 from schedtrace.record.metrics.tally import Tally, priority_class
-from schedtrace.record.traced import traced_class
+from schedtrace.record.queues import policy
+from schedtrace.record.settings import Settings
+from schedtrace.record.traced import prepared_recorder, traced_class
 from schedtrace.simulate import Driver
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import make_timeline
@@ -67,18 +71,54 @@ class Meter:
 
 
 def counted(name, seed=1):
-    """The totals of a load, and the timeline of its trace."""
+    """The totals of a load as recorded and as counted alone, and the timeline of its trace."""
     family = FAMILIES[name]
     engine = Driver(traced_class, **family.engine)
     writer = RECORDERS.get(engine.scheduler).writer
     meter = Meter(by_priority=engine.config.scheduler_config.policy == "priority")
     writer.measuring.meter = meter
+    alone = count_beside(engine.scheduler)
     play(engine, make_script(family, seed))
     RECORDERS.get(engine.scheduler).close()
     trace, *_ = read_run(writer.path.parent).traces
     timeline = make_timeline(trace, None)
-    meter.tally.advance_to(timeline.end_us)
-    return meter.tally, timeline
+    for tally in (meter.tally, alone.tally):
+        tally.advance_to(timeline.end_us)
+    return meter.tally, alone.tally, timeline
+
+
+HOOKS = [
+    "schedule_begins", "schedule_ended", "schedule_raised", "output_came_back", "request_arrives",
+    "request_preempted", "request_was_preempted", "request_freed", "control", "beside", "close",
+]  # fmt: skip
+
+
+def count_beside(scheduler):
+    """Count for metrics alone beside the recording of a scheduler, with the same times; return the meter."""
+    recorder = RECORDERS.get(scheduler)
+    chosen = Settings(Path(), trial_ids=False, hash_ids=recorder.writer.hash_ids, keeps_lines=False)
+    alone = prepared_recorder(scheduler, type(scheduler), chosen)
+    assert type(alone) is CountingRecorder
+    alone.writer._anchor_ns = alone.writer._assembler._anchor_ns = recorder.writer._anchor_ns
+    alone.writer.measuring.meter = meter = Meter(by_priority=policy(scheduler) == "priority")
+    now_ns = 0
+    alone.clock = recorder.clock = lambda: now_ns
+
+    def both(name):
+        recorded, counted = getattr(recorder, name), getattr(alone, name)
+
+        def call(*args, **options):
+            nonlocal now_ns
+            now_ns = time.monotonic_ns()
+            alone.events = recorder.events
+            recorded(*args, **options)
+            counted(*args, **options)
+
+        return call
+
+    for name in HOOKS:
+        setattr(recorder, name, both(name))
+    return meter
 
 
 def sums(timeline, until_us, step):
@@ -150,20 +190,21 @@ def same(tally, timeline, until_us, step):
 @pytest.mark.parametrize("name", LOADS)
 @pytest.mark.usefixtures("recording")
 def test_totals_equal_the_sums_of_the_trace_at_ten_points_and_at_the_end(name):
-    tally, timeline = counted(name)
+    *tallies, timeline = counted(name)
     starts = dict(timeline.steps.select("step", "start_us").iter_rows())
-    assert len(tally.copies) >= POINTS
-    for step, copy in list(tally.copies.items())[:: len(tally.copies) // POINTS]:
-        same(copy, timeline, starts[step], step)
-    same(tally, timeline, timeline.end_us, len(starts))
     states = timeline.tables.engine_states
     us = (pl.col("end_us") - pl.col("begin_us")).sum()
     engine = dict(states.group_by("state").agg(us).iter_rows())
-    assert tally.busy.device_us == engine.get("device", 0)
-    assert tally.busy.idle_us(tally.clock_us) == engine.get("idle", 0)
-    assert tally.busy.host_us(tally.clock_us) == sum(
-        us for state, us in engine.items() if state not in {"device", "idle"}
-    )
+    for tally in tallies:
+        assert len(tally.copies) >= POINTS
+        for step, copy in list(tally.copies.items())[:: len(tally.copies) // POINTS]:
+            same(copy, timeline, starts[step], step)
+        same(tally, timeline, timeline.end_us, len(starts))
+        assert tally.busy.device_us == engine.get("device", 0)
+        assert tally.busy.idle_us(tally.clock_us) == engine.get("idle", 0)
+        assert tally.busy.host_us(tally.clock_us) == sum(
+            us for state, us in engine.items() if state not in {"device", "idle"}
+        )
 
 
 class Now:

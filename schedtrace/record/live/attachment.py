@@ -215,10 +215,10 @@ class Attachment:
     def _begin_metrics(self, meter: Meter) -> float:
         """Record for the receiver, unless a recording is active that can; return the hold-up in us."""
         recorder = RECORDERS.get(self._engine.scheduler)
-        if recorder is not None and recorder.active:
+        if recorder is not None and recorder.active and (self._metrics is None or meter is self._meter):
             recorder.writer.measuring.meter = meter
             return 0.0
-        self._end_metrics()  # it has given up
+        self._end_metrics()  # it has given up, or counts for another receiver
         chosen = Settings(Path(), trial_ids=False, hash_ids=hides_ids(), keeps_lines=False)
         swap = ClassSwap(self._engine, self._between_steps, chosen)
         swap.recorder.writer.measuring.meter = meter

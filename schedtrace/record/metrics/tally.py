@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
 from schedtrace.model.trace import Arrival, Events, Exit, Finish, Output, Preemption, Present, Step
+from schedtrace.model.trace_facts import SetAside
 
 NEXT_STEP = "next_step"
 """Cause of waiting for the first step that can see the request; no step has refused it yet."""
@@ -208,6 +209,36 @@ class BusyTime:
         return idle_us + max(0, until_us - at_us)
 
 
+class CountedStep(NamedTuple):
+    """What totals need of a step that no trace has; fields mean what they mean in ``Step``."""
+
+    step: int
+    start_us: int
+    schedule_us: int
+    token_budget: int
+    remaining_budget: int
+    total_requests: int
+    num_waiting_after: int
+    decode_tokens: int
+    recomputed_tokens: int
+    exits: Sequence[Exit]
+    preempted: Sequence[Preemption]
+    arrived: Sequence[Arrival]
+    finished: Sequence[Finish]
+    dummy_us: int
+    set_aside: Sequence[SetAside] = ()
+
+
+class OutputTimes(NamedTuple):
+    """Times of a step's output; fields mean what they mean in ``Output``."""
+
+    step: int
+    output_us: int
+    update_us: int
+    execute_after_us: int | None
+    execute_us: int | None
+
+
 @dataclass(slots=True)
 class _Unscheduled:
     """A running request that the latest step gave nothing."""
@@ -240,8 +271,6 @@ class Tally:
         """Tokens of the budget that steps left, by the cause that ended their waiting loop."""
         self.dropped_steps = 0
         self.steps = 0
-        self.kv_blocks: tuple[int, int] | None = None
-        """Free KV blocks and all blocks after the latest step; None if not known."""
         self.clock_us = 0
         """Moment up to which the totals are complete."""
         self._next: dict[str, int] = {}
@@ -313,7 +342,7 @@ class Tally:
 
     def note_step(
         self,
-        step: Step,
+        step: Step | CountedStep,
         *,
         admitted: Iterable[str],
         left: Iterable[tuple[str, str]] = (),
@@ -350,10 +379,10 @@ class Tally:
         self._over_us = done_us
         if step.total_requests:
             self._done[step.step] = (done_us, start_us)
-        if step.output_us is not None:
+        if isinstance(step, Step):
             self._output(step)
 
-    def note_output(self, output: Output) -> None:
+    def note_output(self, output: Output | OutputTimes) -> None:
         """Add the output of a step whose line came before it."""
         self._output(output)
 
@@ -391,7 +420,7 @@ class Tally:
                 levels.clock_us = us
         self.clock_us, self._step_us = us, None
 
-    def _come_and_go(self, line: Step | Events) -> None:
+    def _come_and_go(self, line: Step | CountedStep | Events) -> None:
         """Add the arrivals and departures since the last line, in order of time."""
         arrivals = [arrival for arrival in line.arrived if not arrival.streaming_update]
         moments: list[tuple[int, int, Arrival | Finish]]
@@ -464,7 +493,7 @@ class Tally:
     def _cause(self, request_id: str) -> str:
         return self._causes.skipped.get(request_id, self._causes.queue)
 
-    def _change_places(self, step: Step, gone: Container[str], admitted: Iterable[str]) -> None:
+    def _change_places(self, step: Step | CountedStep, gone: Container[str], admitted: Iterable[str]) -> None:
         """Move requests between the queue and the running list, at the start of the step."""
         at_us = step.start_us
         for request_id, priority in self._next.items():
@@ -485,7 +514,7 @@ class Tally:
             if request_id in self._queued:
                 self._run(request_id, self._leave(request_id, at_us), at_us)
 
-    def _note_causes(self, step: Step) -> None:
+    def _note_causes(self, step: Step | CountedStep) -> None:
         """Take the causes of this step for those who wait after it."""
         is_empty = not step.num_waiting_after
         if step.exits is not self._exits or is_empty != self._is_empty:
@@ -524,16 +553,14 @@ class Tally:
         self.stalled_us[cause] += stalled_us - waits.counted_us
         waits.counted_us = stalled_us
 
-    def _note_tokens(self, step: Step) -> None:
+    def _note_tokens(self, step: Step | CountedStep) -> None:
         used = step.token_budget - step.remaining_budget
         self.tokens["decode"] += step.decode_tokens
         self.tokens["recompute"] += step.recomputed_tokens
         self.tokens["prefill"] += used - step.decode_tokens - step.recomputed_tokens
         self.unused_tokens[self._causes.waiting] += step.remaining_budget
-        if step.kv_blocks_total is not None and step.kv_blocks_free_after is not None:
-            self.kv_blocks = step.kv_blocks_free_after, step.kv_blocks_total
 
-    def _output(self, back: Step | Output) -> None:
+    def _output(self, back: Step | Output | OutputTimes) -> None:
         """Add the device's time of a step, and that of its update."""
         if back.output_us is None:
             return

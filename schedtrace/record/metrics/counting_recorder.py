@@ -1,0 +1,175 @@
+"""Recorder for metrics alone: on the path of a step it counts, and looks at no request that merely decodes.
+
+It serves vLLM's own schedulers whose exits are marked, without a KV or encoder-cache connector. Their
+requests are in the running list or in the queue, and lose computed tokens only to preemptions and refused
+drafts. All other schedulers are recorded as for a trace, whose lines are added up.
+"""
+
+from typing import Any
+
+from schedtrace.model.trace import Finish
+from schedtrace.record.capture import Result, resumed_ids
+from schedtrace.record.live.queue_copy import QueueCopy
+from schedtrace.record.marks.exit_lines import ended_loops
+from schedtrace.record.metrics.counted_steps import StepCounts
+from schedtrace.record.recorder import MOST_IN_FLIGHT, Recorder
+from schedtrace.record.verdict_facts import SchedulerFacts
+from schedtrace.record.vllms_own import is_own_class
+from schedtrace.record.worker_hooks import execution_of
+from schedtrace.record.writer import Writer
+
+
+def can_count(scheduler: Any, traced: type) -> bool:
+    """Return whether this recorder's totals are exact for a scheduler, whose traced class is given."""
+    connectors = (getattr(scheduler, name, None) for name in ("connector", "ec_connector"))
+    marked: Any = getattr(traced, "_schedtrace_instrumented", None)
+    return (
+        is_own_class(traced)
+        and bool(marked and marked.classes)
+        and not any(connector is not None for connector in connectors)
+    )
+
+
+class NoFacts(SchedulerFacts):
+    """Facts other than decisions, none of which totals need; times of inputs are forgotten."""
+
+    def arrival_fields(self, request: Any) -> dict[str, Any]:
+        """Return no fields."""
+        self.inputs.input_times(request.request_id)
+        return {}
+
+    def add_finish_facts(self, finish: Finish) -> None:
+        """Add nothing."""
+        self.inputs.abort_us(finish.request_id)
+
+    def head_refused(self, scheduler: Any, request: Any, arguments: Any) -> None:
+        """Note nothing."""
+
+
+class CountingRecorder(Recorder):
+    """Recording of one engine for its totals; all methods run on the scheduler's thread."""
+
+    def __init__(self, scheduler: Any, traced: type, writer: Writer) -> None:
+        super().__init__(scheduler, traced, writer)
+        self.facts = NoFacts(scheduler, writer.since_anchor)
+        self._prefilling: set[str] = set()
+        """Running requests that may have tokens to prefill or to recompute."""
+        self._lost: dict[str, int] = {}
+        """Computed tokens that preempted requests had lost, at most."""
+        self._dropped = False
+        """Whether the latest step was dropped."""
+
+    def note_present(self, queue_copy: QueueCopy) -> None:
+        """Note the requests present when recording began, before the first step."""
+        self._prefilling = {request.request_id for request in queue_copy.running}
+        super().note_present(queue_copy)
+
+    def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:  # noqa: ARG002  # in no total
+        """Note the time, and what happened since the call before."""
+        try:
+            call = self._call = StepCounts()
+            call.side_events = self.writer.take_events()
+            call.step = self._steps
+            self._steps += 1
+            if self._expects_inference:
+                self._inference.begin(scheduler, len(scheduler.running), self.num_waiting(scheduler))
+            self.events = []
+            self.in_schedule = True
+            call.start_ns = self.clock()
+        except Exception as error:
+            self._fail("before schedule()", error)
+
+    def schedule_ended(self, scheduler: Any, output: Any) -> None:
+        """Count what the call decided."""
+        end_ns = self.clock()
+        try:
+            events = self._end_call()
+            if events is None:
+                return
+            call: Any = self._call
+            call.end_ns = end_ns
+            if events != self._events:
+                self._events, self._ended_waiting = events, "waiting" in ended_loops(events)
+                call.events = events
+            call.token_budget = scheduler.max_num_scheduled_tokens
+            call.waiting_after = waiting = self.num_waiting(scheduler)
+            self.queued = waiting > 0
+            self._count(scheduler, output, call)
+            if self._preempted:
+                call.preempted, self._preempted = self._preempted, []
+            if not self._ended_waiting:
+                self._infer(scheduler, output, call, events)
+            self._dropped = not self.writer.put_step(call)
+            self._in_flight[id(output)] = (call, 0)
+            if len(self._in_flight) > MOST_IN_FLIGHT:
+                del self._in_flight[next(iter(self._in_flight))]
+            if not self.writer.working:
+                self.active = False
+        except Exception as error:
+            self._fail("after schedule()", error)
+
+    def _count(self, scheduler: Any, output: Any, call: StepCounts) -> None:
+        """Count the tokens, and note the requests whose place the step changed."""
+        scheduled = output.num_scheduled_tokens
+        call.requests = number = len(scheduled)
+        call.tokens = call.decode = output.total_num_scheduled_tokens
+        new, resumed = output.scheduled_new_reqs, resumed_ids(output.scheduled_cached_reqs)
+        if new or resumed:
+            call.admitted = [*(request.req_id for request in new), *resumed]
+            self._prefilling.update(call.admitted)
+        if self._prefilling:
+            self._count_prefill(scheduler.requests, scheduled, call)
+        if len(scheduler.running) != number:
+            names = [request.request_id for request in scheduler.running]
+            call.idle = [name for name in names if name not in scheduled]
+        if self._dropped:
+            call.ran = [name for name in scheduled if name not in call.admitted]
+
+    def _count_prefill(self, requests: Any, scheduled: dict[str, int], call: StepCounts) -> None:
+        """Take tokens that are prefill or recomputed out of the decodes, and forget who only decodes."""
+        for name in tuple(self._prefilling):
+            tokens = scheduled.get(name)
+            if tokens is None:
+                continue
+            end = requests[name].num_computed_tokens
+            start, prompt, lost = end - tokens, requests[name].num_prompt_tokens, self._lost.get(name, 0)
+            if start >= prompt and start >= lost:
+                self._prefilling.discard(name)
+                continue
+            call.recomputed += max(0, min(end, lost) - start)
+            call.decode -= tokens - max(0, end - max(prompt, lost))
+
+    def output_came_back(
+        self,
+        output: Any,
+        sampled: Any,
+        back_ns: int,
+        left: int,  # noqa: ARG002  # in no total
+        outputs: Any,  # noqa: ARG002  # in no total
+    ) -> None:
+        """Note the times of a step's output."""
+        try:
+            done_ns = self.clock()
+            call, _ = self._in_flight.pop(id(output), (None, 0))
+            if call is not None:
+                call.result = Result(back_ns, done_ns, ([], None), execution_of(sampled))
+        except Exception as error:
+            self._fail("in update_from_output()", error)
+
+    def request_arrives(self, scheduler: Any, request: Any) -> None:
+        """Note a request before it enters the queue."""
+        self.queued = True
+        super().request_arrives(scheduler, request)
+
+    def request_preempted(self, scheduler: Any, request: Any) -> None:
+        """Note a victim before its counters are reset, and what it loses."""
+        super().request_preempted(scheduler, request)
+        if self._preempted:
+            victim = self._preempted[-1][0]
+            self._prefilling.discard(victim.request_id)
+            self._lost[victim.request_id] = max(self._lost.get(victim.request_id, 0), victim.lost_tokens)
+
+    def _note_finish(self, request: Any, status: str) -> None:
+        self._prefilling.discard(request.request_id)
+        self._lost.pop(request.request_id, None)
+        super()._note_finish(request, status)
