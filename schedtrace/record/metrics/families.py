@@ -18,6 +18,10 @@ MORE = "more"
 US = 1e6
 ENGINE_LABELS = ("model_name", "engine")
 """Labels of every series, named as vLLM names its own."""
+_UNITS = {"seconds": "s", "stalled": "", "cause": ""}
+"""Units by the last word of a metric's name; any other word is what is counted. A collector would add
+``_ratio`` to the name of a metric whose unit is ``1``.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,17 @@ class Family:
     def full_name(self) -> str:
         """Name as it is exposed."""
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+    @property
+    def otlp_name(self) -> str:
+        """Name by OTLP, from which a collector makes the exposed name again."""
+        return self.full_name.removesuffix("_total")
+
+    @property
+    def unit(self) -> str:
+        """Unit in the notation of OpenTelemetry (UCUM), which the name's last word states."""
+        word = self.name.rpartition("_")[2]
+        return _UNITS.get(word, f"{{{word.removesuffix('s')}}}")
 
     @property
     def labels(self) -> tuple[str, ...]:
