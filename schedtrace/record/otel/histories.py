@@ -391,14 +391,14 @@ class Histories:
     def _advance(self, step: Step, rows: Rows | None) -> None:
         """Note the requests that compute, or have computed, their next token in this step."""
         for raw_id, history in list(self._reached.items()):
-            if rows is not None and raw_id not in rows.scheduled:
+            if raw_id in self._unscheduled or (rows is not None and raw_id not in rows.scheduled):
                 continue
             del self._reached[raw_id]
             if (admission := history.admission) is not None and not admission.decodes:
                 admission.decodes = True
                 history.marks.append(_Run(admission, step.step, step.start_us, decodes=True))
         for raw_id, history in list(self._computing.items()):
-            if (admission := history.admission) is None:
+            if (admission := history.admission) is None or raw_id in self._unscheduled:
                 continue
             admission.missing_tokens -= 1 if rows is None else rows.scheduled.get(raw_id, 0)
             if admission.missing_tokens <= 0:
