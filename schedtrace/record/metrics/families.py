@@ -6,7 +6,7 @@ schedtrace defines. An engine has at most ``MOST_SERIES`` series; a cause beyond
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from schedtrace.model.causes import CAUSES
 from schedtrace.record.metrics.tally import NEXT_STEP, OTHER, Tally
@@ -99,6 +99,11 @@ UNUSED = Family(
 )
 STEPS = Family("steps", "counter", "Calls of schedule().")
 DROPPED = Family("dropped_steps", "counter", "Steps that are in no total, because the recorder was behind.")
+LOST_SPANS = Family(
+    "lost_request_spans",
+    "counter",
+    "Sampled requests whose spans were dropped or not taken by the collector; only while spans are made.",
+)
 DEVICE = Family("device_seconds", "counter", "Time in which the device executed batches.")
 HOST = Family("host_seconds", "counter", "Time with requests in which the device did not execute.")
 IDLE = Family("idle_seconds", "counter", "Time in which no request was present and nothing was under way.")
@@ -126,8 +131,8 @@ LEADING = Family(
     "leading_cause", "gauge", "Whether most waiting of the last minute was for this cause (0 or 1).", *_CAUSE
 )
 FAMILIES = (
-    WAIT, STALL, HELD, CLASS_WAIT, REFUSALS, PREEMPTIONS, TOKENS, UNUSED, STEPS, DROPPED, DEVICE, HOST, IDLE,
-    WAITING, KV_BLOCKS, STALLED, PROGRESS, LEADING,
+    WAIT, STALL, HELD, CLASS_WAIT, REFUSALS, PREEMPTIONS, TOKENS, UNUSED, STEPS, DROPPED, LOST_SPANS, DEVICE,
+    HOST, IDLE, WAITING, KV_BLOCKS, STALLED, PROGRESS, LEADING,
 )  # fmt: skip
 _BY_CAUSE = [family for family in FAMILIES if family.label == "cause"]
 _FIXED = sum(len(family.values or ("",)) for family in FAMILIES if family not in _BY_CAUSE)
@@ -165,6 +170,15 @@ def series_totals(tally: Tally) -> Iterator[tuple[Family, str, float]]:
     yield IDLE, "", tally.busy.idle_us(tally.clock_us) / US
 
 
+class Exemplar(NamedTuple):
+    """Request that is an example of what a counter has counted."""
+
+    trace_id: str
+    value: float
+    """What the request added, in the counter's unit."""
+    unix_s: float
+
+
 class Sink(Protocol):
     """Place where series appear."""
 
@@ -186,6 +200,8 @@ class Series:
     sinks: list[Sink]
     values: dict[tuple[Family, str], float] = field(default_factory=dict)
     """Value of each series, by family and label (empty without a label)."""
+    exemplars: dict[tuple[Family, str], Exemplar] = field(default_factory=dict)
+    """Latest request with exported spans that added to a counter."""
     _highest: dict[tuple[Family, str], float] = field(default_factory=dict)
     """Value of each counter by its own label, before labels are put together."""
 
