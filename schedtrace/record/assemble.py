@@ -38,6 +38,7 @@ from schedtrace.record.live.queue_copy import PresentRequests, present_entry
 from schedtrace.record.marks.exit_lines import to_lines
 from schedtrace.record.marks.exits import Event
 from schedtrace.record.metrics.tally import OutputTimes, Tally
+from schedtrace.record.otel.histories import Histories
 from schedtrace.record.request_lives import RequestLives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 from schedtrace.record.verdict_facts import FIELDS
@@ -155,6 +156,8 @@ class Assembler:
         self.progress = TraceProgress()
         self.tally: Tally | None = None
         """Totals to which each line is added; None if nobody asked for metrics."""
+        self.histories: Histories | None = None
+        """Histories of requests, made of the lines; None if nobody asked for spans."""
 
     @property
     def line_exits(self) -> list[Exit]:
@@ -204,6 +207,8 @@ class Assembler:
         self.write_ids(step.arrived, step.finished, step.preempted)
         if self.tally is not None:
             self._add_to(self.tally, step, capture.rows)
+            if self.histories is not None:
+                self.histories.note_step(step, self.tally.causes, capture.rows, self._rows)
         return line
 
     def _add_to(self, tally: Tally, step: Step, rows: Rows | None) -> None:
@@ -222,6 +227,12 @@ class Assembler:
         if tally is not None:
             there = list(self._present_now())
             tally.begin_with(self.progress.latest_us, there, scheduled=frozenset(self._rows.ids))
+
+    def follow_with(self, histories: Histories | None, wall_anchor_us: int) -> None:
+        """Add the next lines to these histories, which begin with requests that arrive from now on."""
+        self.histories = histories
+        if histories is not None:
+            histories.begin_recording(wall_anchor_us, self._ids.__getitem__)
 
     def _follow_rows(self, capture: Capture, start_us: int) -> RowChanges | None:
         """Advance to the requests of the next step; return the changes if ``RowChanges`` can express them."""
@@ -298,6 +309,8 @@ class Assembler:
         if self.tally is not None:
             lost = [self._ids[preemption.request_id] for preemption, _ in dropped.preempted]
             self.tally.note_events(line, preempted=lost)
+        if self.histories is not None:
+            self.histories.note_events(line)
         return line
 
     def present_line(self, present_requests: PresentRequests, wall_anchor_us: int) -> Events:
@@ -340,6 +353,8 @@ class Assembler:
         line = self._output(capture, result)
         if self.tally is not None:
             self.tally.note_output(line)
+        if self.histories is not None:
+            self.histories.note_output(line)
         return line
 
     def _output(self, capture: Capture, result: Result) -> Output:
@@ -374,6 +389,8 @@ class Assembler:
         )
         if self.tally is not None:
             self.tally.note_events(line)
+        if self.histories is not None:
+            self.histories.note_events(line)
         return line
 
     def note_events(self, side_events: SideEvents) -> tuple[list[Arrival], list[Finish]]:

@@ -4,7 +4,7 @@ The user may not have asked for a recording. So this imports very little, touche
 nothing (``docs/recording.md``, "Installed but idle").
 """
 
-from schedtrace.record.switches import SWITCH, NotUnderstoodError, enabled, is_on
+from schedtrace.record.switches import METRICS, SWITCH, NotUnderstoodError, enabled, environment_value, is_on
 
 
 def register() -> None:
@@ -22,6 +22,10 @@ def register() -> None:
             from schedtrace.record.scheduler_choice import record_from_the_start
 
             record_from_the_start()
+        if "spans=" in environment_value(METRICS):
+            from schedtrace.record.otel.parents import choose_span_ids
+
+            choose_span_ids()
     except Exception as error:
         _say(error)
 

@@ -238,6 +238,7 @@ class Recorder:
                 streaming_update=update,
                 **self._arrival_facts(request, update=update),
             )
+            self.writer.measuring.keep_trace_context(request)
             self.writer.arrived.append(arrival)
         except Exception as error:
             self._fail("in add_request()", error)

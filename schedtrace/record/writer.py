@@ -124,7 +124,7 @@ class Writer:
         self._dropped = 0
         self._last_events_ns = anchor_ns
         self._closing = threading.Event()
-        self.measuring = Measuring(self._assembler)
+        self.measuring = Measuring(self._assembler, header.wall_anchor_us)
         self._output, self.flight = _output(chosen, header)
         self.path = self._output.path
         self._header = header

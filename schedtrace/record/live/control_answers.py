@@ -277,10 +277,12 @@ class _Engine:
         """
         from schedtrace.record.metrics.engine_meter import EngineMeter, address
         from schedtrace.record.metrics.sinks import engine_labels
+        from schedtrace.record.otel.sampling import choice
 
         try:
-            asked = address(wanted)
-            if asked is None:
+            chosen = choice(wanted)
+            asked = address(chosen.address)
+            if asked is None and not chosen.is_sent:
                 held_us = self._attachment.measure(None)
                 self._measures = False
                 if self._metrics is not None:
@@ -296,7 +298,9 @@ class _Engine:
                     facts=self._facts,
                     health=lambda: self._status().health,
                 )
-            self._metrics.serve(asked, rank)
+            self._metrics.send(chosen)
+            if asked is not None:
+                self._metrics.serve(asked, rank)
             held_us = self._attachment.measure(self._metrics)
         except (NotUnderstoodError, OSError, ImportError) as error:
             raise RefusedError(str(error)) from error

@@ -13,15 +13,24 @@ from schedtrace.record.metrics import families
 from schedtrace.record.metrics.families import Family, Series, known_cause, series_totals
 from schedtrace.record.metrics.measuring import EngineFacts
 from schedtrace.record.metrics.serving import MetricsServer
-from schedtrace.record.metrics.sinks import OwnCollector, SharedFiles, in_vllms_metrics
+from schedtrace.record.metrics.sinks import (
+    OwnCollector,
+    in_ray_actor,
+    in_vllms_metrics,
+    ray_metrics,
+    shared_files,
+)
 from schedtrace.record.metrics.tally import NEXT_STEP, Tally
+from schedtrace.record.otel.export import OtlpExport
+from schedtrace.record.otel.histories import Histories
+from schedtrace.record.otel.sampling import Choice
 from schedtrace.record.switches import METRICS, NO, YES, NotUnderstoodError
 
 LOOPBACK = "127.0.0.1"
 PORT = 9415
 """Port of rank 0; each rank adds its number."""
 _ADDRESS = re.compile(r"(?:([\w.-]+|\[[0-9a-fA-F:.]+\]):)?(\d{1,5})")
-EXPECTED = "expected on, off, a port, or an address with a port (0.0.0.0:9415)"
+EXPECTED = "expected on, off, a port, an address with a port (0.0.0.0:9415), otlp, or spans=1%"
 MOST_PORT = 65535
 EVERY_S = 1.0
 """Seconds between two looks at the watchdog and the block tables."""
@@ -78,7 +87,10 @@ class EngineMeter:
     ) -> None:
         self._by_priority, self._facts, self._health, self._labels = by_priority, facts, health, labels
         self._shared = in_vllms_metrics()
-        self._series = Series([SharedFiles(labels)] if self._shared else [])
+        self._in_ray = not self._shared and in_ray_actor()
+        sinks = [shared_files(labels)] if self._shared else [ray_metrics(labels)] if self._in_ray else []
+        self._series = Series([*sinks])
+        self._otlp = OtlpExport(self._series, labels)
         self._server: MetricsServer | None = None
         self._before: Counter[tuple[Family, str]] = Counter()
         """Totals of recordings that have ended."""
@@ -90,7 +102,22 @@ class EngineMeter:
     def where(self) -> str:
         """Places of the series, in words."""
         own = [] if self._server is None else [f"http://{self._server.address}/metrics"]
-        return " and ".join((["vLLM's own /metrics"] if self._shared else []) + own)
+        shared = ["vLLM's own /metrics"] if self._shared else ["Ray's metrics"] if self._in_ray else []
+        return " and ".join(shared + own + self._otlp.destinations)
+
+    @property
+    def histories(self) -> Histories | None:
+        """Histories of requests for spans; None if there are none."""
+        return self._otlp.histories
+
+    def send(self, chosen: Choice) -> None:
+        """Send metrics and spans by OTLP as chosen.
+
+        Raises:
+            NotUnderstoodError: If a variable of an exporter is invalid.
+            ImportError: If OpenTelemetry is not installed.
+        """
+        self._otlp.send(chosen)
 
     def serve(self, asked: Address, rank: int) -> None:
         """Serve the metrics, unless vLLM does; a second call changes nothing.
@@ -98,12 +125,13 @@ class EngineMeter:
         Raises:
             OSError: If the port cannot be bound.
         """
-        if self._server is None and (asked.asked or not self._shared):
+        if self._server is None and (asked.asked or not (self._shared or self._in_ray)):
             collector = OwnCollector(self._series, self._labels)
             self._server = MetricsServer(asked.host, asked.port + rank, collector, self._health)
 
     def close(self) -> None:
-        """Stop serving metrics."""
+        """Stop serving and sending metrics."""
+        self._otlp.close()
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -119,7 +147,7 @@ class EngineMeter:
         """Raise the counters to the totals, and set the gauges."""
         now = _by_series(tally)
         now = {key: self._before[key] + now.get(key, 0.0) for key in {*self._before, *now}}
-        self._series.count(now)
+        self._series.count(now | self._otlp.publish())
         self._series.gauge(families.WAITING, tally.queue_causes)
         now_s = time.monotonic()
         if now_s - self._looked_s >= EVERY_S:

@@ -6,7 +6,7 @@ schedtrace defines. An engine has at most ``MOST_SERIES`` series; a cause beyond
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from schedtrace.model.causes import CAUSES
 from schedtrace.record.metrics.tally import NEXT_STEP, OTHER, Tally
@@ -18,6 +18,10 @@ MORE = "more"
 US = 1e6
 ENGINE_LABELS = ("model_name", "engine")
 """Labels of every series, named as vLLM names its own."""
+_UNITS = {"seconds": "s", "stalled": "", "cause": ""}
+"""Units by the last word of a metric's name; any other word is what is counted. A collector would add
+``_ratio`` to the name of a metric whose unit is ``1``.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,17 @@ class Family:
     def full_name(self) -> str:
         """Name as it is exposed."""
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+    @property
+    def otlp_name(self) -> str:
+        """Name by OTLP, from which a collector makes the exposed name again."""
+        return self.full_name.removesuffix("_total")
+
+    @property
+    def unit(self) -> str:
+        """Unit in the notation of OpenTelemetry (UCUM), which the name's last word states."""
+        word = self.name.rpartition("_")[2]
+        return _UNITS.get(word, f"{{{word.removesuffix('s')}}}")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -84,6 +99,11 @@ UNUSED = Family(
 )
 STEPS = Family("steps", "counter", "Calls of schedule().")
 DROPPED = Family("dropped_steps", "counter", "Steps that are in no total, because the recorder was behind.")
+LOST_SPANS = Family(
+    "lost_request_spans",
+    "counter",
+    "Sampled requests whose spans were dropped or not taken by the collector; only while spans are made.",
+)
 DEVICE = Family("device_seconds", "counter", "Time in which the device executed batches.")
 HOST = Family("host_seconds", "counter", "Time with requests in which the device did not execute.")
 IDLE = Family("idle_seconds", "counter", "Time in which no request was present and nothing was under way.")
@@ -111,8 +131,8 @@ LEADING = Family(
     "leading_cause", "gauge", "Whether most waiting of the last minute was for this cause (0 or 1).", *_CAUSE
 )
 FAMILIES = (
-    WAIT, STALL, HELD, CLASS_WAIT, REFUSALS, PREEMPTIONS, TOKENS, UNUSED, STEPS, DROPPED, DEVICE, HOST, IDLE,
-    WAITING, KV_BLOCKS, STALLED, PROGRESS, LEADING,
+    WAIT, STALL, HELD, CLASS_WAIT, REFUSALS, PREEMPTIONS, TOKENS, UNUSED, STEPS, DROPPED, LOST_SPANS, DEVICE,
+    HOST, IDLE, WAITING, KV_BLOCKS, STALLED, PROGRESS, LEADING,
 )  # fmt: skip
 _BY_CAUSE = [family for family in FAMILIES if family.label == "cause"]
 _FIXED = sum(len(family.values or ("",)) for family in FAMILIES if family not in _BY_CAUSE)
@@ -150,6 +170,15 @@ def series_totals(tally: Tally) -> Iterator[tuple[Family, str, float]]:
     yield IDLE, "", tally.busy.idle_us(tally.clock_us) / US
 
 
+class Exemplar(NamedTuple):
+    """Request that is an example of what a counter has counted."""
+
+    trace_id: str
+    value: float
+    """What the request added, in the counter's unit."""
+    unix_s: float
+
+
 class Sink(Protocol):
     """Place where series appear."""
 
@@ -171,6 +200,8 @@ class Series:
     sinks: list[Sink]
     values: dict[tuple[Family, str], float] = field(default_factory=dict)
     """Value of each series, by family and label (empty without a label)."""
+    exemplars: dict[tuple[Family, str], Exemplar] = field(default_factory=dict)
+    """Latest request with exported spans that added to a counter."""
     _highest: dict[tuple[Family, str], float] = field(default_factory=dict)
     """Value of each counter by its own label, before labels are put together."""
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 from schedtrace.record.log import logger
 from schedtrace.record.metrics.tally import Tally
+from schedtrace.record.otel.histories import Histories
 
 
 class Meter(Protocol):
@@ -32,9 +33,13 @@ class CountsLines(Protocol):
     """Assembler of lines, which adds each to totals."""
 
     tally: Tally | None
+    histories: Histories | None
 
     def count_with(self, tally: Tally | None) -> None:
         """Add the next lines to these totals."""
+
+    def follow_with(self, histories: Histories | None, wall_anchor_us: int) -> None:
+        """Add the next lines to these histories."""
 
 
 class Measuring:
@@ -42,9 +47,10 @@ class Measuring:
 
     Args:
         assembler: The writer's assembler.
+        wall_anchor_us: Unix time in microseconds at which the trace's clock read 0.
     """
 
-    def __init__(self, assembler: CountsLines) -> None:
+    def __init__(self, assembler: CountsLines, wall_anchor_us: int = 0) -> None:
         self.meter: Meter | None = None
         """Receiver of the totals, set on any thread; None if nobody asked for metrics."""
         self.begun: Callable[[], Any] = lambda: None
@@ -53,6 +59,7 @@ class Measuring:
         """Latest capture that was assembled."""
         self._assembler = assembler
         self._current: Meter | None = None
+        self._wall_anchor_us = wall_anchor_us
 
     def begin_round(self) -> None:
         """Begin new totals if the receiver is another than before."""
@@ -60,6 +67,19 @@ class Measuring:
         if meter is not self._current:
             self._current = meter
             self._assembler.count_with(None if meter is None else meter.new_tally())
+        histories = self._histories
+        if histories is not self._assembler.histories:
+            self._assembler.follow_with(histories, self._wall_anchor_us)
+
+    @property
+    def _histories(self) -> Histories | None:
+        return getattr(self.meter, "histories", None)
+
+    def keep_trace_context(self, request: Any) -> None:
+        """Keep the trace context of a request that arrives, if spans are made (on the engine's thread)."""
+        histories = self._histories
+        if histories is not None and (headers := getattr(request, "trace_headers", None)):
+            histories.contexts.append((request.request_id, headers))
 
     def end_round(self, now_us: int, since_anchor: Callable[[int], int], *, complete: bool) -> None:
         """Hand the totals on; never raise.

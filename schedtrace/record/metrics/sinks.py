@@ -6,7 +6,9 @@ serves them itself (``serving.py``).
 """
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from schedtrace.record.metrics.families import ENGINE_LABELS, FAMILIES, Family, Series
@@ -19,25 +21,23 @@ def in_vllms_metrics() -> bool:
     return MULTIPROCESS in os.environ
 
 
-class SharedFiles:
-    """Metrics of ``prometheus_client`` in multiprocess mode, which vLLM's API servers read.
+class Instruments:
+    """Counters and gauges with the interface of ``prometheus_client``.
 
     Args:
         labels: Values of ``ENGINE_LABELS``.
+        counter: Function that makes a counter of a name, a text and names of labels.
+        gauge: The same for a gauge.
     """
 
-    def __init__(self, labels: tuple[str, str]) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge
-
+    def __init__(
+        self, labels: tuple[str, str], counter: Callable[..., Any], gauge: Callable[..., Any]
+    ) -> None:
         self._labels = labels
-        registry = CollectorRegistry()  # never the global one, which vLLM owns
-        self._metrics: dict[Family, Any] = {}
-        for family in FAMILIES:
-            about = (family.full_name, family.help, family.labels)
-            if family.kind == "counter":
-                self._metrics[family] = Counter(*about, registry=registry)
-            else:
-                self._metrics[family] = Gauge(*about, registry=registry, multiprocess_mode="livemostrecent")
+        makers = {"counter": counter, "gauge": gauge}
+        self._metrics = {
+            family: makers[family.kind](family.full_name, family.help, family.labels) for family in FAMILIES
+        }
 
     def add(self, family: Family, label: str, amount: float) -> None:
         """Add to a counter."""
@@ -49,6 +49,38 @@ class SharedFiles:
 
     def _series(self, family: Family, label: str) -> Any:
         return self._metrics[family].labels(*self._labels, *([label] if family.label else []))
+
+
+def shared_files(labels: tuple[str, str]) -> Instruments:
+    """Return metrics of ``prometheus_client`` in multiprocess mode, which vLLM's API servers read."""
+    from prometheus_client import CollectorRegistry, Counter, Gauge
+
+    registry = CollectorRegistry()  # never the global one, which vLLM owns
+    gauge = partial(Gauge, registry=registry, multiprocess_mode="livemostrecent")
+    return Instruments(labels, partial(Counter, registry=registry), gauge)
+
+
+def in_ray_actor() -> bool:
+    """Return whether this process is a Ray actor, whose metrics Ray collects; import nothing."""
+    ray = sys.modules.get("ray")
+    try:
+        return ray is not None and ray.is_initialized() and bool(ray.get_runtime_context().get_actor_id())
+    except Exception:
+        return False
+
+
+def ray_metrics(labels: tuple[str, str]) -> Instruments:
+    """Return metrics of ``ray.util.metrics``, by the classes with which vLLM makes its own.
+
+    Raises:
+        ImportError: If this vLLM has none.
+    """
+    from vllm.v1.metrics.ray_wrappers import RayCounterWrapper, RayGaugeWrapper
+
+    def counter(name: str, *about: Any) -> Any:
+        return RayCounterWrapper(name.removesuffix("_total"), *about)  # Ray adds it
+
+    return Instruments(labels, counter, RayGaugeWrapper)
 
 
 class OwnCollector:
@@ -65,6 +97,7 @@ class OwnCollector:
     def collect(self) -> Iterator[Any]:
         """Yield every family that has series."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.samples import Exemplar
 
         kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
         by_family: dict[Family, dict[str, float]] = {}
@@ -73,7 +106,14 @@ class OwnCollector:
         for family, values in by_family.items():
             metric = kinds[family.kind](family.full_name, family.help, labels=family.labels)
             for label, value in values.items():
-                metric.add_metric([*self._labels, *([label] if family.label else [])], value)
+                labels = [*self._labels, *([label] if family.label else [])]
+                example = self._series.exemplars.get((family, label))
+                if example is None:
+                    metric.add_metric(labels, value)
+                else:  # shown in OpenMetrics only
+                    trace = {"trace_id": example.trace_id}
+                    exemplar = Exemplar(trace, example.value, example.unix_s)
+                    metric.add_metric(labels, value, exemplar=exemplar)
             yield metric
 
 

@@ -298,6 +298,11 @@ class Tally:
         """Time of dummy batches since the latest step."""
 
     @property
+    def causes(self) -> StepCauses:
+        """Causes of the latest step."""
+        return self._causes
+
+    @property
     def queue_causes(self) -> dict[str, int]:
         """Number of waiting requests by cause."""
         return {cause: count for cause, count in self.waits.count.items() if count}

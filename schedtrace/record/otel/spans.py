@@ -1,0 +1,292 @@
+"""Spans of sampled requests: their states, under the trace context that the client sent.
+
+vLLM makes one span per request, ``llm_request``, in its front end when the request has ended. Its own id
+reaches the engine only if ``parents.py`` has told it; ``schedtrace.request`` is then its child, and otherwise
+its sibling under the client's ``traceparent``. ``gen_ai.request.id`` is the same in both.
+"""
+
+import re
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schedtrace.model.causes import Cause, entries
+from schedtrace.model.trace import Exit
+from schedtrace.record.log import logger
+from schedtrace.record.metrics.families import known_cause
+from schedtrace.record.otel.exporters import destination, sdk_resource, span_exporter
+from schedtrace.record.otel.histories import History, State, StepRefusals
+from schedtrace.record.otel.parents import PARENT
+from schedtrace.version import __version__
+
+MOST_QUEUED = 1000
+"""Sampled requests that wait for their export; further ones are dropped and counted."""
+MOST_STATES = 100
+"""Spans of states of one request; of more, the longest remain."""
+MOST_TOGETHER = 50
+"""Requests whose spans are exported together."""
+LONGEST_TRACESTATE = 512
+"""Characters of ``tracestate`` that must be passed on; a longer one is left out."""
+EVERY_S = 1.0
+"""Seconds between two exports."""
+CLOSE_S = 2.0
+QUEUED = ("waiting", "preempted", "set_aside")
+"""States of a request that is in the waiting queue."""
+_RANDOMIZED = re.compile(r"(.+)-[0-9a-f]{8}", re.DOTALL)
+"""Id that vLLM's front end has made of the client's."""
+
+Attributes = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRequest:
+    """A request whose states become spans."""
+
+    history: History
+    states: Sequence[State]
+    reason: str
+    """Reason why it is sampled."""
+    wall_anchor_us: int
+
+    def ns(self, us: int) -> int:
+        """Return a time of the trace's clock as Unix time in nanoseconds."""
+        return (self.wall_anchor_us + us) * 1000
+
+    def seconds_by_cause(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the seconds in states of these names, by cause."""
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for state in self.states:
+            if state.name in names and state.cause is not None:
+                seconds[known_cause(state.cause)] += (state.end_us - state.begin_us) / 1e6
+        return seconds
+
+
+class SpanExport:
+    """Thread that makes spans of sampled requests and exports them.
+
+    Args:
+        labels: Values of ``families.ENGINE_LABELS``.
+        exported: Function that is called with a request and its trace id when its spans have been sent.
+
+    Raises:
+        NotUnderstoodError: If a variable of the exporter is invalid.
+        ImportError: If the SDK or its exporter is not installed.
+    """
+
+    def __init__(self, labels: tuple[str, str], exported: Callable[[SampledRequest, str], None]) -> None:
+        self._exporter = span_exporter()
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        self.destination = f"spans to {destination('TRACES')}"
+        self.lost = 0
+        """Requests whose spans were dropped, or could not be exported."""
+        self._labels, self._exported = labels, exported
+        self._made = InMemorySpanExporter()
+        provider = TracerProvider(resource=sdk_resource(), shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self._made))
+        self._tracer = provider.get_tracer("schedtrace", __version__)
+        self._queue: deque[SampledRequest] = deque()
+        self._closing = threading.Event()
+        self._warned = False
+        self._thread = threading.Thread(target=self._run, name="schedtrace-spans", daemon=True)
+        self._thread.start()
+
+    def put(self, request: SampledRequest) -> None:
+        """Have a request's spans exported; drop it if too many wait."""
+        if len(self._queue) < MOST_QUEUED:
+            self._queue.append(request)
+        else:
+            self.lost += 1
+
+    def close(self) -> None:
+        """Export what waits, but for no longer than ``CLOSE_S``."""
+        self._closing.set()
+        self._thread.join(CLOSE_S)
+        self._exporter.shutdown()
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            closing = self._closing.wait(EVERY_S)
+            while self._queue:
+                together = [self._queue.popleft() for _ in range(min(len(self._queue), MOST_TOGETHER))]
+                try:
+                    self._export(together)
+                except Exception as error:
+                    self._fail(len(together), repr(error))
+
+    def _export(self, requests: Sequence[SampledRequest]) -> None:
+        trace_ids = []
+        for request in requests:
+            trace_ids.append(make_spans(self._tracer, request, self._labels))
+            time.sleep(0)  # let the engine's thread have the interpreter
+        spans = self._made.get_finished_spans()
+        self._made.clear()
+        if spans and self._exporter.export(spans).name != "SUCCESS":
+            self._fail(len(requests), "the collector does not take them")
+            return
+        for request, trace_id in zip(requests, trace_ids, strict=True):
+            if trace_id is not None:
+                self._exported(request, trace_id)
+
+    def _fail(self, number: int, why: str) -> None:
+        self._made.clear()
+        self.lost += number
+        if not self._warned:
+            self._warned = True
+            logger.warning("schedtrace: spans are lost: {}", why)
+
+
+def make_spans(tracer: Any, request: SampledRequest, labels: tuple[str, str]) -> str | None:
+    """Make the spans of a request; return its trace id, or None if its client does not sample the trace.
+
+    Args:
+        tracer: Tracer of the OpenTelemetry SDK.
+        request: The request.
+        labels: Values of ``families.ENGINE_LABELS``.
+    """
+    from opentelemetry.trace import set_span_in_context
+
+    states, left_out = _longest(request.states)
+    attributes = _request_attributes(request, labels)
+    if left_out:
+        attributes["schedtrace.states_left_out"] = left_out
+    whole = request.states or [State(0, 0, "waiting", None, -1, None)]
+    root = tracer.start_span(
+        "schedtrace.request",
+        context=_parent_context(request.history.headers),
+        start_time=request.ns(whole[0].begin_us),
+        attributes=attributes,
+    )
+    within = set_span_in_context(root)
+    for state in states:
+        about: Attributes = {"schedtrace.step": state.step} if state.step >= 0 else {}
+        if state.cause is not None:
+            about["schedtrace.cause"] = known_cause(state.cause)
+        begin_ns = request.ns(state.begin_us)
+        span = tracer.start_span(
+            f"schedtrace.{state.name}", context=within, start_time=begin_ns, attributes=about
+        )
+        if state.refusal is not None and state.cause is not None:
+            exits = exit_attributes(state, state.refusal, request.history.arrival.request_id)
+            span.add_event("schedtrace.exit", exits, timestamp=begin_ns)
+        span.end(request.ns(state.end_us))
+    root.end(request.ns(whole[-1].end_us))
+    context = root.get_span_context()
+    return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
+
+
+def _longest(states: Sequence[State]) -> tuple[Sequence[State], int]:
+    """Return the longest states in their order, and the number of the others."""
+    if len(states) <= MOST_STATES:
+        return states, 0
+    by_length = sorted(states, key=lambda state: state.begin_us - state.end_us)[:MOST_STATES]
+    return sorted(by_length, key=lambda state: state.begin_us), len(states) - MOST_STATES
+
+
+def _request_attributes(request: SampledRequest, labels: tuple[str, str]) -> Attributes:
+    finish, request_id = request.history.finish, request.history.arrival.request_id
+    attributes: Attributes = {
+        "gen_ai.request.model": labels[0],
+        "schedtrace.engine": labels[1],
+        "schedtrace.request_id": request_id,
+        "schedtrace.sampled": request.reason,
+    }
+    if (match := _RANDOMIZED.fullmatch(request_id)) is not None:
+        attributes["gen_ai.request.id"] = match[1]
+    if finish is not None:
+        attributes |= {
+            "schedtrace.status": finish.status,
+            "gen_ai.usage.prompt_tokens": finish.prompt_tokens,
+            "gen_ai.usage.completion_tokens": finish.output_tokens,
+            "schedtrace.cached_tokens": finish.cached_tokens,
+        }
+        if finish.num_preemptions is not None:
+            attributes["schedtrace.preemptions"] = finish.num_preemptions
+    for cause, seconds in request.seconds_by_cause(QUEUED).items():
+        attributes[f"schedtrace.wait.{cause}"] = round(seconds, 6)
+    for cause, seconds in request.seconds_by_cause(("stalled",)).items():
+        attributes[f"schedtrace.stall.{cause}"] = round(seconds, 6)
+    return attributes
+
+
+def _parent_context(headers: Mapping[str, str]) -> Any:
+    """Return the context of vLLM's own span if its id is known, or else of the client's."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace import (
+        INVALID_SPAN_CONTEXT,
+        NonRecordingSpan,
+        SpanContext,
+        get_current_span,
+        set_span_in_context,
+    )
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    state = headers.get("tracestate", "")
+    carrier = {"traceparent": headers.get("traceparent", "")}
+    if state and len(state) <= LONGEST_TRACESTATE:
+        carrier["tracestate"] = state
+    context = TraceContextTextMapPropagator().extract(carrier, Context())
+    client = get_current_span(context).get_span_context()
+    own = headers.get(PARENT, "")
+    if client == INVALID_SPAN_CONTEXT or not re.fullmatch("[0-9a-f]{16}", own):
+        return context
+    parent = SpanContext(
+        client.trace_id, int(own, 16), True, client.trace_flags, client.trace_state  # is remote
+    )  # fmt: skip
+    return set_span_in_context(NonRecordingSpan(parent), Context())
+
+
+def exit_attributes(state: State, refusal: StepRefusals, request_id: str) -> Attributes:
+    """Return the attributes of a ``schedtrace.exit``: its cause, the limit, and who holds what is missing.
+
+    Args:
+        state: State without tokens.
+        refusal: Step that began it.
+        request_id: The request.
+    """
+    loop, cause = "running" if state.name == "stalled" else "waiting", str(state.cause)
+    attributes: Attributes = {"schedtrace.cause": known_cause(cause), "schedtrace.loop": loop}
+    exits = [exit_ for exit_ in refusal.exits if exit_.cause == cause and exit_.loop == loop]
+    exit_ = next((each for each in exits if request_id in _named(each)), exits[0] if exits else None)
+    detail = None
+    if exit_ is not None:
+        attributes |= _place(exit_)
+        detail = exit_.detail
+    setting = next((entry.setting for entry in entries(cause, detail) if entry.setting), "")
+    if setting:
+        attributes["schedtrace.limit"] = setting
+        values = {
+            "max_num_seqs": refusal.max_num_running_reqs,
+            "max_num_batched_tokens": refusal.token_budget,
+        }
+        if setting in values:
+            attributes["schedtrace.limit.value"] = values[setting]
+    if cause == Cause.MAX_NUM_SEQS:
+        attributes["schedtrace.running"] = refusal.running
+    elif cause == Cause.KV_BLOCKS and refusal.head is not None and refusal.head.holders:
+        attributes["schedtrace.holder"] = tuple(refusal.head.holders)
+    return attributes
+
+
+def _named(exit_: Exit) -> Iterator[str | None]:
+    yield exit_.request_id
+    for skipped in exit_.also:
+        yield skipped.request_id
+
+
+def _place(exit_: Exit) -> Attributes:
+    """Return what an exit says about itself."""
+    values = {
+        "schedtrace.kind": exit_.kind,
+        "schedtrace.detail": exit_.detail,
+        "schedtrace.location": exit_.location,
+        "schedtrace.blocks_needed": exit_.blocks_needed,
+        "schedtrace.blocks_free": exit_.blocks_free,
+    }
+    return {name: value for name, value in values.items() if value is not None}
