@@ -36,6 +36,19 @@ def fleet(
     begin: FromOption = None,
     end: ToOption = None,
     last: LastOption = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Divide time, tokens and device time by tenant: priority, adapter, or id:REGEX, whose first "
+            "group is the tenant in a request id.",
+        ),
+    ] = None,
+    hash_tenants: Annotated[bool, typer.Option("--hash-tenants", help="Show hashes of tenants.")] = False,
+    price_per_gpu_hour: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="PRICE", help="Price of a GPU hour, for the cost of each tenant."),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(min=1, max=1024, help="Processes, one trace each (default: one per processor)."),
@@ -62,6 +75,7 @@ def fleet(
     from schedtrace.fleet import tables
     from schedtrace.fleet.engines import engine_report, read_fleet
     from schedtrace.fleet.inputs import engine_named, find_fleet
+    from schedtrace.fleet.tenants import parse_tenant_key
     from schedtrace.fleet.reduce import fleet_report
     from schedtrace.model.report import Report
     from schedtrace.present.pages.fleet import engine_page, fleet_page
@@ -70,6 +84,10 @@ def fleet(
     window = window_of(begin=begin, end=end, last=last)
     if engine is not None and output is not None:
         msg = "--output writes the summaries of all engines: give it without --engine"
+        raise UsageError(msg)
+    tenant_key = None if tenant is None else parse_tenant_key(tenant, is_hashed=hash_tenants)
+    if tenant_key is None and (hash_tenants or price_per_gpu_hour is not None):
+        msg = "--hash-tenants and --price-per-gpu-hour need --tenant"
         raise UsageError(msg)
     inputs = find_fleet([_absolute(path) for path in paths] if on == "ray" else paths)
     if engine is not None:
@@ -90,11 +108,17 @@ def fleet(
 
     with CountBar(stderr_console(), "engines") as bar:
         summaries = read_fleet(
-            inputs, pool_of, window=window, cache=tables.SummaryCache(folder), progress=bar
+            inputs,
+            pool_of,
+            window=window,
+            tenant_key=tenant_key,
+            cache=tables.SummaryCache(folder),
+            progress=bar,
         )
     if output is not None:
         tables.write_summaries(output, [*summaries.by_name], [*summaries.by_name.values()])
-    show(fleet_page(fleet_report(summaries, paths, str(window or ""))), output_format)
+    report = fleet_report(summaries, paths, str(window or ""), price_per_gpu_hour)
+    show(fleet_page(report), output_format)
 
 
 def _absolute(path: str) -> str:
