@@ -38,4 +38,4 @@ def test_fewer_engines_are_slower(load):
     replays = fleet_replay(load, {"data_parallel_size": 1, "router": "least-running"}, resamples=2)
     figure = replays.configurations[1].figure(replays.baseline.judged_by)
     assert 0 < figure.low_frac <= figure.change_frac
-    assert answer(replays).template.startswith("{now:n engine}")
+    assert answer(replays).template.startswith("{now} instead")

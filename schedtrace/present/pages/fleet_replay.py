@@ -7,7 +7,7 @@ from schedtrace.model.say import say
 from schedtrace.model.what_if import Figure, Replays
 from schedtrace.present.pages.what_if import replay_page
 from schedtrace.present.phrases import change_range
-from schedtrace.present.sections import Headline, Note, Page, Section, Style, Styled
+from schedtrace.present.sections import Headline, Note, Page, Section, Style, Styled, Text
 
 ENGINES, ROUTER = "data_parallel_size", "router"
 
@@ -17,8 +17,8 @@ ROUTER_WORDS = {
     "unclear": "The router is not to blame as far as this replay can tell: behind {router:code},",
 }
 ENGINES_WORDS = {
-    "better": "{now:n engine} instead of {before:n} are faster:",
-    "worse": "{now:n engine} instead of {before:n} are slower:",
+    "better": "{now:n engine} instead of {before:n} serve requests faster:",
+    "worse": "{now:n engine} instead of {before:n} serve requests more slowly:",
     "unclear": "{now:n engine} instead of {before:n} would do as far as this replay can tell:",
 }
 
@@ -40,11 +40,17 @@ def _sections(replays: Replays) -> Iterator[Section]:
                 now=shown.changes[ENGINES],
                 router=shown.changes[ROUTER],
             )
-            yield Headline(title, section.about, section.lines, section.warnings)
+            warnings = [warning for warning in section.warnings if not _asks_for_trials(warning)]
+            yield Headline(title, section.about, section.lines, warnings)
             yield Note(Styled(answer(replays), Style.STRONG))
             yield from (Note(Styled(part, Style.DIM), "Replayed:") for part in _part(replays))
         else:
             yield section
+
+
+def _asks_for_trials(warning: Text) -> bool:
+    """Return whether a warning asks for more trials, which the load of a fleet does not have."""
+    return isinstance(warning, Message) and "trials" in warning.arguments
 
 
 def answer(replays: Replays) -> Message:
@@ -56,7 +62,7 @@ def answer(replays: Replays) -> Message:
     before, now = replays.settings[ENGINES], shown.changes[ENGINES]
     words = ROUTER_WORDS if now == before else ENGINES_WORDS
     return say(
-        f"{words[_outcome(figure)]} {{name}} changes by {{change_frac:+%}}[ ({{interval}})].",
+        f"{words[_outcome(figure)]} {{name}} changes by {{change_frac:+%}}[ (90 % interval: {{interval}})].",
         figure,
         **({"router": shown.changes[ROUTER]} if now == before else {"now": now, "before": before}),
         interval=_interval(figure),
