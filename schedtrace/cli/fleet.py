@@ -110,6 +110,9 @@ def fleet(
     if engine is not None and output is not None:
         msg = "--output writes the summaries of all engines: give it without --engine"
         raise UsageError(msg)
+    if engine is not None and tenant is not None:
+        msg = "--tenant divides the figures of all engines: name the path of one engine instead of --engine"
+        raise UsageError(msg)
     tenant_key = None if tenant is None else parse_tenant_key(tenant, is_hashed=hash_tenants)
     if tenant_key is None and (hash_tenants or price_per_gpu_hour is not None):
         msg = "--hash-tenants and --price-per-gpu-hour need --tenant"

@@ -167,6 +167,13 @@ def test_tenants_are_named_by_priority_adapter_or_id(timeline, key, tenants):
     assert fields["tenant_key"] == key
 
 
+def test_the_header_x_request_id_names_the_tenant_within_vllm_s_id():
+    key = parse_tenant_key("id:cmpl-([^.]+)[.]", is_hashed=False)
+    ids = ["chatcmpl-acme.7f3e-1a2b3c4d", "cmpl-beta.9-0-1a2b3c4d", "chatcmpl-8f3a-1a2b3c4d"]
+    names = key.names(pl.DataFrame({"request_id": ids, "priority": 0, "lora": None}), makers.header())
+    assert names.to_list() == ["acme", "beta", "(unknown)"]
+
+
 def test_hashed_tenants_keep_their_figures_and_lose_their_names(timeline):
     whole = timeline(*SHARED)
     plain, secret = divided(whole, "adapter"), divided(whole, "adapter", is_hashed=True)
