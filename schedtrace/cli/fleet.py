@@ -10,7 +10,9 @@ from schedtrace.cli.options import (
     FromOption,
     LastOption,
     ToOption,
+    changes_of_ranks,
     processes,
+    require_vllm,
     show,
     stderr_console,
     window_of,
@@ -20,6 +22,16 @@ from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
     from schedtrace.fleet.workers import WorkerPool
+    from schedtrace.model.what_if import Replays
+    from schedtrace.present.sections import Page
+
+FleetRouter = Annotated[
+    Literal["vllm", "round-robin", "least-running", "least-tokens"] | None,
+    typer.Option(
+        help="Replay the recorded load through this router: as vLLM's front end, in turn, to the fewest "
+        "requests (default of --replay-engines) or the fewest tokens."
+    ),
+]
 
 
 def fleet(
@@ -36,6 +48,26 @@ def fleet(
     begin: FromOption = None,
     end: ToOption = None,
     last: LastOption = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Divide time, tokens and device time by tenant: priority, adapter, or id:REGEX, whose first "
+            "group is the tenant in a request id.",
+        ),
+    ] = None,
+    hash_tenants: Annotated[bool, typer.Option("--hash-tenants", help="Show hashes of tenants.")] = False,
+    price_per_gpu_hour: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="PRICE", help="Price of a GPU hour, for the cost of each tenant."),
+    ] = None,
+    replay_engines: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1024, metavar="N", help="Replay the recorded load on N engines, with vLLM's scheduler."
+        ),
+    ] = None,
+    router: FleetRouter = None,
     jobs: Annotated[
         int | None,
         typer.Option(min=1, max=1024, help="Processes, one trace each (default: one per processor)."),
@@ -63,13 +95,27 @@ def fleet(
     from schedtrace.fleet.engines import engine_report, read_fleet
     from schedtrace.fleet.inputs import engine_named, find_fleet
     from schedtrace.fleet.reduce import fleet_report
+    from schedtrace.fleet.tenants import parse_tenant_key
     from schedtrace.model.report import Report
     from schedtrace.present.pages.fleet import engine_page, fleet_page
     from schedtrace.present.progress import CountBar
 
     window = window_of(begin=begin, end=end, last=last)
+    if replay_engines is not None or router is not None:
+        if engine or output or tenant or window:
+            msg = "--replay-engines and --router do not go with --engine, --output, --tenant or a window"
+            raise UsageError(msg)
+        show(_replayed(paths, replay_engines, router), output_format)
+        return
     if engine is not None and output is not None:
         msg = "--output writes the summaries of all engines: give it without --engine"
+        raise UsageError(msg)
+    if engine is not None and tenant is not None:
+        msg = "--tenant divides the figures of all engines: name the path of one engine instead of --engine"
+        raise UsageError(msg)
+    tenant_key = None if tenant is None else parse_tenant_key(tenant, is_hashed=hash_tenants)
+    if tenant_key is None and (hash_tenants or price_per_gpu_hour is not None):
+        msg = "--hash-tenants and --price-per-gpu-hour need --tenant"
         raise UsageError(msg)
     inputs = find_fleet([_absolute(path) for path in paths] if on == "ray" else paths)
     if engine is not None:
@@ -90,11 +136,33 @@ def fleet(
 
     with CountBar(stderr_console(), "engines") as bar:
         summaries = read_fleet(
-            inputs, pool_of, window=window, cache=tables.SummaryCache(folder), progress=bar
+            inputs,
+            pool_of,
+            window=window,
+            tenant_key=tenant_key,
+            cache=tables.SummaryCache(folder),
+            progress=bar,
         )
     if output is not None:
         tables.write_summaries(output, [*summaries.by_name], [*summaries.by_name.values()])
-    show(fleet_page(fleet_report(summaries, paths, str(window or ""))), output_format)
+    compared = fleet_report(summaries, paths, str(window or ""), price_per_gpu_hour)
+    show(fleet_page(compared), output_format)
+
+
+def _replayed(paths: list[str], engines: int | None, router: str | None) -> "Page[Replays]":
+    """Return the page of the fleet's load on this many engines, behind this router."""
+    from schedtrace.engine.vllm_config import import_vllm
+    from schedtrace.fleet.inputs import find_fleet
+    from schedtrace.present.pages.fleet_replay import fleet_replay_page
+    from schedtrace.present.progress import CountBar
+    from schedtrace.whatif.fleet import fleet_load, fleet_replay
+
+    require_vllm()
+    with CountBar(stderr_console(), "replaying", counted=False):
+        load, notes = fleet_load(find_fleet(paths))
+        import_vllm()
+        changes = changes_of_ranks(engines or len(load.timelines), router or "least-running")
+        return fleet_replay_page(fleet_replay(load, changes, notes))
 
 
 def _absolute(path: str) -> str:

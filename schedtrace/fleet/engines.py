@@ -18,6 +18,7 @@ from schedtrace.fleet.stores import (
 )
 from schedtrace.fleet.summary import message_from, message_json, summarize_run
 from schedtrace.fleet.tables import SummaryCache, content_hash
+from schedtrace.fleet.tenants import TenantKey
 from schedtrace.fleet.workers import Lost, WorkerPool, outcomes
 from schedtrace.model.fleet import EngineRead, EngineSummary, FleetManifest, LeftOut
 from schedtrace.model.report import RunReport
@@ -39,6 +40,8 @@ class EngineTask:
     digests: Mapping[str, str]
     """Hashes of the contents of unchanged files, by path."""
     cache_folder: Path | None
+    tenant_key: TenantKey | None = None
+    """Property by which to divide the summary among tenants; None not to divide it."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def read_fleet(
     pool_of: Callable[[int], WorkerPool],
     *,
     window: Window | None = None,
+    tenant_key: TenantKey | None = None,
     cache: SummaryCache | None = None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> FleetSummaries:
@@ -73,6 +77,7 @@ def read_fleet(
         inputs: Engines.
         pool_of: Function that makes the processes for this many engines; not called if all are in the cache.
         window: Part of each recording; None for all.
+        tenant_key: Property by which to divide the summaries among tenants; None not to divide them.
         cache: Cache of summaries.
         progress: Called with the engines done and their total number.
 
@@ -82,7 +87,8 @@ def read_fleet(
     """
     cache = cache or SummaryCache(None)
     tasks = [
-        EngineTask(source, window, _known_digests(source, cache), cache.folder) for source in inputs.engines
+        EngineTask(source, window, _known_digests(source, cache), cache.folder, tenant_key)
+        for source in inputs.engines
     ]
     results: dict[str, EngineResult | BaseException] = {}
     for task in tasks:
@@ -126,7 +132,7 @@ def _from_cache(task: EngineTask, parts: tuple[SourceFile, ...], cache: SummaryC
     if not all(file.path in task.digests for file in files):
         return None
     digests = [(file.name, task.digests[file.path]) for file in files]
-    return cache.load(content_hash(digests, task.window, task.source.engines))
+    return cache.load(content_hash(digests, task.window, task.source.engines, task.tenant_key))
 
 
 def read_engine(task: EngineTask) -> EngineResult:
@@ -161,10 +167,10 @@ def _read(task: EngineTask, trace: StagedTrace, cache: SummaryCache) -> EngineRe
     digests = digests_of(trace.files)
     paths = {file.name: file.path for file in source.files}
     by_path = {paths[name]: digest for name, digest in digests}
-    content = content_hash(digests, window, source.engines)
+    content = content_hash(digests, window, source.engines, task.tenant_key)
     if (summary := cache.load(content)) is not None:
         return EngineResult(summary, by_path, cached=True)
-    summary = summarize_run(_run(trace, source, window), window, content)
+    summary = summarize_run(_run(trace, source, window), window, content, task.tenant_key)
     folder = (str(trace.path.parent), source.address.rpartition("/")[0])
     summary.problems = [problem.replace(*folder) for problem in summary.problems]
     summary.problems += [

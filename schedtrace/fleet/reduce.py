@@ -8,6 +8,7 @@ from schedtrace.fleet.engines import FleetSummaries
 from schedtrace.fleet.peers import WAITS, PeerComparison, Summaries, compare_peers, requests_per_s
 from schedtrace.fleet.sketches import merged_latency, percentile_ms
 from schedtrace.fleet.summary import message_from
+from schedtrace.fleet.tenants import fleet_tenants
 from schedtrace.model.fleet import (
     ClockSpread,
     EngineSummary,
@@ -43,13 +44,19 @@ KIND_WORDS: dict[FaultKind, str] = {
 CAPACITY: frozenset[FaultKind] = frozenset({"slow-steps", "slow-host-work", "smaller-limit"})
 
 
-def fleet_report(fleet: FleetSummaries, paths: Sequence[str] = (), window: str = "") -> FleetReport:
+def fleet_report(
+    fleet: FleetSummaries,
+    paths: Sequence[str] = (),
+    window: str = "",
+    price_per_gpu_hour: float | None = None,
+) -> FleetReport:
     """Return the report of a fleet.
 
     Args:
         fleet: Summaries of its engines, and what was read.
         paths: Paths and addresses as given.
         window: Part of the recordings, in words.
+        price_per_gpu_hour: Price of a GPU hour, for the costs of tenants; None for no costs.
     """
     engines = fleet.by_name
     comparison = compare_peers(engines)
@@ -66,6 +73,7 @@ def fleet_report(fleet: FleetSummaries, paths: Sequence[str] = (), window: str =
         root_causes=roots,
         hosts=_hosts(engines, comparison),
         engines=_engine_rows(engines, comparison),
+        tenants=fleet_tenants(engines, price_per_gpu_hour),
         clocks=_clocks(engines),
         read=fleet.read,
     )

@@ -10,6 +10,7 @@ from schedtrace.diagnose.analyze import Timelines, analyze_run
 from schedtrace.diagnose.latencies import request_latencies
 from schedtrace.diagnose.verdict import leading
 from schedtrace.fleet.sketches import sketch_of
+from schedtrace.fleet.tenants import TenantKey, gpus_of, tenant_fields
 from schedtrace.model.fleet import (
     EngineSummary,
     SummaryFinding,
@@ -35,8 +36,10 @@ FEWEST_STEPS = 3
 """Steps of a class from which its median is kept."""
 
 
-def summarize_run(run: Run, window: Window | None, content: str) -> EngineSummary:
-    """Return the summary of a run's first engine, or of a window of it.
+def summarize_run(
+    run: Run, window: Window | None, content: str, tenant_key: TenantKey | None = None
+) -> EngineSummary:
+    """Return the summary of a run's first engine, or of a window of it, divided by tenant if there is a key.
 
     Raises:
         InputError: If its trace cannot be read.
@@ -71,6 +74,8 @@ def summarize_run(run: Run, window: Window | None, content: str) -> EngineSummar
         paces=paces(timeline.steps),
         lacks=report.lacks,
         problems=[message_json(problem) for problem in report.problems],
+        gpus=gpus_of(header),
+        **({} if tenant_key is None else tenant_fields(timeline, tenant_key)),
     )
 
 

@@ -88,15 +88,18 @@ def _parquet(frame: pl.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def content_hash(digests: Sequence[tuple[str, str]], window: Window | None, engines: int) -> str:
+def content_hash(
+    digests: Sequence[tuple[str, str]], window: Window | None, engines: int, tenant_key: object = None
+) -> str:
     """Return the key of a summary: it changes if the summary could.
 
     Args:
         digests: Name and content's hash of each file.
         window: Window of the recording.
         engines: Number of traces in the folder, which decides what the manifest's figures are about.
+        tenant_key: Property by which the summary is divided among tenants.
     """
-    parts = (SUMMARY_VERSION, cache.made_by(), list(digests), str(window or ""), engines)
+    parts = (SUMMARY_VERSION, cache.made_by(), list(digests), str(window or ""), engines, str(tenant_key))
     return hashlib.blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 

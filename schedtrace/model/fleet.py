@@ -7,7 +7,7 @@ import msgspec
 from schedtrace.model.message import NOTHING, Message
 
 FLEET_SCHEMA_VERSION = 1
-SUMMARY_VERSION = 1
+SUMMARY_VERSION = 2
 """Version of ``EngineSummary``; raise it when a field or the meaning of a figure changes."""
 
 
@@ -83,11 +83,45 @@ class SummaryPace(msgspec.Struct, kw_only=True):
     """Median of their time on the device."""
 
 
+class SummaryTenant(msgspec.Struct, kw_only=True):
+    """Time, tokens and device time of one tenant's requests on one engine."""
+
+    tenant: str
+    """Name of the tenant; names in parentheses stand for no tenant, an unknown one, or all further ones."""
+    requests: int
+    """Requests that arrived."""
+    waiting_us: int
+    """Time of its requests in the queue, or running without getting tokens."""
+    running_us: int
+    """Time of its requests in prefill, decode and recomputation."""
+    front_end_us: int
+    """Time of its requests on the way to the scheduler."""
+    prompt_tokens: int
+    """Prompt tokens of the requests that arrived."""
+    output_tokens: int
+    """Output tokens of the requests that left."""
+    recomputed_tokens: int
+    """Tokens that were computed again after a preemption."""
+    device_us: int
+    """Its part of the device's time."""
+
+
+class SummaryTenantWait(msgspec.Struct, kw_only=True):
+    """Time that one tenant's requests waited for a resource that another tenant's requests held."""
+
+    waiter: str
+    """Tenant of the waiting requests."""
+    holder: str
+    """Tenant that held the resource; ``(nobody)`` for waits for no shared resource."""
+    us: int
+    """Time in microseconds, added up over the requests."""
+
+
 class EngineSummary(msgspec.Struct, kw_only=True):
     """All that a fleet's report needs of one engine; a row of the Parquet file."""
 
     summary_version: int = SUMMARY_VERSION
-    """Version of these columns; 1."""
+    """Version of these columns; 2."""
     content: str
     """Hash of the content that was read, of the window and of the version that read it."""
     window: str
@@ -164,6 +198,16 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     """Kinds of facts that the record lacks."""
     problems: list[str]
     """Problems of the trace, each as JSON of a message."""
+    gpus: int | None = None
+    """GPUs of the engine, by its parallel settings; null if these are not recorded."""
+    tenant_key: str = ""
+    """Property that names the tenants (``--tenant``); empty if nothing was divided by tenant."""
+    divided_by: str = ""
+    """Weights by which a step's device time was divided: ``step-time model`` or ``scheduled tokens``."""
+    tenants: list[SummaryTenant] = []
+    """Use of the engine by tenant."""
+    tenant_waits: list[SummaryTenantWait] = []
+    """Waits by the tenants of their requests and of the holders."""
 
 
 FaultKind = Literal[
@@ -337,6 +381,55 @@ class FleetEngine(msgspec.Struct, kw_only=True):
     """Arrivals in each of 40 equal parts of its recording."""
 
 
+class FleetTenant(msgspec.Struct, kw_only=True):
+    """Time, tokens, device time and cost of one tenant over all engines."""
+
+    tenant: str
+    """Name of the tenant, as in ``SummaryTenant``."""
+    requests: int
+    """Requests that arrived."""
+    waiting_us: int
+    """Time of its requests in the queue, or running without getting tokens."""
+    running_us: int
+    """Time of its requests in prefill, decode and recomputation."""
+    front_end_us: int
+    """Time of its requests on the way to the scheduler."""
+    prompt_tokens: int
+    """Prompt tokens of the requests that arrived."""
+    output_tokens: int
+    """Output tokens of the requests that left."""
+    recomputed_tokens: int
+    """Tokens that were computed again after a preemption."""
+    device_us: int
+    """Its part of the devices' time."""
+    device_frac: float
+    """Share of the devices' time."""
+    gpu_us: int | None
+    """Its device time, times the GPUs of each engine; null if the GPUs of an engine are unknown."""
+    cost: float | None = None
+    """``gpu_us`` at the price that was given; null without price."""
+
+
+class FleetTenants(msgspec.Struct, kw_only=True):
+    """Use of the fleet by tenant; all figures of the tenants add up to those of the whole fleet."""
+
+    key: str
+    """Property that names the tenants (``--tenant``)."""
+    tenants: list[FleetTenant]
+    """Tenants, by device time."""
+    waits: list[SummaryTenantWait]
+    """Waits by the tenants of their requests and of the holders, the longest first."""
+    by_model: int
+    """Engines whose steps' device time was divided by a fitted step-time model; in the others by scheduled
+    tokens."""
+    price_per_gpu_hour: float | None = None
+    """Price that was given."""
+    gpu_us: int | None
+    """Length of all recordings, times the GPUs of each engine; null if the GPUs of an engine are unknown."""
+    idle_cost: float | None = None
+    """Cost of the time in which the devices executed no batch; null without price."""
+
+
 class ClockSpread(msgspec.Struct, kw_only=True):
     """Largest difference between the clocks of two engines."""
 
@@ -412,6 +505,8 @@ class FleetReport(msgspec.Struct, kw_only=True):
     """Hosts, the slowest first."""
     engines: list[FleetEngine]
     """Engines: those that differ first, then by waiting share."""
+    tenants: FleetTenants | None = None
+    """Use by tenant; null without ``--tenant``."""
     clocks: ClockSpread
     """Uncertainty of times between engines."""
     read: FleetManifest

@@ -102,17 +102,24 @@ def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataF
 
 def _work(frames: EngineFrames) -> list[pl.DataFrame]:
     """Return the periods of each ``kind`` of the engine's work: ``begin_us`` and ``end_us``."""
-    done = pl.col("start_us") + pl.col("schedule_us")
-    before = pl.col("output_us").cum_max().shift(1).fill_null(0)
-    executed = pl.col("start_us") + pl.col("execute_after_us")
-    steps = frames.steps.with_columns(could_us=pl.coalesce(executed, pl.max_horizontal(done, before)))
-    over = pl.coalesce(executed + pl.col("execute_us"), "output_us")
+    steps, done = frames.steps, pl.col("start_us") + pl.col("schedule_us")
     return [
-        _spans(steps.filter(pl.col("total_requests") > 0), "device", pl.col("could_us"), over),
+        device_spans(steps).select("begin_us", "end_us", kind=pl.lit(DEVICE)),
         _spans(steps, "schedule", pl.col("start_us"), done),
         _spans(steps, "update", pl.col("output_us"), pl.col("output_us") + pl.col("update_us")),
         _spans(steps, "dummy", pl.col("start_us") - pl.col("dummy_us"), pl.col("start_us")),
     ]
+
+
+def device_spans(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return ``step``, ``begin_us`` and ``end_us`` of each batch on the device; batches may overlap."""
+    done = pl.col("start_us") + pl.col("schedule_us")
+    before = pl.col("output_us").cum_max().shift(1).fill_null(0)
+    executed = pl.col("start_us") + pl.col("execute_after_us")
+    begin = pl.coalesce(executed, pl.max_horizontal(done, before))
+    end = pl.coalesce(executed + pl.col("execute_us"), "output_us")
+    spans = steps.with_columns(begin_us=begin.cast(pl.Int64), end_us=end.cast(pl.Int64))
+    return spans.filter((pl.col("total_requests") > 0) & (LENGTH_US > 0)).select("step", "begin_us", "end_us")
 
 
 def _presence(requests: pl.DataFrame) -> pl.DataFrame:

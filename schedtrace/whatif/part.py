@@ -75,8 +75,9 @@ def part_of(base: RecordedLoad, findings: Sequence[Finding] = (), *, most_s: flo
         if chosen.requests < loads[0].requests:
             begin_us, end_us = chosen.begin_us, chosen.end_us
             loads = [_cut(loads[0], chosen)]
-            names = {request.request_id for request in loads[0]}
-            timelines = [_until_answered(timeline, names, chosen) for timeline in timelines]
+            timelines = [
+                _until_answered(timeline, _ids(loads[0], timeline), chosen) for timeline in timelines
+            ]
             run = replace(run, manifest=None)  # its figures are of whole trials
     part = LoadPart(
         requests=sum(load.requests for load in loads),
@@ -250,6 +251,11 @@ def _trials(base: RecordedLoad, most_s: float) -> tuple[list[Workload], list[Tim
         if replay_s(timelines) <= most_s or number == 1:
             break
     return base.loads[:number], timelines
+
+
+def _ids(load: Workload, timeline: Timeline) -> set[str]:
+    """Return the ids of an engine's requests; engines of a fleet may use the same ids."""
+    return {request.request_id for request in load if request.data_parallel_rank in (None, timeline.rank)}
 
 
 def _until_answered(timeline: Timeline, names: set[str], chosen: _Chosen) -> Timeline:

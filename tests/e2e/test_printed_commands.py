@@ -30,6 +30,10 @@ NOT_RUN = {
     ),
     "schedtrace attach --metrics on": "likewise; tests/contract/test_metrics.py switches metrics on",
     "schedtrace fleet s3://bucket/traces --jobs 8": "a bucket; tests/unit/fleet/test_s3.py has one",
+    **dict.fromkeys(
+        ["schedtrace fleet logs --router least-running", "schedtrace fleet logs --replay-engines 12"],
+        "minutes of replays; tests/contract/test_fleet_replay.py has a small fleet",
+    ),
     "schedtrace snapshot": "likewise; tests/e2e/test_snapshot.py",
     **dict.fromkeys(
         ["schedtrace doctor PID", "schedtrace doctor --url http://localhost:8000"],

@@ -18,6 +18,7 @@ from schedtrace.model.printable import integer, number, percent
 from schedtrace.model.report import Report
 from schedtrace.model.say import say
 from schedtrace.present.pages.report import report_page
+from schedtrace.present.pages.tenants import tenant_sections
 from schedtrace.present.phrases import plain, time_part
 from schedtrace.present.sections import (
     Bars,
@@ -102,6 +103,8 @@ def _sections(report: FleetReport) -> Iterator[Section]:
         yield _latencies_table(report.latencies)
     if report.root_causes:
         yield _roots_table(report.root_causes)
+    if report.tenants is not None:
+        yield from tenant_sections(report.tenants, len(report.engines))
     yield _engines_table(report.engines)
     yield Note(Styled(_clocks(report), Style.DIM), "Clocks:")
     yield Note(Styled(_read(report), Style.DIM), "Read:")

@@ -5,6 +5,7 @@ import json
 import polars as pl
 import pytest
 
+from schedtrace.model.printable import hashed
 from tests import makers
 from tests.unit.fleet.conftest import engine_lines
 
@@ -54,12 +55,35 @@ def test_summaries_as_parquet(cli, logs, tmp_path):
     ]
 
 
+def test_tenants_with_their_costs_and_with_names_that_are_hashed(cli, logs):
+    options = ("--jobs", 1, "--no-cache", "--tenant", "priority", "--format", "json")
+    _, out, _ = cli("fleet", logs, *options, "--price-per-gpu-hour", 3.6)
+    tenants = json.loads(out)["tenants"]
+    assert (tenants["key"], tenants["price_per_gpu_hour"]) == ("priority", 3.6)
+    assert [(tenant["tenant"], tenant["requests"]) for tenant in tenants["tenants"]] == [("0", 6)]
+    assert tenants["gpu_us"] is tenants["idle_cost"] is None  # no parallel settings are recorded
+    _, out, _ = cli("fleet", logs, *options, "--hash-tenants")
+    assert [tenant["tenant"] for tenant in json.loads(out)["tenants"]["tenants"]] == [hashed("0")]
+
+
+def test_a_replay_without_vllm_is_refused(cli, logs, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    code, out, err = cli("fleet", logs, "--replay-engines", 1)
+    assert (code, out) == (2, "")
+    assert "vLLM is not installed here" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
         (["nothing"], 3, "nothing: no such file or folder"),
         (["logs", "--engine", "x"], 3, "--engine x: no engines have this name; there are"),
         (["logs", "--engine", "x", "--output", "y"], 2, "--output writes the summaries of all engines"),
+        (["logs", "--engine", "x", "--tenant", "priority"], 2, "--tenant divides the figures of all engines"),
+        (["logs", "--tenant", "color"], 2, "there are priority, adapter, id:REGEX"),
+        (["logs", "--hash-tenants"], 2, "need --tenant"),
+        (["logs", "--price-per-gpu-hour", "2"], 2, "need --tenant"),
+        (["logs", "--router", "round-robin", "--last", "5s"], 2, "do not go with"),
         (["logs", "--from", "5h", "--jobs", "1"], 3, "no step began in --from 18000s"),
         (["nosuch://bucket"], 3, "nosuch://bucket"),
     ],

@@ -1,0 +1,471 @@
+"""Use of engines by tenant: time, tokens and device time of its requests, and the waits between tenants.
+
+A tenant is what a trace records about requests: their priority, their adapter, or a part of their id. Every
+figure is divided so that the tenants' parts add up to the whole in microseconds and tokens.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from schedtrace.errors import UsageError
+from schedtrace.model.causes import Cause
+from schedtrace.model.fleet import (
+    EngineSummary,
+    FleetTenant,
+    FleetTenants,
+    SummaryTenant,
+    SummaryTenantWait,
+)
+from schedtrace.model.printable import hashed
+from schedtrace.model.trace import Header
+from schedtrace.timeline.charges import (
+    ABORTED_WORK,
+    HEAD_OF_LINE,
+    IDLE_HOLDERS,
+    LONG_PROMPT,
+    PRIORITY_INVERSION,
+    RECOMPUTE,
+    prefills,
+)
+from schedtrace.timeline.engine_states import DEVICE, device_spans
+from schedtrace.timeline.frames import lost_before, lost_in_gaps, recorded
+from schedtrace.timeline.pieces import with_work
+from schedtrace.timeline.request_states import QUEUED
+from schedtrace.timeline.spans import LENGTH_US, at_steps, level, merged, overlap_us, time_within, total_us
+from schedtrace.timeline.timeline import Timeline, context_tokens
+
+NONE, UNKNOWN, FURTHER, NOBODY = "(none)", "(unknown)", "(further)", "(nobody)"
+HASHED_IDS = "(hashed ids)"
+"""Tenant of all requests whose recorded ids are hashes, if ids name the tenants."""
+MOST_TENANTS = 50
+"""Tenants of one engine, by the time of their requests; the rest is ``FURTHER``."""
+RUNS = ("prefill", "decode", "recompute")
+HOLDS_SEAT = (*RUNS, "stalled")
+US_PER_HOUR = 3.6e9
+MODEL, TOKENS = "step-time model", "scheduled tokens"
+KEYS = ("priority", "adapter", "id:REGEX")
+RESOURCES: dict[str, str] = {
+    str(Cause.MAX_NUM_SEQS): "seats",
+    str(Cause.KV_BLOCKS): "context",
+    str(Cause.PREEMPTED_THIS_STEP): "context",
+    str(Cause.STALE_OUTPUT_PENDING): "context",
+    str(Cause.TOKEN_BUDGET): "tokens",
+    str(Cause.INPUT_BUDGET): "tokens",
+    str(Cause.CHUNKED_PREFILL_OFF): "tokens",
+    LONG_PROMPT: "tokens",
+}
+"""Column of the steps whose shares divide a wait with this charge, or cause, among the holders."""
+
+
+@dataclass(frozen=True)
+class TenantKey:
+    """Property of a request that names its tenant."""
+
+    field: str
+    """``priority``, ``adapter`` or ``id``."""
+    pattern: str = ""
+    """Regular expression whose first group is the tenant in an id."""
+    is_hashed: bool = False
+    """Whether tenants are named by hashes."""
+
+    def __str__(self) -> str:
+        words = f"{self.field}:{self.pattern}" if self.pattern else self.field
+        return f"{words}, hashed" if self.is_hashed else words
+
+    def names(self, requests: pl.DataFrame, header: Header) -> pl.Series:
+        """Return the tenant of each row of ``known_requests``."""
+        if self.field == "id" and header.hashed_ids:
+            return pl.Series("tenant", [HASHED_IDS] * requests.height, dtype=pl.String)
+        values = {
+            "priority": pl.col("priority").cast(pl.String),
+            "adapter": pl.col("lora"),
+            "id": pl.col("request_id").str.extract(self.pattern),
+        }
+        names = requests.select(tenant=values[self.field])["tenant"]
+        if self.is_hashed:
+            real = names.drop_nulls().unique().to_list()
+            names = names.replace({name: hashed(name) for name in real})
+        return names.fill_null(NONE if self.field == "adapter" else UNKNOWN)
+
+
+def parse_tenant_key(text: str, *, is_hashed: bool) -> TenantKey:
+    """Return the key that an option names.
+
+    Raises:
+        UsageError: If there is no such key, or its regular expression is wrong.
+    """
+    field, _, pattern = text.partition(":")
+    if field == "id" and pattern:
+        try:
+            pl.Series([""]).str.extract(pattern)
+        except pl.exceptions.ComputeError as error:
+            msg = f"--tenant {text}: {str(error).splitlines()[0]}"
+            raise UsageError(msg) from error
+        return TenantKey(field, pattern, is_hashed)
+    if text not in KEYS[:-1]:
+        msg = f"--tenant {text}: no such property; there are {', '.join(KEYS)}"
+        raise UsageError(msg)
+    return TenantKey(text, is_hashed=is_hashed)
+
+
+def gpus_of(header: Header) -> int | None:
+    """Return the GPUs of an engine, or of one data-parallel rank; None if not recorded."""
+    sizes = [
+        header.settings.get("parallel_config.tensor_parallel_size"),
+        header.pipeline_parallel_size,
+        header.settings.get("parallel_config.prefill_context_parallel_size", 1),
+    ]
+    product = 1
+    for size in sizes:
+        if not isinstance(size, int):
+            return None
+        product *= size
+    return product
+
+
+def tenant_fields(timeline: Timeline, key: TenantKey) -> dict[str, Any]:
+    """Return the fields of an engine's summary that are about tenants."""
+    division = _Division(timeline, _tenants(timeline, key))
+    return {
+        "tenant_key": str(key),
+        "divided_by": division.divided_by,
+        "tenants": division.use(),
+        "tenant_waits": division.waits(),
+    }
+
+
+def _tenants(timeline: Timeline, key: TenantKey) -> pl.DataFrame:
+    """Return ``request_id`` and ``tenant`` of every known request; small tenants are ``FURTHER``."""
+    requests = timeline.known_requests
+    named = requests.select("request_id").with_columns(key.names(requests, timeline.header).alias("tenant"))
+    times = timeline.request_states.group_by("request_id").agg(us=LENGTH_US.sum())
+    sums = named.join(times, on="request_id", how="left").group_by("tenant").agg(pl.col("us").sum())
+    largest = sums.sort("us", "tenant", descending=[True, False])["tenant"].head(MOST_TENANTS)
+    return named.with_columns(
+        tenant=pl.when(pl.col("tenant").is_in(largest.implode())).then("tenant").otherwise(pl.lit(FURTHER))
+    )
+
+
+@dataclass
+class _Division:
+    """Division of one engine's figures among tenants."""
+
+    timeline: Timeline
+    tenants: pl.DataFrame
+    """``request_id`` and ``tenant``."""
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Tenants in the order of their names; ``UNKNOWN`` is last, for requests that are not known."""
+        return [*sorted({*self.tenants["tenant"]} - {UNKNOWN}), UNKNOWN]
+
+    @property
+    def divided_by(self) -> str:
+        """Weights of the division of a step's device time."""
+        return TOKENS if self.timeline.step_time is None else MODEL
+
+    def _named(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return rows of requests with their ``tenant``."""
+        named = rows.join(self.tenants, on="request_id", how="left", maintain_order="left")
+        return named.with_columns(pl.col("tenant").fill_null(UNKNOWN))
+
+    def _sums(self, rows: pl.DataFrame, **amounts: pl.Expr) -> dict[str, dict[str, int]]:
+        """Return sums over rows of requests, by tenant and name."""
+        sums = self._named(rows).group_by("tenant").agg(**amounts).to_dicts()
+        return {row.pop("tenant"): row for row in sums}
+
+    def use(self) -> list[SummaryTenant]:
+        """Return the use of each tenant that has any."""
+        state, timeline = pl.col("state"), self.timeline
+        waits, runs = state.is_in([*QUEUED, "stalled"]), state.is_in(RUNS)
+        parts = [
+            self._sums(
+                recorded(timeline.request_states),
+                waiting_us=LENGTH_US.filter(waits).sum(),
+                running_us=LENGTH_US.filter(runs).sum(),
+                front_end_us=LENGTH_US.filter(~waits & ~runs).sum(),
+            ),
+            self._sums(
+                timeline.arrivals.filter(~pl.col("streaming_update")),
+                requests=pl.len(),
+                prompt_tokens=pl.col("prompt_tokens").sum(),
+            ),
+            self._sums(timeline.finishes, output_tokens=pl.col("output_tokens").sum()),
+            self._sums(recomputed(timeline), recomputed_tokens=pl.col("recomputed_tokens").sum()),
+            {tenant: {"device_us": us} for tenant, us in self.device_us().items()},
+        ]
+        merged_parts: dict[str, dict[str, int]] = defaultdict(dict)
+        for part in parts:
+            for tenant, amounts in part.items():
+                merged_parts[tenant] |= {name: amount or 0 for name, amount in amounts.items()}
+        fields = [name for name in SummaryTenant.__struct_fields__ if name != "tenant"]
+        return [
+            SummaryTenant(tenant=tenant, **{name: amounts.get(name, 0) for name in fields})
+            for tenant, amounts in sorted(merged_parts.items())
+            if any(amounts.values())
+        ]
+
+    @cached_property
+    def work(self) -> pl.DataFrame:
+        """One row per step and tenant with requests in it.
+
+        Columns: ``step``, ``place`` (of the tenant in ``names``), ``requests``, ``tokens``, ``prompt``
+        (tokens of prompts) and ``context`` (tokens that were computed before the step).
+        """
+        timeline = self.timeline
+        steps = timeline.steps.select("step").sort("step")
+        prompts = (
+            self._named(prefills(timeline))
+            .with_columns(
+                prompt=pl.min_horizontal(
+                    "scheduled_tokens", pl.col("prompt_tokens") - pl.col("computed_tokens")
+                )
+            )
+            .group_by("step", "tenant")
+            .agg(pl.col("prompt").sum())
+        )
+        tables = []
+        for place, tenant in enumerate(self.names):
+            own = self._stretches(tenant)
+            counts = level(
+                own, "step", pl.col("last_step") + 1, requests=pl.lit(1), tokens=pl.col("scheduled_tokens")
+            )
+            tables.append(
+                at_steps(counts, steps)
+                .with_columns(context_tokens(own, steps)["context_tokens"].alias("context"))
+                .filter(pl.col("requests") > 0)
+                .join(prompts.filter(pl.col("tenant") == tenant).drop("tenant"), on="step", how="left")
+                .select(
+                    "step",
+                    pl.lit(place).alias("place"),
+                    *(pl.col(name).cast(pl.Float64) for name in ("requests", "tokens", "context")),
+                    pl.col("prompt").fill_null(0).cast(pl.Float64),
+                )
+            )
+        return pl.concat(tables).sort("step", "place")
+
+    def _stretches(self, tenant: str) -> pl.LazyFrame:
+        """Return the stretches of a tenant's requests."""
+        is_known = pl.col("request_id").is_in(self.tenants["request_id"].implode())
+        own = self.tenants.filter(pl.col("tenant") == tenant)["request_id"]
+        is_own = pl.col("request_id").is_in(own.implode())
+        return self.timeline.stretches.filter(is_own | ~is_known if tenant == UNKNOWN else is_own)
+
+    def device_us(self) -> dict[str, int]:
+        """Return the device's time by tenant, which adds up to that of ``engine_states``.
+
+        A step's time is divided in proportion to the times that the step-time model gives for each tenant's
+        tokens and context, and for its share of the step's requests in the constant part; without a model, in
+        proportion to the scheduled tokens.
+        """
+        engine = self.timeline.engine_states.filter(pl.col("state") == DEVICE)
+        spans = merged(device_spans(self.timeline.steps))
+        times = spans.with_columns(us=overlap_us(spans, engine)).group_by("step").agg(pl.col("us").sum())
+        model, weight = self.timeline.step_time, pl.col("tokens")
+        if model is not None:
+            weight = (
+                model.base_us * pl.col("requests") / pl.col("requests").sum().over("step")
+                + model.per_prefill_token_us * pl.col("prompt")
+                + model.per_decode_token_us * (pl.col("tokens") - pl.col("prompt"))
+                + model.per_context_token_us * pl.col("context")
+            )
+            weight = pl.when(weight.sum().over("step") > 0).then(weight).otherwise("tokens")
+        rows = self.work.with_columns(weight=weight).join(times, on="step").sort("step", "place")
+        ends = pl.col("weight").cum_sum().over("step")
+        shares = rows.with_columns(end=(pl.col("us") * (ends / ends.last().over("step"))).round())
+        parts = shares.with_columns(part=pl.col("end") - pl.col("end").shift(1).over("step").fill_null(0))
+        sums = parts.group_by("place").agg(pl.col("part").sum().cast(pl.Int64))
+        by_tenant = {self.names[place]: us for place, us in sums.iter_rows()}
+        rest = total_us(engine) - sum(by_tenant.values())  # of steps whose requests are not recorded
+        return {**by_tenant, UNKNOWN: by_tenant.get(UNKNOWN, 0) + rest}
+
+    def waits(self) -> list[SummaryTenantWait]:
+        """Return the charged time of all waits by the tenants of the waiting requests and of the holders."""
+        rows = self._named(self.timeline.charges.filter(pl.col("charge") != RECOMPUTE))
+        by_cause = pl.col("charge").is_in([PRIORITY_INVERSION, ABORTED_WORK])
+        rows = rows.with_columns(reason=pl.when(by_cause).then("cause").otherwise("charge"))
+        sums: dict[tuple[str, str], int] = defaultdict(int)
+        for (reason,), part in rows.group_by("reason", maintain_order=True):
+            for waiter, holder, us in self._holders(str(reason), part).iter_rows():
+                sums[waiter, holder] += us
+        ordered = sorted(sums.items(), key=lambda entry: (-entry[1], entry[0]))
+        return [
+            SummaryTenantWait(waiter=waiter, holder=holder, us=us) for (waiter, holder), us in ordered if us
+        ]
+
+    def _holders(self, reason: str, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return ``waiter``, ``holder`` and ``us`` of the waits for one reason."""
+        if reason == HEAD_OF_LINE:
+            return self._by_head(rows)
+        if reason == IDLE_HOLDERS:
+            return self._divided(rows, self._idle_shares())
+        if reason in RESOURCES:
+            return self._divided(rows, self._shares(RESOURCES[reason]))
+        return rows.select(waiter="tenant", holder=pl.lit(NOBODY), us="time_us")
+
+    def _by_head(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return ``waiter``, ``holder`` (tenant of the refused head) and ``us`` of waits behind a head."""
+        heads = self.timeline.held_up.select("request_id", head="head").unique("request_id", keep="last")
+        of_head = self.tenants.select(head="request_id", holder="tenant")
+        with_heads = rows.join(heads, on="request_id", how="left").join(of_head, on="head", how="left")
+        return with_heads.select(waiter="tenant", holder=pl.col("holder").fill_null(UNKNOWN), us="time_us")
+
+    def _divided(self, rows: pl.DataFrame, shares: pl.DataFrame) -> pl.DataFrame:
+        """Return the waits divided by the tenants' shares of a resource in the steps that they lasted.
+
+        Args:
+            rows: Rows of the charges, with ``tenant``.
+            shares: ``begin_us``, ``end_us`` and a cumulated share for each place in ``names``.
+        """
+        places = [*map(str, range(len(self.names)))]
+        within = time_within(rows, shares, {place: pl.col(place) for place in places})
+        scale = pl.col("time_us") / LENGTH_US
+        ends = pl.concat([rows, within], how="horizontal").with_columns(
+            (pl.col(place) * scale).fill_nan(0).round().cast(pl.Int64).clip(0, pl.col("time_us"))
+            for place in places
+        )
+        parts, before = [], pl.lit(0)
+        for place, name in zip(places, self.names, strict=True):
+            parts.append(ends.select(waiter="tenant", holder=pl.lit(name), us=pl.col(place) - before))
+            before = pl.col(place)
+        parts.append(ends.select(waiter="tenant", holder=pl.lit(NOBODY), us=pl.col("time_us") - before))
+        return pl.concat(parts).group_by("waiter", "holder").agg(pl.col("us").sum())
+
+    def _shares(self, resource: str) -> pl.DataFrame:
+        """Return the cumulated shares of the tenants in each step.
+
+        Args:
+            resource: ``seats``, ``context`` (tokens in the KV cache) or ``tokens`` (of the step).
+        """
+        if resource == "seats":
+            amounts = self._seats()
+        else:
+            own = {"context": pl.col("context") + pl.col("tokens"), "tokens": pl.col("tokens")}[resource]
+            amounts = self.work.select("step", "place", amount=own)
+        return self._cumulated(amounts)
+
+    def _seats(self) -> pl.DataFrame:
+        """Return ``step``, ``place`` and ``amount``: a tenant's running requests when the step begins."""
+        rows = self._named(recorded(self.timeline.request_states))
+        holding = rows.filter(pl.col("state").is_in(HOLDS_SEAT) & (LENGTH_US > 0))
+        steps = self.timeline.steps.select("step", "start_us").drop_nulls().sort("start_us")
+        tables = []
+        for place, tenant in enumerate(self.names):
+            levels = level(holding.filter(pl.col("tenant") == tenant), amount=pl.lit(1)).select(
+                "at", "amount"
+            )
+            tables.append(
+                steps.join_asof(levels, left_on="start_us", right_on="at")
+                .filter(pl.col("amount") > 0)
+                .select("step", pl.lit(place).alias("place"), pl.col("amount").cast(pl.Float64))
+            )
+        return pl.concat(tables)
+
+    def _idle_shares(self) -> pl.DataFrame:
+        """Return the cumulated shares of the tenants in the blocks of idle holders, in each step."""
+        idle = self._named(self.timeline.idle_holders)
+        blocks = idle.group_by("first_step", "last_step", "tenant").agg(pl.col("blocks").sum())
+        places = pl.DataFrame({"tenant": self.names, "place": [*range(len(self.names))]})
+        rows = blocks.join(places, on="tenant").with_columns(
+            step=pl.int_ranges("first_step", pl.col("last_step") + 1)
+        )
+        amounts = rows.explode("step").group_by("step", "place").agg(pl.col("blocks").sum())
+        return self._cumulated(
+            amounts.select("step", pl.col("place").cast(pl.Int32), amount=pl.col("blocks").cast(pl.Float64))
+        )
+
+    def _cumulated(self, amounts: pl.DataFrame) -> pl.DataFrame:
+        """Return the spans of the steps with the tenants' shares of an amount, added up in order."""
+        steps = self.timeline.steps.drop_nulls("start_us").select(
+            "step",
+            begin_us="start_us",
+            end_us=pl.col("start_us").shift(-1).fill_null(self.timeline.end_us),
+        )
+        share = pl.col("amount") / pl.col("amount").sum().over("step")
+        wide = amounts.with_columns(share=share.fill_nan(0)).pivot("place", index="step", values="share")
+        held = steps.join(wide, on="step", how="left", maintain_order="left")
+        columns = [str(place) for place in range(len(self.names))]
+        absent = [pl.lit(0.0).alias(name) for name in columns if name not in held.columns]
+        filled = held.with_columns(*absent).with_columns(pl.col(columns).fill_null(0.0))
+        totals = [pl.sum_horizontal(columns[: place + 1]).clip(0, 1) for place in range(len(columns))]
+        named = (total.alias(name) for total, name in zip(totals, columns, strict=True))
+        return filled.select("begin_us", "end_us", *named)
+
+
+def recomputed(timeline: Timeline) -> pl.DataFrame:
+    """Return ``request_id`` and ``recomputed_tokens`` of each stretch that computed lost tokens again."""
+    preempted = [
+        rows["request_id"] for rows in (timeline.preemptions, lost_before(timeline), lost_in_gaps(timeline))
+    ]
+    its = pl.col("request_id").is_in(pl.concat(preempted).unique().implode())
+    rows = with_work(timeline, timeline.stretches.filter(its).collect()).filter(pl.col("work") == "recompute")
+    steps = pl.col("last_step") - pl.col("step") + 1
+    end = pl.min_horizontal(pl.col("computed_tokens") + steps * pl.col("scheduled_tokens"), "lost_tokens")
+    return rows.select("request_id", recomputed_tokens=end - pl.col("computed_tokens"))
+
+
+def fleet_tenants(
+    engines: Mapping[str, EngineSummary], price_per_gpu_hour: float | None = None
+) -> FleetTenants | None:
+    """Return the use of a fleet by tenant; None if its summaries are not divided by tenant."""
+    summaries = [summary for summary in engines.values() if summary.tenant_key]
+    if not summaries:
+        return None
+    per_us = None if price_per_gpu_hour is None else price_per_gpu_hour / US_PER_HOUR
+    tenants = sorted(_added_up(summaries, per_us), key=lambda tenant: (-tenant.device_us, tenant.tenant))
+    gpu_us = _gpu_us((summary.length_us, summary.gpus) for summary in summaries)
+    used_us = sum(tenant.gpu_us or 0 for tenant in tenants)
+    return FleetTenants(
+        key=summaries[0].tenant_key,
+        tenants=tenants,
+        waits=_waits(summaries),
+        by_model=sum(summary.divided_by == MODEL for summary in summaries),
+        price_per_gpu_hour=price_per_gpu_hour,
+        gpu_us=gpu_us,
+        idle_cost=None if gpu_us is None or per_us is None else (gpu_us - used_us) * per_us,
+    )
+
+
+def _added_up(summaries: Sequence[EngineSummary], per_us: float | None) -> Iterator[FleetTenant]:
+    """Yield the sums of each tenant over all engines."""
+    whole_us = sum(tenant.device_us for summary in summaries for tenant in summary.tenants)
+    by_tenant: dict[str, list[tuple[SummaryTenant, int | None]]] = defaultdict(list)
+    for summary in summaries:
+        for tenant in summary.tenants:
+            by_tenant[tenant.tenant].append((tenant, summary.gpus))
+    amounts = [name for name in SummaryTenant.__struct_fields__ if name != "tenant"]
+    for name, parts in by_tenant.items():
+        sums = {amount: sum(getattr(part, amount) for part, _ in parts) for amount in amounts}
+        gpu_us = _gpu_us((part.device_us, gpus) for part, gpus in parts)
+        yield FleetTenant(
+            tenant=name,
+            **sums,
+            device_frac=sums["device_us"] / whole_us if whole_us else 0.0,
+            gpu_us=gpu_us,
+            cost=None if gpu_us is None or per_us is None else gpu_us * per_us,
+        )
+
+
+def _gpu_us(times: Iterable[tuple[int, int | None]]) -> int | None:
+    """Return the sum of times, each multiplied by the GPUs of its engine; None if these are unknown."""
+    total = 0
+    for us, gpus in times:
+        if gpus is None:
+            return None
+        total += us * gpus
+    return total
+
+
+def _waits(summaries: Sequence[EngineSummary]) -> list[SummaryTenantWait]:
+    """Return the waits between tenants over all engines, the longest first."""
+    sums: dict[tuple[str, str], int] = defaultdict(int)
+    for summary in summaries:
+        for wait in summary.tenant_waits:
+            sums[wait.waiter, wait.holder] += wait.us
+    ordered = sorted(sums.items(), key=lambda entry: (-entry[1], entry[0]))
+    return [SummaryTenantWait(waiter=waiter, holder=holder, us=us) for (waiter, holder), us in ordered]

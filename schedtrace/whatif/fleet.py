@@ -1,0 +1,164 @@
+"""The load of a fleet, replayed through another router or on another number of engines.
+
+The engines become independent data-parallel ranks of one replay: vLLM's own scheduler decides on each, and
+the baseline is the replay in which every request goes to the engine that it went to in the recording.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.fleet.inputs import EngineSource, FleetInputs
+from schedtrace.fleet.stores import staged, store_for
+from schedtrace.model.message import Message
+from schedtrace.model.say import say
+from schedtrace.model.trace import Header
+from schedtrace.model.what_if import Replays
+from schedtrace.read.lines import ReadOptions
+from schedtrace.read.run import Run, Traces, read_run
+from schedtrace.read.trace import Trace
+from schedtrace.step_times.fitted import fit
+from schedtrace.timeline.frames import offset
+from schedtrace.timeline.timeline import make_timeline
+from schedtrace.whatif.baseline import usual_figure
+from schedtrace.whatif.part import part_of
+from schedtrace.whatif.prediction import Predictor, RecordedLoad
+from schedtrace.workloads.recorded_ranks import loads_of_run
+from schedtrace.workloads.workload import LoadRequest, Workload
+
+MOST_BYTES = 500_000_000
+"""Maximum size of the traces of one replay: all of them are in memory at once."""
+MOST_S = 6.0
+"""Maximum estimated seconds of one replay; of a longer load, its first part is replayed."""
+RESAMPLES = 4
+"""Fits to resampled steps, as ``prediction.RESAMPLES``; a fleet's replays are long."""
+
+
+def fleet_load(inputs: FleetInputs, *, most_s: float = MOST_S) -> tuple[RecordedLoad, list[Message]]:
+    """Return the load of a fleet as that of data-parallel ranks, and notes on what a replay leaves out.
+
+    Args:
+        inputs: Engines of one model, device and role.
+        most_s: Maximum estimated seconds of one replay.
+
+    Raises:
+        InputError: If a trace cannot be read, the traces are too large, or the engines are not of one kind.
+        UsageError: If they are data-parallel ranks in lock-step.
+    """
+    size = sum(source.size_bytes for source in inputs.engines)
+    if size > MOST_BYTES:
+        msg = (
+            f"{size / 1e6:,.0f} MB of traces: a replay keeps all of them in memory, at most "
+            f"{MOST_BYTES / 1e6:,.0f} MB; name fewer engines, or parts of their traces"
+        )
+        raise InputError(msg)
+    with ExitStack() as stack:
+        runs = [_run(stack, source) for source in inputs.engines]
+        headers = [run.traces[0].header for run in runs]
+        _require_one_kind(headers)
+        usual, notes = _usual(headers)
+        ordered = sorted(runs, key=lambda run: _limits(run.traces[0].header) != usual)
+        base = _recorded([(run, _as_rank(run.traces[0], rank)) for rank, run in enumerate(ordered)])
+        part = part_of(base, most_s=most_s)
+    return replace(part, loads=[_with_own_ids(load) for load in part.loads]), notes
+
+
+def fleet_replay(
+    base: RecordedLoad,
+    changes: Mapping[str, Any],
+    notes: Sequence[Message] = (),
+    *,
+    resamples: int = RESAMPLES,
+) -> Replays:
+    """Return the document of the replays with the recorded assignment, and with these changes.
+
+    Args:
+        base: Load of the fleet.
+        changes: ``data_parallel_size``, the number of engines, and ``router``.
+        notes: Notes on the load.
+        resamples: As for ``prediction.predict``.
+
+    Raises:
+        InputError: If the replay of the recorded assignment is too far from the recording.
+        UsageError: If vLLM does not accept the changes, or the load never ends.
+    """
+    with Predictor(base, resamples=resamples) as predictor:
+        baseline = predictor.require_reproduced(usual_figure(base))
+        baseline.part = base.part
+        document = predictor.document([predictor.predict(changes)], baseline)
+    document.settings = {"data_parallel_size": len(base.timelines), "router": "as recorded"}
+    document.notes += notes
+    return document
+
+
+def _run(stack: ExitStack, source: EngineSource) -> Run:
+    """Return an engine's run; a remote one is local until the stack is closed."""
+    store = store_for(source.address)
+    trace = stack.enter_context(staged(store, source.trace_name, source.parts, source.beside, whole=True))
+    return read_run(trace.path, ReadOptions(cache=False))
+
+
+def _require_one_kind(headers: Sequence[Header]) -> None:
+    kinds = {(header.model, header.device, _role(header)) for header in headers}
+    if len(kinds) > 1:
+        msg = f"engines of {len(kinds)} kinds (model, device, role): a replay needs those of a single kind"
+        raise InputError(msg)
+    if len(headers) == 1:
+        msg = "one engine is no fleet: schedtrace replay RUN replays it"
+        raise UsageError(msg)
+    if any((header.data_parallel_size or 1) > 1 for header in headers):
+        msg = "these are data-parallel ranks in lock-step: schedtrace replay RUN replays them"
+        raise UsageError(msg)
+
+
+def _role(header: Header) -> object:
+    return header.settings.get("kv_transfer_config.kv_role")
+
+
+def _limits(header: Header) -> tuple[int | None, ...]:
+    return header.token_budget, header.max_num_running_reqs, header.kv_blocks_total, header.max_model_len
+
+
+def _usual(headers: Sequence[Header]) -> tuple[tuple[int | None, ...], list[Message]]:
+    """Return the most common limits, and a note on the engines that have others."""
+    [(usual, count)] = Counter(map(_limits, headers)).most_common(1)
+    other = len(headers) - count
+    if not other:
+        return usual, []
+    return usual, [
+        say("{other:n engine} with other limits are replayed with those of the rest.", other=other)
+    ]
+
+
+def _as_rank(trace: Trace, rank: int) -> Trace:
+    """Return a trace as that of a rank; simulated engines, which have no common clock, begin together."""
+    header = msgspec.structs.replace(trace.header, engine_rank=rank)
+    if header.clock == "virtual":
+        header = msgspec.structs.replace(header, wall_anchor_us=0, clock_id=None)
+    return replace(trace, header=header)
+
+
+def _recorded(engines: Sequence[tuple[Run, Trace]]) -> RecordedLoad:
+    """Return the load of the engines, each a rank; see ``prediction.recorded``."""
+    traces = [trace for _, trace in engines]
+    timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for run, trace in engines]
+    for timeline in timelines:
+        timeline.offset_us = offset(timeline.header, timelines[0].header).us
+    run = Run(Path("fleet"), None, Traces(traces), len(traces))
+    return RecordedLoad(run, timelines, loads_of_run(traces), fit(timelines, [f"{len(traces)} engines"]))
+
+
+def _with_own_ids(load: Workload) -> Workload:
+    """Return the load with an id of its own for every request: engines may use the same ids."""
+
+    def read() -> Iterator[LoadRequest]:
+        for number, request in enumerate(load.read()):
+            yield msgspec.structs.replace(request, request_id=f"f{number}")
+
+    return replace(load, read=read)
