@@ -10,6 +10,7 @@ from schedtrace.diagnose.analyze import Timelines, analyze_run
 from schedtrace.diagnose.latencies import request_latencies
 from schedtrace.diagnose.verdict import leading
 from schedtrace.fleet.sketches import sketch_of
+from schedtrace.fleet.transfers import transfer_fields
 from schedtrace.model.fleet import (
     EngineSummary,
     SummaryFinding,
@@ -72,6 +73,7 @@ def summarize_run(run: Run, window: Window | None, content: str) -> EngineSummar
         paces=paces(timeline.steps),
         lacks=report.lacks,
         problems=[message_json(problem) for problem in report.problems],
+        **transfer_fields(timeline),
     )
 
 

@@ -4,10 +4,11 @@ from typing import Literal
 
 import msgspec
 
+from schedtrace.model.disaggregated import Disaggregated, SummaryTransfer
 from schedtrace.model.message import NOTHING, Message
 
 FLEET_SCHEMA_VERSION = 1
-SUMMARY_VERSION = 1
+SUMMARY_VERSION = 2
 """Version of ``EngineSummary``; raise it when a field or the meaning of a figure changes."""
 
 
@@ -87,7 +88,7 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     """All that a fleet's report needs of one engine; a row of the Parquet file."""
 
     summary_version: int = SUMMARY_VERSION
-    """Version of these columns; 1."""
+    """Version of these columns; 2."""
     content: str
     """Hash of the content that was read, of the window and of the version that read it."""
     window: str
@@ -112,6 +113,8 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     """Identity of the machine's monotonic clock."""
     begin_unix_us: int
     """Begin of the first step by the host's wall clock, in Unix time."""
+    monotonic_begin_us: int | None = None
+    """Begin of the first step by the machine's monotonic clock; null if not recorded."""
     clock_error_us: int | None
     """Largest error of that time: of reading both clocks and of the host's NTP; null if unknown."""
     token_budget: int | None
@@ -164,6 +167,10 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     """Kinds of facts that the record lacks."""
     problems: list[str]
     """Problems of the trace, each as JSON of a message."""
+    transfers: list[SummaryTransfer] = []
+    """Requests whose KV cache goes to another engine or comes from one."""
+    transfers_below: int | None = None
+    """Bound of the hashes of ids below which requests are in ``transfers``; null: all are."""
 
 
 FaultKind = Literal[
@@ -414,5 +421,7 @@ class FleetReport(msgspec.Struct, kw_only=True):
     """Engines: those that differ first, then by waiting share."""
     clocks: ClockSpread
     """Uncertainty of times between engines."""
+    disaggregated: Disaggregated | None = None
+    """Requests across prefill and decode engines; null if there are none."""
     read: FleetManifest
     """What was read, and what not."""
