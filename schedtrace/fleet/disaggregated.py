@@ -35,9 +35,9 @@ PART_WORDS: dict[TransferPartName, str] = {
     "first_step": "the first step on the decode engine",
 }
 HELD_WORDS: dict[TransferPartName, str] = {
-    "handover": "were on the way to {other:code}",
-    "decode_queue": "waited in the queue of {other:code}",
-    "transfer": "were being transferred to {other:code}",
+    "handover": "on the way to {other:code}",
+    "decode_queue": "in the queue of {other:code}",
+    "transfer": "in the transfer to {other:code}",
 }
 MOSTLY_FRAC = 0.5
 """Share of a part's total from which a pair of engines is named with it."""
@@ -233,10 +233,8 @@ def _held(
     offsets: Mapping[tuple[str, str], ClockOffset],
 ) -> Iterator[HeldBlocks]:
     """Yield the blocks that transfers hold on each engine when they hold the most, by the other engine."""
-    of_prefill, of_decode = (
-        {id(half.row): request for request in fleet.requests for half in (getattr(request, side),)}
-        for side in ("prefill", "decode")
-    )
+    of_prefill = {id(request.prefill.row): request for request in fleet.requests}
+    of_decode = {id(request.decode.row): request for request in fleet.requests}
     for name, summary in engines.items():
         by_other: dict[str, list[_Holder]] = defaultdict(list)
         for holder in _at_peak(_keepers(summary)):
@@ -283,14 +281,22 @@ def _at_peak(holders: Iterator[_Holder]) -> list[_Holder]:
 
 
 def _waits_for(requests: Sequence[MatchedRequest], offset: ClockOffset | None) -> TransferPartName | None:
-    """Return the part in which requests spent most of the time between their prefill and their transfer."""
+    """Return the part in which requests spent most of the time from their prefill to the end of the load."""
     totals: dict[TransferPartName, float] = defaultdict(float)
     for request in requests if offset is not None else ():
         if offset is not None and request.is_complete:
             parts = place_request(request, offset).parts
             for part in HELD_WORDS:
                 totals[part] += parts[part] or 0.0
-    return max(totals, key=totals.__getitem__) if totals else None
+    if not totals:
+        return None
+    return max(totals, key=totals.__getitem__)
+
+
+def _blocks(blocks: int, total: int | None) -> Message:
+    if total is None:
+        return say("{blocks:n block}", blocks=blocks)
+    return say("{blocks:n} of {total:n block}", blocks=blocks, total=total)
 
 
 def _kept_blocks(
@@ -312,11 +318,9 @@ def _kept_blocks(
         blocks_total=blocks_total,
         waits_for=waits_for,
         message=say(
-            "{blocks:n block}[ of {blocks_total:n}] of {engine:code} were held at once by {requests:n "
-            "finished request}[ that {other:code} had not fetched][{unknown:?} whose decode engine is not "
-            "known][; most of that time they {state}].",
-            blocks=blocks,
-            blocks_total=blocks_total,
+            "{blocks} of {engine:code} were held at once by {requests:n finished request}[ that {other:code} "
+            "had not fetched][{unknown:?} whose decode engine is not known][; most of that time passed {state}].",
+            blocks=_blocks(blocks, blocks_total),
             engine=engine,
             requests=len(holders),
             other=other,
@@ -340,10 +344,9 @@ def _loading_blocks(
         blocks_total=blocks_total,
         waits_for="transfer",
         message=say(
-            "{blocks:n block}[ of {blocks_total:n}] of {engine:code} were held at once by {requests:n "
-            "request} whose KV cache was on its way from {other:code}.",
-            blocks=blocks,
-            blocks_total=blocks_total,
+            "{blocks} of {engine:code} were held at once by {requests:n request} whose KV cache was on its "
+            "way from {other:code}.",
+            blocks=_blocks(blocks, blocks_total),
             engine=engine,
             requests=len(holders),
             other=other,

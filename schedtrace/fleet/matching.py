@@ -195,7 +195,8 @@ def clock_offset(
     lower = [least + shift_us for request in requests for least in _lower_bounds(request)]
     allowed_us = error_us or 0.0
     out_of_order = sum(bound < -allowed_us for bound in upper) + sum(bound > allowed_us for bound in lower)
-    least, most = max(lower, default=None), min(upper, default=None)
+    least: float | None = max(lower, default=None)
+    most: float | None = min(upper, default=None)
     if least is not None and most is not None and least > most:
         return ClockOffset(shift_us, "contradictory", None, None, out_of_order)
     if error_us is None or out_of_order:

@@ -89,7 +89,12 @@ def _first_steps(timeline: Timeline) -> pl.DataFrame:
 
 def _loads(timeline: Timeline) -> pl.DataFrame:
     """Return ``request_id``, ``load_begun_us``, ``load_ended_us`` and ``load_blocks`` of first loads."""
-    none = {"request_id": pl.String, "event": pl.String, "at_us": pl.Int64, "blocks": pl.List(pl.Int64)}
+    none: dict[str, Any] = {
+        "request_id": pl.String,
+        "event": pl.String,
+        "at_us": pl.Int64,
+        "blocks": pl.List(pl.Int64),
+    }
     frame = timeline.lists.get("kv_loads", pl.LazyFrame(schema=none))
     loads = frame.select(*none).collect()
     begun = loads.filter(pl.col("event") == "begun").group_by("request_id", maintain_order=True)

@@ -6,6 +6,7 @@ the connector returned, to a decode engine, as a proxy does. ``DelayedKV`` is th
 """
 
 import json
+import shutil
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +25,11 @@ from tests.contract.causes.toy_connectors import nothing
 from tests.simulated_fleet import recorded_in
 
 KV = {"kv_connector": "DelayedKV", "kv_connector_module_path": __name__, "kv_role": "kv_both"}
-STEP_US, TOKEN_US = 400.0, 20.0
-TIMES = Constants(STEP_US, TOKEN_US, 0, 0, HostTimes(100, 0, 0, 0, 100, 0))
-PREFILL = "prefill"
+TIMES = Constants(400, 20, 0, 0, HostTimes(100, 0, 0, 0, 100, 0))
+END_US = 4_000_000.0
+"""End of every recording: a request that the router loses holds blocks until then."""
+PREFILLS, DECODES = "-aaaaaaa0", "-bbbbbbb1"
+"""Suffixes that the front ends of the two engines add to the id of a request."""
 
 
 @dataclass
@@ -132,6 +135,7 @@ class Deployment:
         self.lost: set[str] = set()
         """Requests that the router loses after their prefill."""
         self.tokens = 2
+        """Output tokens of each request."""
         ranks.finished = self._finished
         make = ranks.ranks[0].make_request
 
@@ -144,15 +148,19 @@ class Deployment:
 
     def send(self, us: float, name: str, prompt: int) -> None:
         """Make a client send a request at that time."""
-        request_id = f"cmpl-{name}-0-aaaaaaa0"
+        request_id = f"cmpl-{name}-0{PREFILLS}"
         self.params[request_id] = {"do_remote_decode": True, "do_remote_prefill": False}
         self.prompts[request_id] = prompt
         self.ranks.arrive(us, request_id, prompt, 1, rank=0)
 
+    def decode_alone(self, us: float, name: str, *, prompt: int, tokens: int) -> None:
+        """Make a request arrive at the decode engine that is its own prefill engine."""
+        self.ranks.arrive(us, name, prompt, tokens, rank=1)
+
     def _finished(self, request_id: str) -> None:
         self.ended[request_id] = self.ranks.clock.now_us
         if request_id in self.prompts and request_id not in self.lost:
-            decode_id = request_id.replace("-aaaaaaa0", "-bbbbbbb1")
+            decode_id = request_id.replace(PREFILLS, DECODES)
             self.params[decode_id] = dict(self.wire.returned[request_id])
             at_us = self.ranks.clock.now_us + self.handover_us
             self.ranks.arrive(at_us, decode_id, self.prompts[request_id], self.tokens, rank=1)
@@ -161,24 +169,25 @@ class Deployment:
 def record(folder: Path, play: Any, monkeypatch: Any, *, delay_us: float, **options: Any) -> Deployment:
     """Record the engines of a deployment; ``play`` gets it before it runs.
 
-    Each trace lies in ``FOLDER/host=<host>/engine-<rank>.jsonl``; ``move_clock`` changes its clock.
+    Each trace lies in ``FOLDER/host=<host>/engine-<rank>.jsonl``.
     """
     monkeypatch.setattr("schedtrace.simulate.ranks.SimulatedExecutor", TransferExecutor)
-    engine = {"num_blocks": 600, "max_model_len": 4096, "max_num_batched_tokens": 4096, "max_num_seqs": 8}
+    engine = {"num_blocks": 600, "max_model_len": 4096, "max_num_batched_tokens": 4096} | options
     settings = {"data_parallel_size": 2, "lockstep": False, "times": TIMES, "kv_transfer_config": KV}
     run = folder / "run"
     with recorded_in(run), VirtualClock() as clock:
         wire = Wire(clock, delay_us)
         monkeypatch.setattr(DelayedKV, "wire", wire, raising=False)
-        with Ranks(clock, traced_class, **settings, **engine, **options) as ranks:
+        with Ranks(clock, traced_class, **settings, **engine) as ranks:
             deployment = Deployment(ranks, wire, handover_us=3_000.0)
             play(deployment)
-            ranks.run()
+            ranks.run(END_US)
     for rank, host in enumerate(("node-p", "node-d")):
         trace = folder / f"host={host}" / f"engine-{rank}.jsonl"
         trace.parent.mkdir(parents=True)
         (run / trace.name).rename(trace)
         change_header(trace, host=host)
+    shutil.rmtree(run)
     return deployment
 
 
