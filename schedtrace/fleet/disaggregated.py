@@ -319,7 +319,8 @@ def _kept_blocks(
         waits_for=waits_for,
         message=say(
             "{blocks} of {engine:code} were held at once by {requests:n finished request}[ that {other:code} "
-            "had not fetched][{unknown:?} whose decode engine is not known][; most of that time passed {state}].",
+            "had not fetched][{unknown:?} whose decode engine is not known][; most of that time passed "
+            "{state}].",
             blocks=_blocks(blocks, blocks_total),
             engine=engine,
             requests=len(holders),
