@@ -34,6 +34,7 @@ from schedtrace.model import (
     causes,
     checkup,
     comparison,
+    disaggregated,
     fleet,
     live,
     manifest,
@@ -61,6 +62,7 @@ MODULES = {
     "records": records,
     "live": live,
     "checkup": checkup,
+    "disaggregated": disaggregated,
     "fleet": fleet,
 }
 LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)

@@ -4,11 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from schedtrace.fleet.disaggregated import disaggregated
 from schedtrace.fleet.engines import FleetSummaries
 from schedtrace.fleet.peers import WAITS, PeerComparison, Summaries, compare_peers, requests_per_s
 from schedtrace.fleet.sketches import merged_latency, percentile_ms
 from schedtrace.fleet.summary import message_from
 from schedtrace.fleet.tenants import fleet_tenants
+from schedtrace.model.disaggregated import Disaggregated
 from schedtrace.model.fleet import (
     ClockSpread,
     EngineSummary,
@@ -62,10 +64,11 @@ def fleet_report(
     comparison = compare_peers(engines)
     split = list(_time_split(engines))
     roots = sorted(_root_causes(engines), key=lambda root: (-root.share_frac, root.code))
+    across = disaggregated(engines)
     return FleetReport(
         paths=list(paths),
         window=window,
-        verdict=list(_verdict(engines, comparison, split)),
+        verdict=[*_verdict(engines, comparison, split), *_across_engines(across)],
         differences=comparison.differences,
         groups=comparison.groups,
         time_split=split,
@@ -75,6 +78,7 @@ def fleet_report(
         engines=_engine_rows(engines, comparison),
         tenants=fleet_tenants(engines, price_per_gpu_hour),
         clocks=_clocks(engines),
+        disaggregated=across,
         read=fleet.read,
     )
 
@@ -228,6 +232,11 @@ def _verdict(
     if alone := len(engines) - compared:
         have = "has" if alone == 1 else "have"
         yield say("{alone:n engine} {have} too few peers to be compared.", alone=alone, have=have)
+
+
+def _across_engines(across: Disaggregated | None) -> list[Message]:
+    """Return the sentence about requests across prefill and decode engines, if there is one."""
+    return [across.verdict] if across is not None and across.verdict else []
 
 
 def _who_differs(differences: Sequence[PeerDifference], compared: int) -> Message:

@@ -11,6 +11,7 @@ from schedtrace.diagnose.latencies import request_latencies
 from schedtrace.diagnose.verdict import leading
 from schedtrace.fleet.sketches import sketch_of
 from schedtrace.fleet.tenants import TenantKey, gpus_of, tenant_fields
+from schedtrace.fleet.transfers import transfer_fields
 from schedtrace.model.fleet import (
     EngineSummary,
     SummaryFinding,
@@ -76,6 +77,7 @@ def summarize_run(
         problems=[message_json(problem) for problem in report.problems],
         gpus=gpus_of(header),
         **({} if tenant_key is None else tenant_fields(timeline, tenant_key)),
+        **transfer_fields(timeline),
     )
 
 

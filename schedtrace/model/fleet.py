@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from schedtrace.model.disaggregated import Disaggregated, SummaryTransfer
 from schedtrace.model.message import NOTHING, Message
 
 FLEET_SCHEMA_VERSION = 1
@@ -146,6 +147,8 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     """Identity of the machine's monotonic clock."""
     begin_unix_us: int
     """Begin of the first step by the host's wall clock, in Unix time."""
+    monotonic_begin_us: int | None = None
+    """Begin of the first step by the machine's monotonic clock; null if not recorded."""
     clock_error_us: int | None
     """Largest error of that time: of reading both clocks and of the host's NTP; null if unknown."""
     token_budget: int | None
@@ -208,6 +211,10 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     """Use of the engine by tenant."""
     tenant_waits: list[SummaryTenantWait] = []
     """Waits by the tenants of their requests and of the holders."""
+    transfers: list[SummaryTransfer] = []
+    """Requests whose KV cache goes to another engine or comes from one."""
+    transfers_below: int | None = None
+    """Bound of the hashes of ids below which requests are in ``transfers``; null: all are."""
 
 
 FaultKind = Literal[
@@ -509,5 +516,7 @@ class FleetReport(msgspec.Struct, kw_only=True):
     """Use by tenant; null without ``--tenant``."""
     clocks: ClockSpread
     """Uncertainty of times between engines."""
+    disaggregated: Disaggregated | None = None
+    """Requests across prefill and decode engines; null if there are none."""
     read: FleetManifest
     """What was read, and what not."""

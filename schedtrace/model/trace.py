@@ -18,7 +18,9 @@ from schedtrace.model.trace_facts import (
     Grammar,
     HeadRefusal,
     KvLoad,
+    KvSend,
     RankSync,
+    RemoteSide,
     SetAside,
     Stalled,
     ThreadTime,
@@ -256,6 +258,13 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     """Number of a child of a request with ``n`` > 1, taken from its id ``<number>_<parent>``."""
     parent: str | None = None
     """A hash of its parent's id, salted per trace: equal for the children of one request."""
+    remote: RemoteSide | None = None
+    """What another engine does for it (``kv_transfer_params``). ``prefill``: its KV cache comes from there;
+    ``decode``: this engine only prefills it. Null: nothing, or the connector does not tell."""
+    remote_request_id: str | None = None
+    """Its id on the other engine (``remote_request_id`` in ``kv_transfer_params``)."""
+    transfer_id: str | None = None
+    """Id of the transfer, equal on both engines (``transfer_id`` in ``kv_transfer_params``)."""
     prefix_hashes: str | None = None
     """Prefix of the prompt: 4 characters for every mark. Each of the first 256 full blocks has a mark, then
     every 2nd to block 512, every 4th to block 1,024, and so on. Two prompts begin alike up to mark k if these
@@ -456,6 +465,8 @@ class Step(Line, tag="step", kw_only=True):
     """All-reduces among ranks in lock-step since the last line (vLLM 0.10.2 and newer)."""
     controls: list[Control] = []
     """What was asked of the engine since the last line: pauses, cache resets, sleep, calls of the workers."""
+    kv_sends: list[KvSend] = []
+    """Events since the last line of blocks that finished requests keep until they are sent."""
     admitted: list[Admission] = []
     """What the caches gave to those scheduled for the first time."""
     refusals: list[HeadRefusal] = []
@@ -480,6 +491,7 @@ EVENT_FIELDS = frozenset(
         "dummies",
         "syncs",
         "controls",
+        "kv_sends",
         "admitted",
         "refusals",
         "kv_loads",
@@ -558,6 +570,7 @@ class Events(Line, tag="events", kw_only=True):
     dummies: list[DummyBatch] = []
     syncs: list[RankSync] = []
     controls: list[Control] = []
+    kv_sends: list[KvSend] = []
     dropped_steps: int = 0
     """Steps before this line that have none because the disk was too slow; ``arrived`` and ``finished`` hold
     the requests that came and went in them."""

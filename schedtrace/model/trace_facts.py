@@ -11,6 +11,9 @@ import msgspec
 
 Miss = Literal["skipped", "short", "not_cached", "other_group", "unknown"]
 KvLoadEvent = Literal["begun", "arrived", "failed"]
+KvSendEvent = Literal["begun", "ended"]
+RemoteSide = Literal["prefill", "decode"]
+"""What another engine does for a request in disaggregated prefill."""
 ControlKind = Literal["pause_state", "reset_prefix_cache", "sleep", "wake_up", "collective_rpc", "add_lora"]
 Role = Literal["engine", "worker", "front_end"]
 
@@ -90,6 +93,18 @@ class KvLoad(msgspec.Struct, omit_defaults=True):
     """``begun``: the end of the step; else when the scheduler was told."""
     blocks: list[int] | None = None
     """Blocks that the request holds while it waits, by cache group; a windowed group's null blocks count."""
+
+
+class KvSend(msgspec.Struct, omit_defaults=True):
+    """An event of the KV blocks that a finished request keeps until a KV connector has sent them."""
+
+    request_id: str
+    event: KvSendEvent
+    """``begun``: the request is finished, and its blocks stay; ``ended``: vLLM is about to free them."""
+    at_us: int
+    """Time of the event, as the scheduler sees it."""
+    blocks: list[int] | None = None
+    """Blocks that it keeps, by cache group; a windowed group's null blocks count."""
 
 
 class Grammar(msgspec.Struct, omit_defaults=True):

@@ -33,9 +33,9 @@ FOLDER = "traces"
 NOTE = "cache.json"
 SMALL = (
     *("steps", "arrivals", "finishes", "present", "gaps", "there_after"),
-    *("dummies", "syncs", "controls", "cpu", "stalls"),
+    *("dummies", "syncs", "controls", "kv_sends", "cpu", "stalls"),
 )
-LAYOUT = 10
+LAYOUT = 11
 """Version of the files; raise it when the content of the files changes without a change of the trace's
 schema.
 """

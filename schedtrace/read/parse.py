@@ -13,7 +13,7 @@ import polars as pl
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, Step
-from schedtrace.model.trace_facts import Control, DummyBatch, RankSync
+from schedtrace.model.trace_facts import Control, DummyBatch, KvSend, RankSync
 from schedtrace.read.chain import Chain
 from schedtrace.read.lines import WholeLines, read_header, read_lines
 from schedtrace.read.problems import GAP_SCHEMA, TOLD, Problems, gaps_of, number_ranges
@@ -74,7 +74,7 @@ class StepTables:
         return frame if self.chain.in_order else frame.sort("step", maintain_order=True)
 
 
-BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us"}
+BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us", "kv_sends": "at_us"}
 """Lists of events outside steps, with the field that gives their time and order."""
 
 
@@ -104,6 +104,8 @@ class Parsed:
     """All-reduces among ranks in lock-step, in their order."""
     controls: pl.DataFrame = field(default_factory=lambda: structs_of((), Control))
     """Calls to the engine other than requests, in order of time."""
+    kv_sends: pl.DataFrame = field(default_factory=lambda: structs_of((), KvSend))
+    """Blocks that finished requests keep until they are sent, in order of time."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times(()))
     """Processor times of threads (``read/tables.py``)."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in(()))

@@ -41,6 +41,7 @@ def requested(request: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"client_index": getattr(request, "client_index", None)}
     if getattr(request, "structured_output_request", None) is not None:
         facts["structured"] = True
+    facts |= _remote_side(getattr(request, "kv_transfer_params", None))
     params = request.sampling_params
     if params is None:
         return facts
@@ -49,6 +50,23 @@ def requested(request: Any) -> dict[str, Any]:
     facts["min_tokens"] = params.min_tokens
     if params.logit_bias:
         facts["logit_bias"] = len(params.logit_bias)
+    return facts
+
+
+def _remote_side(params: Any) -> dict[str, Any]:
+    """Return the fields of an ``Arrival`` about the other engine of a request in disaggregated prefill.
+
+    A connector changes its parameters later: they are read before the request reaches it.
+    """
+    if not isinstance(params, dict):
+        return {}
+    facts: dict[str, Any] = {}
+    for side in ("prefill", "decode"):
+        if params.get(f"do_remote_{side}") is True:
+            facts["remote"] = side
+    for name in ("remote_request_id", "transfer_id"):
+        if isinstance(remote_id := params.get(name), str) and remote_id:
+            facts[name] = remote_id
     return facts
 
 

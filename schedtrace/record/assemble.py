@@ -425,10 +425,12 @@ class Assembler:
             self._lives.note_running(request_id)
 
     def pass_fields(self, side_events: SideEvents) -> dict[str, Any]:
-        """Return a rank's passes with the other ranks and the calls to the engine, as fields of a line."""
-        if not (side_events.dummies or side_events.synced or side_events.controls):
+        """Return passes with other ranks, calls to the engine and sent KV blocks, as fields of a line."""
+        if not any(side_events[2:]):
             return {}
+        self._ids.replace_ids(side_events.kv_sends)
         return {
+            "kv_sends": list(side_events.kv_sends),
             "controls": list(side_events.controls),
             "dummy_batches": len(side_events.dummies),
             "dummy_us": sum(dummy.ended_ns - dummy.began_ns for dummy in side_events.dummies) // 1000,
@@ -452,6 +454,10 @@ class Assembler:
         self._ids.replace_ids(arrived, finished, preempted)
         for arrival in arrived:
             self._limit(arrival)
+            for name in ("remote_request_id", "transfer_id"):
+                if (remote_id := getattr(arrival, name)) is not None:
+                    setattr(arrival, name, self._ids[remote_id])
+                    self._ids.drop_id(remote_id)
         for request_id in gone:
             self._ids.drop_id(request_id)
 

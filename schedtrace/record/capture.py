@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
-from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, SetAside
+from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, KvSend, SetAside
 from schedtrace.record import allocation
 from schedtrace.record.marks.exits import Event
 from schedtrace.record.worker_hooks import Execution
@@ -98,13 +98,14 @@ class Synced(NamedTuple):
 
 
 class SideEvents(NamedTuple):
-    """Events between two calls: arrivals, departures, and passes of the engine."""
+    """Events between two calls: arrivals, departures, passes of the engine, and sent KV blocks."""
 
     arrived: Sequence[Arrival] = ()
     finished: Sequence[Finish] = ()
     dummies: Sequence[DummyPass] = ()
     synced: Sequence[Synced] = ()
     controls: Sequence[Control] = ()
+    kv_sends: Sequence[KvSend] = ()
 
 
 NOBODY = SideEvents()
@@ -178,7 +179,7 @@ class Dropped(msgspec.Struct, gc=False):
     end_ns: int = 0
     """Monotonic time in nanoseconds at which the last of these steps ended."""
     steps: int = 0
-    side_events: SideEvents = msgspec.field(default_factory=lambda: SideEvents([], [], [], [], []))
+    side_events: SideEvents = msgspec.field(default_factory=lambda: SideEvents([], [], [], [], [], []))
     preempted: list[tuple[Preemption, int]] = []
     started: list[tuple[str, int, int]] = []
     """Requests that the workers did not know: id, computed tokens and start of the step."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from schedtrace.model.trace import Arrival, Finish, Preemption
-from schedtrace.model.trace_facts import Control, ControlKind
+from schedtrace.model.trace_facts import Control, ControlKind, KvSend, KvSendEvent
+from schedtrace.record.allocation import blocks_of
 from schedtrace.record.capture import (
     Capture,
     DummyPass,
@@ -300,6 +301,21 @@ class Recorder:
         except Exception as error:
             self._fail("in _free_request()", error)
 
+    def request_was_freed(self, scheduler: Any, request: Any) -> None:
+        """Note the KV blocks that a request keeps although it is finished, because a connector sends them."""
+        if not self.active or not self.facts.kv_loads.used:
+            return
+        try:
+            if request.request_id in scheduler.requests:
+                self._note_send(scheduler, request.request_id, "begun")
+        except Exception as error:
+            self._facts_failed(error)
+
+    def _note_send(self, scheduler: Any, request_id: str, event: KvSendEvent) -> None:
+        at_us = self.writer.since_anchor(self.clock())
+        blocks = blocks_of(scheduler.kv_cache_manager, request_id) or None
+        self.writer.put_beside(KvSend(request_id, event, at_us, blocks))
+
     def _note_finish(self, request: Any, status: str) -> None:
         finish = Finish(
             request_id=request.request_id,
@@ -317,12 +333,15 @@ class Recorder:
         self.writer.finished.append(finish)
 
     def kv_loads_ended(self, scheduler: Any, output: Any) -> None:
-        """Note KV loads that a ``KVConnectorOutput`` reports as completed or failed."""
+        """Note KV loads that a ``KVConnectorOutput`` reports as completed or failed, and completed sends."""
         if not self.active:
             return
         try:
             now_us = self.writer.since_anchor(self.clock())
             self.facts.kv_loads.note_ended(scheduler, getattr(output, "finished_recving", None), now_us)
+            sent = getattr(output, "finished_sending", None)
+            for request_id in sent if isinstance(sent, set | frozenset | list | tuple) else ():
+                self._note_send(scheduler, request_id, "ended")
         except Exception as error:
             self._facts_failed(error)
 

@@ -141,7 +141,10 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             recorder = recorder_by_id(id(self))
             if recorder is not None:
                 recorder.request_freed(subject(args, kwargs))
-            return super()._free_request(*args, **kwargs)
+            result = super()._free_request(*args, **kwargs)
+            if recorder is not None:
+                recorder.request_was_freed(self, subject(args, kwargs))
+            return result
 
     class TransfersHook(root):  # type: ignore[misc]  # likewise
         """Hook on ``_update_from_kv_xfer_finished``, in which workers report KV loads."""

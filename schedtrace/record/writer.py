@@ -27,7 +27,7 @@ from schedtrace.model.trace import (
     Notice,
     one_by_one,
 )
-from schedtrace.model.trace_facts import Control, Stalled
+from schedtrace.model.trace_facts import Control, KvSend, Stalled
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Capture, Dropped, DummyPass, SideEvents, Synced
@@ -94,8 +94,9 @@ class Writer:
         self._dummies: deque[DummyPass] = deque()
         self._synced: deque[Synced] = deque()
         self._controls: deque[Control] = deque()
+        self._kv_sends: deque[KvSend] = deque()
         self._beside: dict[type, deque[Any]] = {
-            DummyPass: self._dummies, Synced: self._synced, Control: self._controls
+            DummyPass: self._dummies, Synced: self._synced, Control: self._controls, KvSend: self._kv_sends
         }  # fmt: skip
         self._side_events: tuple[deque[Any], ...] = (self.arrived, self.finished, *self._beside.values())
         """Queues in the order of ``SideEvents``."""
@@ -181,17 +182,18 @@ class Writer:
         self._dropping.append(latest)
         return False
 
-    def put_beside(self, entry: DummyPass | Synced | Control) -> None:
+    def put_beside(self, entry: DummyPass | Synced | Control | KvSend) -> None:
         """Pass events between the steps to the writer (engine's thread)."""
         queue = self._beside[type(entry)]
         if len(queue) < MAX_PENDING:
             queue.append(entry)
         elif not self._lost_beside:
             self._lost_beside = True
-            self.notice("the disk is too slow: dummy batches, all-reduces of the ranks or pauses are missing")
+            what = "dummy batches, all-reduces of the ranks, pauses or sent KV blocks"
+            self.notice(f"the disk is too slow: {what} are missing")
 
     def _anything(self) -> bool:
-        return bool(self.arrived or self.finished or self._dummies or self._synced or self._controls)
+        return any(self._side_events)
 
     def take_events(self) -> SideEvents:
         """Return all arrivals and departures since the last call."""

@@ -14,7 +14,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
-from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact
+from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact, KvSend
 from schedtrace.read.problems import DROPPED, GAP_SCHEMA
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.tables import cpu_times, present_in, schema_of, stalls_in
@@ -100,6 +100,8 @@ class EngineFrames:
     """Processor times of threads (``read/tables.py``)."""
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
     """Calls to the engine other than requests, in order of time, over the whole trace."""
+    kv_sends: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(KvSend)))
+    """Blocks that finished requests keep until they are sent, in order of time, over the whole trace."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
     """Periods without progress that the engine's watchdog saw (``read/tables.py``), and ``open``: whether the
     trace ends within the stall; ``until_us`` is then the last recorded moment.

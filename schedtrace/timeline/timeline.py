@@ -331,6 +331,7 @@ def make_timeline(
         lists={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
         cpu=trace.cpu,
         controls=trace.controls,
+        kv_sends=trace.kv_sends,
         stalls=stalls,
         front_end=front_end,
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],

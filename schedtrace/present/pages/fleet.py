@@ -17,6 +17,7 @@ from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.printable import integer, number, percent
 from schedtrace.model.report import Report
 from schedtrace.model.say import say
+from schedtrace.present.pages.disaggregated import disaggregated_sections
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.tenants import tenant_sections
 from schedtrace.present.phrases import plain, time_part
@@ -101,6 +102,8 @@ def _sections(report: FleetReport) -> Iterator[Section]:
         yield Shares("Where the time of all requests went", _parts(report))
     if report.latencies:
         yield _latencies_table(report.latencies)
+    if report.disaggregated is not None:
+        yield from disaggregated_sections(report.disaggregated)
     if report.root_causes:
         yield _roots_table(report.root_causes)
     if report.tenants is not None:
@@ -256,8 +259,9 @@ def _clocks(report: FleetReport) -> Message:
     apart = say("[differ by up to {apart_us:us}]", clocks) if clocks.apart_us is not None else NOTHING
     return say(
         "Times of engines on {hosts:n host} {apart}[ ({unknown:n trace} without the error of its clock)]. "
-        "No figure here compares times of two hosts.",
+        "{figures} compares times of two hosts.",
         clocks,
+        figures="Only the handover" if report.disaggregated is not None else "No figure here",
         apart=apart or ("agree exactly" if clocks.apart_us == 0 else "differ by an unknown time"),
     )
 

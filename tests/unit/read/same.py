@@ -4,7 +4,7 @@ from polars.testing import assert_frame_equal
 
 from schedtrace.read.tables import LARGE
 
-FRAMES = ("steps", "arrivals", "finishes", "present", "dummies", "syncs", "controls", "cpu")
+FRAMES = ("steps", "arrivals", "finishes", "present", "dummies", "syncs", "controls", "kv_sends", "cpu")
 OTHERS = ("header", "notices", "end", "problems", "facts", "record")
 
 

@@ -10,7 +10,7 @@ from schedtrace.record.disguise import RECORDERS
 KEYWORDS = {"delay": True}
 HOOKS = {
     "_preempt_request": [call.request_preempted, call.request_was_preempted],
-    "_free_request": [call.request_freed],
+    "_free_request": [call.request_freed, call.request_was_freed],
     "_update_from_kv_xfer_finished": [call.kv_loads_ended],
     "add_request": [call.request_arrives],
     "shutdown": [call.close],
@@ -40,7 +40,8 @@ def test_a_call_is_noted_and_handed_on(monkeypatch, name, notes):
     recorder = Mock()
     scheduler = made(monkeypatch, recorder)
     given = {"_free_request": ("a",), "shutdown": ()}.get(name, (scheduler, "a"))
-    expected = [note(*given) for note in notes[:1]] + [note() for note in notes[1:]]
+    after = {"_free_request": (scheduler, "a")}.get(name, ())
+    expected = [note(*given) for note in notes[:1]] + [note(*after) for note in notes[1:]]
     assert getattr(scheduler, name)("a", 1, **KEYWORDS) == (name, ("a", 1), KEYWORDS)
     assert recorder.mock_calls == expected
 

@@ -13,7 +13,7 @@ import pytest
 from schedtrace.model.manifest import FILE_NAME
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_bounds import Bounds
-from schedtrace.model.trace_facts import Control
+from schedtrace.model.trace_facts import Control, KvSend
 from schedtrace.record import assemble, trace_files, writer
 from schedtrace.record import capture as capture_module
 from schedtrace.record.capture import ALL, NOBODY, DummyPass, Result, Rows, SideEvents, Synced
@@ -27,6 +27,7 @@ HEADER = header(wall_anchor_us=2_000_000)
 
 DUMMY, LATER_DUMMY = DummyPass(1_000, 2_500, 0, 5), DummyPass(4_000, 5_499, 0, 6)
 PAUSE = Control("pause_state", 5, detail="PAUSED_ALL")
+SEND = KvSend("a", "begun", 6, [2])
 SYNC, LATER_SYNC = Synced(5_500, 7_999, 0, 6, True), Synced(9_000, 9_500, 0, 7, False)
 
 
@@ -293,10 +294,10 @@ def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
     gone, later = Finish("a", "ABORTED", 0, 1, 0), Finish("b", "ABORTED", 0, 1, 0)
     made.arrived.extend([first, second])
     made.finished.append(gone)
-    for one in (DUMMY, SYNC, PAUSE):
+    for one in (DUMMY, SYNC, PAUSE, SEND):
         made.put_beside(one)
     came = made.take_events()
-    assert came == ([first, second], [gone], [DUMMY], [SYNC], [PAUSE])
+    assert came == ([first, second], [gone], [DUMMY], [SYNC], [PAUSE], [SEND])
     assert made.take_events() is NOBODY
     made.arrived.append(first)
     made.finished.append(later)
@@ -304,10 +305,11 @@ def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
     made.put_beside(LATER_SYNC)
     made.give_back(came)
     taken = made.take_events()
-    assert taken == ([first, second, first], [gone, later], [DUMMY, LATER_DUMMY], [SYNC, LATER_SYNC], [PAUSE])
+    beside = ([DUMMY, LATER_DUMMY], [SYNC, LATER_SYNC], [PAUSE], [SEND])
+    assert taken == ([first, second, first], [gone, later], *beside)
 
 
-@pytest.mark.parametrize(("alone", "place"), [(DUMMY, 2), (SYNC, 3), (PAUSE, 4)])
+@pytest.mark.parametrize(("alone", "place"), [(DUMMY, 2), (SYNC, 3), (PAUSE, 4), (SEND, 5)])
 def test_what_happened_beside_the_steps_alone_is_an_event(writer_of, alone, place):
     made = writer_of()
     made.put_beside(alone)
@@ -320,7 +322,7 @@ def test_passes_do_not_fill_the_memory_where_the_disk_stands_still(writer_of, mo
     for _ in range(4):
         made.put_beside(DUMMY)
     assert list(made._notices) == [
-        "the disk is too slow: dummy batches, all-reduces of the ranks or pauses are missing"
+        "the disk is too slow: dummy batches, all-reduces of the ranks, pauses or sent KV blocks are missing"
     ]
     assert made.take_events().dummies == [DUMMY] * 2
 

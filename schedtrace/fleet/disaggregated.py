@@ -1,0 +1,355 @@
+"""Time to first token of requests that one engine prefills and another decodes, and blocks of transfers."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import get_args
+
+import polars as pl
+
+from schedtrace.diagnose.latencies import distribution, single
+from schedtrace.fleet.matching import ClockOffset, MatchedFleet, MatchedRequest, clock_offset, match_requests
+from schedtrace.model.disaggregated import (
+    Disaggregated,
+    HeldBlocks,
+    SummaryTransfer,
+    TransferPair,
+    TransferPart,
+    TransferPartName,
+)
+from schedtrace.model.fleet import EngineSummary
+from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.say import say
+from schedtrace.model.statistics import Distribution
+
+PARTS: tuple[TransferPartName, ...] = get_args(TransferPartName)
+ON_DECODE: tuple[TransferPartName, ...] = ("decode_queue", "transfer", "decode_requeue", "first_step")
+PART_WORDS: dict[TransferPartName, str] = {
+    "prefill_queue": "waiting in the queue of the prefill engine",
+    "prefill": "prefill",
+    "handover": "the way from the prefill to the decode engine (router)",
+    "decode_queue": "waiting in the queue of the decode engine before the transfer",
+    "transfer": "the KV transfer",
+    "decode_requeue": "waiting in the queue of the decode engine after the transfer",
+    "first_step": "the first step on the decode engine",
+}
+HELD_WORDS: dict[TransferPartName, str] = {
+    "handover": "on the way to {other:code}",
+    "decode_queue": "in the queue of {other:code}",
+    "transfer": "in the transfer to {other:code}",
+}
+MOSTLY_FRAC = 0.5
+"""Share of a part's total from which a pair of engines is named with it."""
+
+
+@dataclass(frozen=True)
+class PlacedRequest:
+    """Matched request with the parts of its time to first token, in microseconds."""
+
+    request: MatchedRequest
+    parts: Mapping[TransferPartName, float | None]
+    """Lengths; None: not known."""
+    uncertain: Mapping[TransferPartName, float]
+    """Largest error of each length, from the clocks; 0 if absent."""
+
+    @property
+    def known_us(self) -> float:
+        """Sum of the known parts."""
+        return sum(us for us in self.parts.values() if us is not None)
+
+
+def disaggregated(engines: Mapping[str, EngineSummary]) -> Disaggregated | None:
+    """Return the report's part about requests across engines; None if no request crosses engines."""
+    fleet = match_requests(engines)
+    left_out = fleet.left_out()
+    if not fleet.requests and not left_out:
+        return None
+    offsets = _offsets(engines, fleet)
+    placed = [
+        place_request(request, offsets[request.prefill.engine, request.decode.engine])
+        for request in fleet.requests
+        if request.is_complete
+    ]
+    leading = _leading(placed)
+    keys = [each.request.key for each in placed]
+    pairs = sorted(_pairs(placed, offsets), key=lambda pair: -pair.mean_ms * pair.requests)
+    held = _held(engines, fleet, offsets) if fleet.below is None else ()
+    return Disaggregated(
+        matched=len(placed),
+        by_remote_id=keys.count("remote_request_id"),
+        by_transfer_id=keys.count("transfer_id"),
+        by_request_id=keys.count("request_id"),
+        without_transfer=sum(each.parts["transfer"] is None for each in placed),
+        unmatched=left_out,
+        sampled=fleet.below is not None,
+        leading=leading,
+        verdict=NOTHING if leading is None else _verdict(placed, leading),
+        parts=[_part(name, placed) for name in PARTS] if placed else [],
+        total=_distribution([each.known_us for each in placed if each.parts["handover"] is not None]),
+        pairs=pairs,
+        held=sorted(held, key=lambda each: -each.blocks / (each.blocks_total or each.blocks)),
+    )
+
+
+def _offsets(engines: Mapping[str, EngineSummary], fleet: MatchedFleet) -> dict[tuple[str, str], ClockOffset]:
+    """Return the relation of the clocks of each pair of engines that share requests."""
+    by_pair: dict[tuple[str, str], list[MatchedRequest]] = defaultdict(list)
+    for request in fleet.requests:
+        by_pair[request.prefill.engine, request.decode.engine].append(request)
+    return {
+        (prefill, decode): clock_offset(engines[prefill], engines[decode], requests)
+        for (prefill, decode), requests in by_pair.items()
+    }
+
+
+def place_request(request: MatchedRequest, offset: ClockOffset) -> PlacedRequest:
+    """Divide a complete request's time to first token.
+
+    Parts within one engine are exact. The handover needs both clocks. If the decode engine may get a request
+    before its prefill is done, what it does until then is no part: the prefill engine's parts cover it.
+    """
+    prefill, decode = request.prefill.row, request.decode.row
+    scheduled, output = prefill.scheduled_us or 0, prefill.first_token_us or 0
+    parts: dict[TransferPartName, float | None] = {
+        "prefill_queue": max(0, scheduled - prefill.arrived_us),
+        "prefill": output - scheduled,
+        "handover": None,
+    }
+    uncertain: dict[TransferPartName, float] = {}
+    begin: float = decode.arrived_us
+    if (ahead_us := offset.middle_us) is not None:
+        output_there = output - offset.shift_us + ahead_us
+        parts["handover"] = max(0.0, begin - output_there)
+        uncertain["handover"] = offset.half_us
+        if not request.in_order and output_there + offset.half_us > begin:
+            begin = max(begin, output_there)
+            uncertain |= dict.fromkeys(("decode_queue", "transfer"), offset.half_us)
+    return PlacedRequest(request, parts | _on_decode(decode, begin), uncertain)
+
+
+def _on_decode(decode: SummaryTransfer, begin: float) -> dict[TransferPartName, float | None]:
+    """Return the parts on a decode engine, of which none ends before it begins."""
+    scheduled, first = decode.scheduled_us or 0, decode.first_token_us or 0
+    if decode.load_begun_us is None or decode.load_ended_us is None:
+        moments = list(accumulate((begin, scheduled, first), max))
+        queue, step = (end - start for start, end in pairwise(moments))
+        return {"decode_queue": queue, "transfer": None, "decode_requeue": None, "first_step": step}
+    events = (begin, decode.load_begun_us, decode.load_ended_us, scheduled, first)
+    lengths = [end - start for start, end in pairwise(accumulate(events, max))]
+    return dict(zip(ON_DECODE, lengths, strict=True))
+
+
+def _total(placed: Sequence[PlacedRequest], part: TransferPartName) -> float:
+    return sum(each.parts[part] or 0.0 for each in placed)
+
+
+def _leading(placed: Sequence[PlacedRequest]) -> TransferPartName | None:
+    """Return the part with the largest total; None if the clocks' errors leave open which it is."""
+    if not placed:
+        return None
+    totals = {part: _total(placed, part) for part in PARTS}
+    errors = {part: sum(each.uncertain.get(part, 0.0) for each in placed) for part in PARTS}
+    leading = max(PARTS, key=totals.__getitem__)
+    least = totals[leading] - errors[leading]
+    is_clear = all(totals[part] + errors[part] < least for part in PARTS if part != leading)
+    return leading if is_clear else None
+
+
+def _part(part: TransferPartName, placed: Sequence[PlacedRequest]) -> TransferPart:
+    values = [us for each in placed if (us := each.parts[part]) is not None]
+    whole = sum(each.known_us for each in placed)
+    return TransferPart(
+        part=part,
+        share_frac=sum(values) / whole if values and whole else None,
+        uncertain_ms=max(each.uncertain.get(part, 0.0) for each in placed) / 1e3,
+        times=_distribution(values),
+    )
+
+
+def _distribution(values: Sequence[float]) -> Distribution | None:
+    return distribution(single(pl.DataFrame({"us": values}, schema={"us": pl.Float64}), pl.col("us")))
+
+
+def _pairs(
+    placed: Sequence[PlacedRequest], offsets: Mapping[tuple[str, str], ClockOffset]
+) -> Iterator[TransferPair]:
+    by_pair: dict[tuple[str, str], list[PlacedRequest]] = defaultdict(list)
+    for each in placed:
+        by_pair[each.request.prefill.engine, each.request.decode.engine].append(each)
+    for (prefill, decode), requests in by_pair.items():
+        offset = offsets[prefill, decode]
+        whole = sum(each.known_us for each in requests)
+        leading = max(PARTS, key=lambda part: _total(requests, part))
+        yield TransferPair(
+            prefill=prefill,
+            decode=decode,
+            requests=len(requests),
+            mean_ms=whole / len(requests) / 1e3,
+            leading=leading,
+            leading_frac=_total(requests, leading) / whole if whole else 0.0,
+            clock=offset.basis,
+            ahead_least_ms=None if offset.least_us is None else offset.least_us / 1e3,
+            ahead_most_ms=None if offset.most_us is None else offset.most_us / 1e3,
+            out_of_order=offset.out_of_order,
+        )
+
+
+def _verdict(placed: Sequence[PlacedRequest], leading: TransferPartName) -> Message:
+    """Return the sentence about the part that takes most of the time."""
+    by_pair: dict[tuple[str, str], float] = defaultdict(float)
+    for each in placed:
+        by_pair[each.request.prefill.engine, each.request.decode.engine] += each.parts[leading] or 0.0
+    prefill, decode = max(by_pair, key=by_pair.__getitem__)
+    total = _total(placed, leading)
+    whole = sum(each.known_us for each in placed)
+    is_most = len(by_pair) > 1 and by_pair[prefill, decode] >= MOSTLY_FRAC * total
+    return say(
+        "{share:%} of the time to first token of {matched:n request} across prefill and decode engines is "
+        "{what}[, most of it between {prefill:code} and {decode:code}][{unknown:?}; the handover between the "
+        "engines is not known and not in this share].",
+        share=total / whole if whole else 0.0,
+        matched=len(placed),
+        what=PART_WORDS[leading],
+        prefill=prefill if is_most else "",
+        decode=decode if is_most else "",
+        unknown=any(each.parts["handover"] is None for each in placed),
+    )
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """Request that holds blocks for a transfer."""
+
+    row: SummaryTransfer
+    begin_us: int
+    end_us: int
+    blocks: int
+
+
+def _held(
+    engines: Mapping[str, EngineSummary],
+    fleet: MatchedFleet,
+    offsets: Mapping[tuple[str, str], ClockOffset],
+) -> Iterator[HeldBlocks]:
+    """Yield the blocks that transfers hold on each engine when they hold the most, by the other engine."""
+    of_prefill = {id(request.prefill.row): request for request in fleet.requests}
+    of_decode = {id(request.decode.row): request for request in fleet.requests}
+    for name, summary in engines.items():
+        by_other: dict[str, list[_Holder]] = defaultdict(list)
+        for holder in _at_peak(_keepers(summary)):
+            request = of_prefill.get(id(holder.row))
+            by_other["" if request is None else request.decode.engine].append(holder)
+        for other, holders in by_other.items():
+            requests = [of_prefill[id(holder.row)] for holder in holders] if other else []
+            waits_for = _waits_for(requests, offsets.get((name, other)))
+            yield _kept_blocks(name, other, holders, waits_for, summary.kv_blocks)
+        by_other = defaultdict(list)
+        for holder in _at_peak(_loaders(summary, of_decode)):
+            by_other[of_decode[id(holder.row)].prefill.engine].append(holder)
+        for other, holders in by_other.items():
+            yield _loading_blocks(name, other, holders, summary.kv_blocks)
+
+
+def _keepers(summary: EngineSummary) -> Iterator[_Holder]:
+    """Yield finished requests that keep blocks until they are sent, as long as the trace shows."""
+    for row in summary.transfers:
+        if row.kept_us is not None and row.kept_blocks and row.remote != "prefill":
+            end_us = summary.length_us if row.sent_us is None else row.sent_us
+            yield _Holder(row, row.kept_us, end_us, row.kept_blocks)
+
+
+def _loaders(summary: EngineSummary, matched: Mapping[int, MatchedRequest]) -> Iterator[_Holder]:
+    """Yield matched requests that hold blocks while their KV cache is on its way."""
+    for row in summary.transfers:
+        if row.load_begun_us is not None and row.load_blocks and id(row) in matched:
+            end_us = summary.length_us if row.load_ended_us is None else row.load_ended_us
+            yield _Holder(row, row.load_begun_us, end_us, row.load_blocks)
+
+
+def _at_peak(holders: Iterator[_Holder]) -> list[_Holder]:
+    """Return the holders at the first moment at which they hold the most blocks together."""
+    spans = list(holders)
+    begins = [(each.begin_us, each.blocks) for each in spans]
+    ends = [(each.end_us, -each.blocks) for each in spans]
+    peak_us, most, blocks = 0, 0, 0
+    for at_us, change in sorted(begins + ends):  # at one time, ends first
+        blocks += change
+        if blocks > most:
+            peak_us, most = at_us, blocks
+    return [each for each in spans if each.begin_us <= peak_us < each.end_us]
+
+
+def _waits_for(requests: Sequence[MatchedRequest], offset: ClockOffset | None) -> TransferPartName | None:
+    """Return the part in which requests spent most of the time from their prefill to the end of the load."""
+    totals: dict[TransferPartName, float] = defaultdict(float)
+    for request in requests if offset is not None else ():
+        if offset is not None and request.is_complete:
+            parts = place_request(request, offset).parts
+            for part in HELD_WORDS:
+                totals[part] += parts[part] or 0.0
+    if not totals:
+        return None
+    return max(totals, key=totals.__getitem__)
+
+
+def _blocks(blocks: int, total: int | None) -> Message:
+    if total is None:
+        return say("{blocks:n block}", blocks=blocks)
+    return say("{blocks:n} of {total:n block}", blocks=blocks, total=total)
+
+
+def _kept_blocks(
+    engine: str,
+    other: str,
+    holders: Sequence[_Holder],
+    waits_for: TransferPartName | None,
+    blocks_total: int | None,
+) -> HeldBlocks:
+    """Return the blocks that finished requests of a prefill engine keep for one decode engine."""
+    blocks = sum(holder.blocks for holder in holders)
+    state = NOTHING if waits_for is None else say(HELD_WORDS[waits_for], other=other)
+    return HeldBlocks(
+        engine=engine,
+        side="prefill",
+        other=other,
+        requests=len(holders),
+        blocks=blocks,
+        blocks_total=blocks_total,
+        waits_for=waits_for,
+        message=say(
+            "{blocks} of {engine:code} were held at once by {requests:n finished request}[ that {other:code} "
+            "had not fetched][{unknown:?} whose decode engine is not known][; most of that time passed "
+            "{state}].",
+            blocks=_blocks(blocks, blocks_total),
+            engine=engine,
+            requests=len(holders),
+            other=other,
+            unknown=not other,
+            state=state,
+        ),
+    )
+
+
+def _loading_blocks(
+    engine: str, other: str, holders: Sequence[_Holder], blocks_total: int | None
+) -> HeldBlocks:
+    """Return the blocks that requests of a decode engine hold while their KV cache comes from another."""
+    blocks = sum(holder.blocks for holder in holders)
+    return HeldBlocks(
+        engine=engine,
+        side="decode",
+        other=other,
+        requests=len(holders),
+        blocks=blocks,
+        blocks_total=blocks_total,
+        waits_for="transfer",
+        message=say(
+            "{blocks} of {engine:code} were held at once by {requests:n request} whose KV cache was on its "
+            "way from {other:code}.",
+            blocks=_blocks(blocks, blocks_total),
+            engine=engine,
+            requests=len(holders),
+            other=other,
+        ),
+    )

@@ -1,0 +1,161 @@
+"""Requests that one engine prefills and another decodes, as part of the answer of ``schedtrace fleet``."""
+
+from typing import Literal
+
+import msgspec
+
+from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.statistics import Distribution
+
+TransferPartName = Literal[
+    "prefill_queue", "prefill", "handover", "decode_queue", "transfer", "decode_requeue", "first_step"
+]
+"""``prefill_queue``: from the arrival at the prefill engine to the first step that schedules the request.
+``prefill``: from then to the output of its last chunk. ``handover``: from then to the arrival at the decode
+engine. ``decode_queue``: from then until the transfer begins, or to the first step if none is recorded.
+``transfer``: until the scheduler of the decode engine learns that the KV cache is there. ``decode_requeue``:
+until the first step that schedules the request. ``first_step``: until the output with its first token.
+"""
+ClockBasis = Literal["same", "recorded", "events", "contradictory", "unknown"]
+"""``same``: both engines read one clock. ``recorded``: the recorded errors of both clocks bound the offset,
+and the order of events may narrow it. ``events``: the order of events alone bounds it, because no errors are
+recorded or the order contradicts them. ``contradictory``: no offset fits all events. ``unknown``: nothing
+bounds the offset.
+"""
+
+
+class SummaryTransfer(msgspec.Struct, kw_only=True):
+    """Request of an engine with a KV connector; times count from the begin of its first step."""
+
+    request_id: str
+    """Id in the trace."""
+    remote: str | None
+    """What another engine does for it: ``prefill`` or ``decode``; null: nothing, or not recorded."""
+    remote_request_id: str | None
+    """Its id on the other engine."""
+    transfer_id: str | None
+    """Id of the transfer, equal on both engines."""
+    arrived_us: int
+    """Arrival at the front end."""
+    scheduled_us: int | None
+    """Begin of the first step that scheduled it."""
+    first_token_us: int | None
+    """Output with its first token."""
+    load_begun_us: int | None
+    """Begin of the load of its KV cache from elsewhere."""
+    load_ended_us: int | None
+    """End of that load."""
+    load_blocks: int | None
+    """KV blocks that it holds during the load."""
+    kept_us: int | None
+    """End of the request, after which its KV blocks stay until they are sent."""
+    sent_us: int | None
+    """End of sending."""
+    kept_blocks: int | None
+    """KV blocks that stay."""
+
+
+class TransferPart(msgspec.Struct, kw_only=True):
+    """Part of the time to first token of matched requests."""
+
+    part: TransferPartName
+    """Name of the part."""
+    share_frac: float | None
+    """Share of the total of all parts that are known; null if this part is not known."""
+    uncertain_ms: float
+    """Largest possible error of one request's value, from the clocks of two hosts; 0: one clock."""
+    times: Distribution | None
+    """Distribution over the requests, in ms, without those whose part is not known; null: no request."""
+
+
+class TransferPair(msgspec.Struct, kw_only=True):
+    """Prefill engine and decode engine that share requests."""
+
+    prefill: str
+    """Name of the prefill engine."""
+    decode: str
+    """Name of the decode engine."""
+    requests: int
+    """Number of matched requests with all times."""
+    mean_ms: float
+    """Mean over these requests of the sum of the known parts."""
+    leading: TransferPartName
+    """Part with the largest total."""
+    leading_frac: float
+    """Its share of the total of the known parts."""
+    clock: ClockBasis
+    """Relation of the two clocks."""
+    ahead_least_ms: float | None
+    """Least time by which the decode engine's clock is ahead of the prefill engine's; null: not bounded."""
+    ahead_most_ms: float | None
+    """Most time by which it is ahead; null: not bounded."""
+    out_of_order: int
+    """Requests whose recorded times contradict the order of events, such as an arrival before its prefill."""
+
+
+class HeldBlocks(msgspec.Struct, kw_only=True):
+    """KV blocks of an engine that transfers hold, at the moment when they hold the most."""
+
+    engine: str
+    """Engine whose blocks are held."""
+    side: Literal["prefill", "decode"]
+    """``prefill``: finished requests keep them until they are sent. ``decode``: requests hold them while
+    their KV cache is on its way."""
+    other: str
+    """Engine on the other side; empty if its trace is not among the inputs."""
+    requests: int
+    """Requests that hold them."""
+    blocks: int
+    """Number of these blocks."""
+    blocks_total: int | None
+    """KV blocks of the engine."""
+    waits_for: TransferPartName | None
+    """Part in which these requests spent most of the time in which they held blocks; null: not known."""
+    message: Message
+    """Sentence with these figures."""
+
+
+class UnmatchedRequests(msgspec.Struct, kw_only=True):
+    """Requests of prefill or decode engines that are in no figure."""
+
+    reason: Literal["no_prefill", "no_decode", "ambiguous", "incomplete"]
+    """``no_prefill``: no engine here prefilled it under this id. ``no_decode``: no engine here decoded it.
+    ``ambiguous``: several requests have its id. ``incomplete``: matched, but a time is missing, because it
+    was aborted, never got a token, or lies at the edge of a recording."""
+    requests: int
+    """Number of requests."""
+    example: str
+    """Id of the first of them."""
+
+
+class Disaggregated(msgspec.Struct, kw_only=True):
+    """Time to first token of requests that one engine prefills and another decodes."""
+
+    matched: int
+    """Requests matched across two engines whose times are all recorded."""
+    by_remote_id: int
+    """Requests among these that were matched by the id on the other engine in ``kv_transfer_params``."""
+    by_transfer_id: int
+    """Requests among these that were matched by the transfer's id."""
+    by_request_id: int
+    """Requests among these that were matched by request ids without prefix and random suffix."""
+    without_transfer: int
+    """Requests among these without a recorded transfer: the whole prompt was cached, or the connector loads
+    within the first step."""
+    unmatched: list[UnmatchedRequests]
+    """Requests that are in no figure, by reason."""
+    sampled: bool
+    """Whether an engine has so many requests that a sample of them, the same on all engines, stands for all;
+    ``held`` is then empty."""
+    verdict: Message = NOTHING
+    """Part that takes most of the time; empty where clocks leave that open."""
+    leading: TransferPartName | None = None
+    """This part."""
+    parts: list[TransferPart]
+    """Parts in the order of time."""
+    total: Distribution | None
+    """Distribution of the sum of the parts, in ms, over requests whose parts are all known."""
+    pairs: list[TransferPair]
+    """Pairs of engines, those with the largest total time first."""
+    held: list[HeldBlocks]
+    """Blocks that transfers hold, the largest share of an engine's blocks first."""
