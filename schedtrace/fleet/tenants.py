@@ -30,10 +30,9 @@ from schedtrace.timeline.charges import (
     LONG_PROMPT,
     PRIORITY_INVERSION,
     RECOMPUTE,
-    prefills,
 )
 from schedtrace.timeline.engine_states import DEVICE, device_spans
-from schedtrace.timeline.frames import lost_before, lost_in_gaps, recorded
+from schedtrace.timeline.frames import recorded
 from schedtrace.timeline.pieces import with_work
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level, merged, overlap_us, time_within, total_us
@@ -220,7 +219,7 @@ class _Division:
         timeline = self.timeline
         steps = timeline.steps.select("step").sort("step")
         prompts = (
-            self._named(prefills(timeline))
+            self._named(timeline.prefills)
             .with_columns(
                 prompt=pl.min_horizontal(
                     "scheduled_tokens", pl.col("prompt_tokens") - pl.col("computed_tokens")
@@ -399,10 +398,7 @@ class _Division:
 
 def recomputed(timeline: Timeline) -> pl.DataFrame:
     """Return ``request_id`` and ``recomputed_tokens`` of each stretch that computed lost tokens again."""
-    preempted = [
-        rows["request_id"] for rows in (timeline.preemptions, lost_before(timeline), lost_in_gaps(timeline))
-    ]
-    its = pl.col("request_id").is_in(pl.concat(preempted).unique().implode())
+    its = pl.col("request_id").is_in(timeline.losses["request_id"].unique().implode())
     rows = with_work(timeline, timeline.stretches.filter(its).collect()).filter(pl.col("work") == "recompute")
     steps = pl.col("last_step") - pl.col("step") + 1
     end = pl.min_horizontal(pl.col("computed_tokens") + steps * pl.col("scheduled_tokens"), "lost_tokens")

@@ -9,7 +9,6 @@ import polars as pl
 
 from schedtrace.diagnose.latencies import request_latencies
 from schedtrace.model.disaggregated import SummaryTransfer
-from schedtrace.timeline.request_states import queue_times
 from schedtrace.timeline.timeline import Timeline
 
 MOST_TRANSFERS = 20_000
@@ -80,9 +79,7 @@ def engine_transfers(timeline: Timeline) -> list[SummaryTransfer]:
 
 def _first_steps(timeline: Timeline) -> pl.DataFrame:
     """Return ``request_id``, ``scheduled_us`` and ``first_token_us``."""
-    queued = queue_times(timeline, timeline.request_states).select(
-        "request_id", scheduled_us=pl.col("queued_us") + pl.col("queue_us")
-    )
+    queued = timeline.queue_times.select("request_id", scheduled_us=pl.col("queued_us") + pl.col("queue_us"))
     first = request_latencies(timeline).select("request_id", "first_token_us").unique("request_id")
     return queued.unique("request_id").join(first, on="request_id", how="left")
 
