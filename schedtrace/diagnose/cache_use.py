@@ -54,7 +54,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
 
 def _with_shared_blocks(rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``blocks``, the leading blocks that each request shares with one admitted before in its trial."""
-    blocks = {}
+    blocks: dict[int, int] = {}
     for trial in rows.select("trial", "at", "prefix_hashes").partition_by("trial"):
         hashes = [text or "" for text in trial["prefix_hashes"]]
         blocks |= dict(zip(trial["at"], shared_blocks(hashes), strict=True))
