@@ -141,9 +141,9 @@ def inter_token(timeline: Timeline) -> pl.DataFrame:
     behind = np.sort(timeline.gaps["next_step"].to_numpy())  # what came in a gap of the trace is not known
     gaps = np.searchsorted(behind, steps["step"].to_numpy(), side="right")
     between_us = (output_us[first] - output_us[before])[gaps[first] == gaps[before]]
-    us, ones = np.concatenate([within_us, between_us]), np.ones_like(between_us)
-    rows = pl.DataFrame({"us": us, "weight": np.concatenate([weights, ones]).astype(np.int64)})
-    return grouped_by_value(rows)
+    weights = np.pad(weights, (0, len(between_us)), constant_values=1)
+    rows = {"us": np.concatenate([within_us, between_us]), "weight": weights}
+    return grouped_by_value(pl.DataFrame(rows))
 
 
 def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = None) -> pl.DataFrame:
