@@ -14,7 +14,7 @@ from schedtrace.diagnose.excess_search import (
     split,
 )
 from schedtrace.diagnose.slow_phases import StepPhase, returning_phases, slow_phases
-from schedtrace.diagnose.work_fit import WorkFit, fit_work, typical_error
+from schedtrace.diagnose.work_fit import LEAST_ERROR, WorkFit, fit_work, typical_error
 from schedtrace.model.report import StepExcess
 from schedtrace.timeline.events import DEVICE, EPISODE, FIRST, NO_CALL, PERIODIC, SCATTERED
 from schedtrace.timeline.excess import (
@@ -183,9 +183,8 @@ def part_excess(
         count: Number of steps that have this part.
     """
     fit = fit_work(times, work_columns(part, steps))
-    suspects = _suspects(timeline, steps, fit.errors, times) if part == EXECUTION else []
-    recorded = [*features(timeline, steps, suspects), *_returning(fit, steps)]
-    explanations = search(fit, recorded)
+    recorded = _recorded_features(timeline, part, steps, fit)
+    explanations = search(fit, recorded) if recorded else []
     measures = [_measure(explanation) for explanation in explanations]
     shapes = [
         measure if explanation.multiplies is None else measure * explanation.multiplies
@@ -222,6 +221,14 @@ def part_excess(
         compared=list(dict.fromkeys(feature.kind for feature in recorded)),
         unmarked=Unmarked(left, phases, *_costs(steps, left, exposed, scale)),
     )
+
+
+def _recorded_features(timeline: Timeline, part: str, steps: pl.DataFrame, fit: WorkFit) -> list[Feature]:
+    """Return the features that may explain an excess; none if the work predicts the time of every step."""
+    if np.abs(fit.relative_excess).max() <= SLOW_ERRORS * LEAST_ERROR:
+        return []
+    suspects = _suspects(timeline, steps, fit.errors, fit.times_us) if part == EXECUTION else []
+    return [*features(timeline, steps, suspects), *_returning(fit, steps)]
 
 
 def _still_slow(times: Array, left: Array, error: float, candidates: Array) -> Array:

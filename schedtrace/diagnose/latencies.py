@@ -141,9 +141,9 @@ def inter_token(timeline: Timeline) -> pl.DataFrame:
     behind = np.sort(timeline.gaps["next_step"].to_numpy())  # what came in a gap of the trace is not known
     gaps = np.searchsorted(behind, steps["step"].to_numpy(), side="right")
     between_us = (output_us[first] - output_us[before])[gaps[first] == gaps[before]]
-    us, ones = np.concatenate([within_us, between_us]), np.ones_like(between_us)
-    rows = pl.DataFrame({"us": us, "weight": np.concatenate([weights, ones]).astype(np.int64)})
-    return grouped_by_value(rows)
+    weights = np.pad(weights, (0, len(between_us)), constant_values=1)
+    rows = {"us": np.concatenate([within_us, between_us]), "weight": weights}
+    return grouped_by_value(pl.DataFrame(rows))
 
 
 def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = None) -> pl.DataFrame:
@@ -158,9 +158,7 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
         steps: Steps of the timeline, with ``output_us``.
         ids: Ids of the requests.
     """
-    stretches = timeline.stretches.join(
-        timeline.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
-    )
+    stretches = timeline.measured_stretches
     if ids is not None:
         stretches = stretches.filter(pl.col("request_id").is_in(pl.lit(ids).implode()))
     lost = pl.col("lost_tokens")
@@ -195,6 +193,6 @@ def _last_outputs(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
     With steps in flight, another step may be scheduled before the last token is known.
     """
     ended = timeline.finishes.drop_nulls("last_token_us").unique("request_id", keep="last")
-    back = steps["output_us"].fill_null(strategy="forward").fill_null(0).cum_max()
-    end = back.search_sorted(ended["last_token_us"], side="right").cast(pl.Int64) - 1
-    return ended.select("request_id", end=end)
+    back = steps.select(pl.col("output_us").fill_null(strategy="forward").fill_null(0).cum_max())["output_us"]
+    places = back.search_sorted(ended["last_token_us"], side="right")
+    return ended.select("request_id", end=pl.lit(places).cast(pl.Int64) - 1)

@@ -16,6 +16,8 @@ BLOCK = 25
 """Steps in a block, fewer in a short trace; a model fitted to half of the blocks predicts the other half."""
 FEWEST_BLOCKS = 24
 """Fewest blocks into which a search divides its steps."""
+LEAST_ERROR = 0.002
+"""Least typical error: smaller relative errors are within what a model of the work can resolve."""
 BOUND = 3.0
 """Largest error that counts, in typical errors; larger errors are clipped to it."""
 
@@ -68,7 +70,7 @@ def fit_lad(matrix: Array, target: Array, rounds: int = 12) -> Array:
 
 def typical_error(errors: Array) -> float:
     """Return the typical size of relative errors: the standard deviation that their median suggests."""
-    return max(1.4826 * float(np.median(np.abs(errors))), 0.002)
+    return max(1.4826 * float(np.median(np.abs(errors))), LEAST_ERROR)
 
 
 def fit_work(times_us: Array, work: Array) -> WorkFit:

@@ -127,6 +127,14 @@ class EngineFrames:
         return self.requests_of(pl.col("phase") != "running")
 
     @property
+    def measured_stretches(self) -> pl.LazyFrame:
+        """``stretches`` without those of warm-up requests, which steps after the warm-up may schedule."""
+        if self.warmup_requests.is_empty():
+            return self.stretches
+        warmup = self.warmup_requests.to_frame().lazy()
+        return self.stretches.join(warmup, on="request_id", how="anti", maintain_order="left")
+
+    @property
     def requests(self) -> pl.LazyFrame:
         """Table with a row per step and scheduled request: far too many to be collected as a whole."""
         return all_rows(self.stretches, self.steps)

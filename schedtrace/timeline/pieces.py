@@ -379,10 +379,7 @@ def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
     their places ``place`` and ``last_place``, ``tokens``, and of the admission's first token ``output_us``
     and the place of its step, ``output_place``; null if there was no token.
     """
-    measured = frames.stretches.join(
-        frames.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
-    )
-    stretches = with_work(frames, measured.collect()).sort("request_id", "step")
+    stretches = with_work(frames, frames.measured_stretches.collect()).sort("request_id", "step")
     stretches = place_of(stretches, steps, "step", "place").with_columns(
         admission=(pl.col("phase") != "running").cum_sum().over("request_id")
     )
@@ -411,12 +408,14 @@ def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
         .unique(ADMISSION, keep="first", maintain_order=True)
         .select(*ADMISSION, output_place="last_place")
     )
-    first = first.with_columns(output_us=steps["output_us"].gather(first["output_place"]))
+    output_us = pl.lit(steps["output_us"]).gather("output_place")
     computes = pl.when(pl.col("lost_tokens") > 0).then(pl.lit("recompute")).otherwise(pl.lit("prefill"))
     return (
         portions.sort("request_id", "step")
         .join(first, on=ADMISSION, how="left", maintain_order="left")
-        .with_columns(state=pl.when("decodes").then(pl.lit("decode")).otherwise(computes))
+        .with_columns(
+            output_us=output_us, state=pl.when("decodes").then(pl.lit("decode")).otherwise(computes)
+        )
     )
 
 
@@ -452,10 +451,8 @@ def _stalls(
     Columns of the result: ``STALL_SCHEMA``; ``resume_place`` is the place of the step that scheduled the
     request again.
     """
-    gone = ends.select("request_id", "end_us")
-    gone = gone.with_columns(
-        gone_place=pl.Series(steps["start_us"].search_sorted(gone["end_us"], side="left")).cast(pl.Int64)
-    )
+    gone_place = steps["start_us"].search_sorted(ends["end_us"], side="left")
+    gone = ends.hstack([pl.Series("gone_place", gone_place, dtype=pl.Int64)])
     ran = frames.there_first.filter(pl.col("state") == "running").select(
         "request_id",
         *(
@@ -561,18 +558,18 @@ def with_work(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
     known. ``work`` is ``recompute`` for tokens below that number, ``prefill`` below the prompt's length, else
     ``decode``; null if the prompt's length is unknown.
     """
-    computed = pl.col("computed_tokens")
+    computed, lost = pl.col("computed_tokens"), pl.col("lost_tokens").fill_null(0)
     return (
         rows.join(frames.prompt_lengths, on="request_id", how="left", maintain_order="left")
         .sort("step", maintain_order=True)
         .join_asof(frames.losses, on="step", by="request_id", check_sortedness=False)
-        .with_columns(pl.col("lost_tokens").fill_null(0))
         .with_columns(
-            work=pl.when(computed < pl.col("lost_tokens"))
+            lost_tokens=lost,
+            work=pl.when(computed < lost)
             .then(pl.lit("recompute"))
             .when(computed < pl.col("prompt_tokens"))
             .then(pl.lit("prefill"))
             .when(pl.col("prompt_tokens").is_not_null())
-            .then(pl.lit("decode"))
+            .then(pl.lit("decode")),
         )
     )

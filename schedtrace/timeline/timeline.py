@@ -270,6 +270,11 @@ def make_timeline(
         measured = pl.lit(value=True)
     elif trace.header.trial_ids:  # steps before the first request belong to no trial
         measured = pl.col("trial").is_not_null() & (pl.col("trial") != WARMUP_TRIAL)
+
+    def without_warmup(rows: pl.DataFrame) -> pl.DataFrame:
+        has_trials = trace.header.trial_ids or rows["trial"].null_count() < rows.height
+        return rows.filter(measured) if has_trials and not whole else rows
+
     requests = pl.concat([frame.select("request_id", "trial") for frame in (trace.arrivals, trace.present)])
     trial_of = requests.unique("request_id")
     finishes = trace.finishes.join(
@@ -281,8 +286,7 @@ def make_timeline(
         )
     exits = _exits(trace)
     measured_steps = (
-        _as_scheduled(steps, exits)
-        .filter(measured)
+        without_warmup(_as_scheduled(steps, exits))
         .with_columns(
             end_us=pl.col("start_us") + pl.col("schedule_us"),
             used_tokens=_used(),
@@ -294,8 +298,8 @@ def make_timeline(
         .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
         .with_columns(_waiting_cause(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
     )
-    arrivals, finishes = trace.arrivals.filter(measured), finishes.filter(measured)
-    present, stalls = trace.present.filter(measured), _stalls(trace)
+    arrivals, finishes, present = map(without_warmup, (trace.arrivals, finishes, trace.present))
+    stalls = _stalls(trace)
     gaps = trace.gaps.filter(
         pl.col("next_step").is_between(*_ends(measured_steps["step"]), closed=_closed(trace, measured_steps))
     )
@@ -307,10 +311,10 @@ def make_timeline(
         finishes=finishes,
         present=present,
         gaps=gaps,
-        there_after=trace.there_after.filter(measured),
+        there_after=without_warmup(trace.there_after),
         preemptions=trace.preemptions().filter(measured).collect(),
-        exits=exits.filter(measured),
-        caps=_with_step(trace, trace.caps(), "remaining_budget").filter(measured),
+        exits=without_warmup(exits),
+        caps=without_warmup(_with_step(trace, trace.caps(), "remaining_budget")),
         begin_us=first_moment_us(measured_steps),
         end_us=last_moment_us(
             steps=measured_steps,

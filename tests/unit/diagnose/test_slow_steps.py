@@ -1,5 +1,6 @@
 import pytest
 
+from schedtrace.diagnose import excess
 from schedtrace.diagnose.excess import step_excesses
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, ScheduledRequest
@@ -62,6 +63,16 @@ def test_its_share_is_excess_time_times_requests(found):
     excess_us = 20 * sum(size * 4 * (1000 + 100 * size) for size in (5, 6, 7, 8))
     assert finding.share_frac == pytest.approx(excess_us / lived_us, rel=0.15)
     assert finding.severity == "warning"
+
+
+@pytest.mark.parametrize(("noise", "differs"), [(0.005, False), (0.05, True)])
+def test_a_part_is_searched_only_if_a_step_differs_from_its_work(view_of, monkeypatch, noise, differs):
+    searched = []
+    monkeypatch.setattr(excess, "search", lambda fit, _: searched.append(fit.times_us) or [])
+    parts = excess.part_excesses(view_of(*decodes(SIZES, noise=noise)))
+    execution = next(part for part in parts if part.part == "execution")
+    assert any(times is execution.times_us for times in searched) == differs
+    assert bool(execution.compared) == differs
 
 
 def test_outside_the_captured_graphs(found, recorded_words):
