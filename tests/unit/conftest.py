@@ -58,6 +58,18 @@ def run_of(tmp_path):
 
 
 @pytest.fixture
+def file(tmp_path):
+    """``file("x.csv", "...")``: the path of a file with this content."""
+
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+@pytest.fixture
 def cli(capsys, monkeypatch):
     """``cli("analyze", path)``: the exit code, what went to stdout and what to stderr."""
 
