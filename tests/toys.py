@@ -46,6 +46,13 @@ def module_of(folder: Path, source: str | bytes) -> Iterator[ModuleType]:
         del sys.modules["toy"]
 
 
+class Now:
+    """The test's thread is the engine's: it is always between two steps."""
+
+    def do(self, what: Any, _timeout_s: float) -> None:
+        what()
+
+
 class Queue(list):
     """vLLM's request queue, as far as anybody here needs it; one that the recorder can read."""
 

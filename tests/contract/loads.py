@@ -13,13 +13,33 @@ from schedtrace.simulate import Driver as Engine
 from tests.contract.families import FAMILIES, Family
 from tests.seeds import SOAK, seeds
 
-__all__ = ["FAMILIES", "SEEDS", "SHORT_STEPS", "STEPS", "make_script", "play", "under_load"]
+__all__ = [
+    "CHOSEN",
+    "FAMILIES",
+    "LOADS",
+    "SEEDS",
+    "SHORT_STEPS",
+    "STEPS",
+    "make_script",
+    "play",
+    "under_load",
+]
 
 SEEDS = seeds(1, 2, 3)
 STEPS, SHORT_STEPS = (300, 300) if SOAK else (150, 100)
 """Short loads of one seed keep ``make test`` within CI's time, and what plays all families plays the shorter
 ones; ``make soak`` and ``make compat`` play three long ones each.
 """
+CHOSEN = [
+    "adaptive_long_prefill_cap", "async_aborts", "async_mixed", "async_model_len", "async_spec_decode",
+    "fcfs", "few_seqs", "lora_cap", "mixed", "paused", "pipeline", "prefix_caching_tight", "priority_tight",
+    "resets", "streaming_input", "tight_kv", "watermark", "whole_sequence_reserved",
+]  # fmt: skip
+"""Families whose loads take every branch that those of all families take, while they are recorded, read and
+turned into states (``coverage run --branch`` with a context for each test); ``test_oracle.py`` plays all.
+"""
+LOADS = [f"{name}-{seed}" for name in (FAMILIES if SOAK else CHOSEN) for seed in SEEDS]
+"""Loads of the tests of records and timelines."""
 structured_outputs = getattr(
     vllm.sampling_params,
     "StructuredOutputsParams",

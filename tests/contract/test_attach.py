@@ -29,7 +29,8 @@ from schedtrace.record.traced import traced_class
 from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import Deciding, first_difference
-from tests.contract.loads import FAMILIES, SEEDS, SHORT_STEPS, make_script
+from tests.contract.loads import FAMILIES, LOADS, SHORT_STEPS, make_script
+from tests.toys import Now
 
 pytestmark = pytest.mark.vllm
 
@@ -39,14 +40,6 @@ WINDOWS = [
 """First step that is recorded, and the first one that is not any more."""
 SESSIONS = {"streaming_input"}
 """A session that waits for its next part is in the queue, and no event says when it went back there."""
-LOADS = [f"{name}-{seed}" for name in FAMILIES for seed in SEEDS]
-
-
-class Now:
-    """The test's thread is the engine's."""
-
-    def do(self, what: Any, _timeout_s: float) -> None:
-        what()
 
 
 class Visited(Deciding):

@@ -5,7 +5,6 @@ import re
 import socket
 import time
 from types import SimpleNamespace
-from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -28,15 +27,9 @@ from schedtrace.record.live import attachment, control_answers, queue_copy
 from schedtrace.record.live.class_swap import RefusedError
 from schedtrace.simulate import Driver
 from tests.ports import reserved_port
+from tests.toys import Now
 
 pytestmark = pytest.mark.vllm
-
-
-class Now:
-    """The test's thread is the engine's."""
-
-    def do(self, what: Any, _timeout_s: float) -> None:
-        what()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from schedtrace.simulate import Driver
 from schedtrace.timeline.queue_waits import overtakings
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import first_difference
-from tests.contract.loads import under_load
+from tests.contract.loads import SHORT_STEPS, under_load
 from tests.contract.toy_queues import QUEUES, gives_back, sets_aside, with_queue
 
 OURS = vllm_version().startswith("0.32.")
@@ -60,7 +60,7 @@ class Untouched(Driver):
 def both(make, load):
     """The engine of a load, plain and traced."""
     wraps = make, lambda base: traced_class(make(base))
-    return [under_load(partial(Untouched, wrap), load) for wrap in wraps]
+    return [under_load(partial(Untouched, wrap), load, steps=SHORT_STEPS) for wrap in wraps]
 
 
 @pytest.mark.parametrize("load", LOADS)

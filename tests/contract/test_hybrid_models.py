@@ -20,7 +20,7 @@ from schedtrace.record.traced import traced_class
 from tests.contract.causes.models import attention_spec, mamba_spec
 from tests.contract.deciding import Deciding, first_difference
 from tests.contract.families import FAMILIES
-from tests.contract.loads import SEEDS, make_script, play
+from tests.contract.loads import SEEDS, SHORT_STEPS, make_script, play
 
 pytestmark = pytest.mark.vllm
 
@@ -104,8 +104,9 @@ def test_tracing_changes_no_decision(model, seed, policy, async_scheduling):
         "async_scheduling": async_scheduling,
         "max_num_batched_tokens": 64,
     }
-    plain = play(engine(model, **options), make_script(FAMILY, seed))
-    traced = play(engine(model, traced_class, **options), make_script(FAMILY, seed))
+    script = make_script(FAMILY, seed, SHORT_STEPS)
+    plain = play(engine(model, **options), script)
+    traced = play(engine(model, traced_class, **options), script)
     assert first_difference(plain.decisions, traced.decisions) is None
     assert state_of(plain.scheduler.kv_cache_manager)[1:] == state_of(traced.scheduler.kv_cache_manager)[1:]
     assert any(decision.get("preempted") for decision in plain.decisions)

@@ -14,12 +14,11 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
 from tests.contract.causes.toy_connectors import KV
-from tests.contract.loads import FAMILIES, SEEDS, SHORT_STEPS, make_script, play
+from tests.contract.loads import FAMILIES, LOADS, SHORT_STEPS, make_script, play
 from tests.contract.rebuilt import steps_of
 
 pytestmark = pytest.mark.vllm
 
-LOADS = [(name, seed) for name in FAMILIES for seed in SEEDS]
 TICK_NS = 7_000_000
 """Of the clock that both recordings get: some thirty steps between two lines in full."""
 
@@ -109,10 +108,10 @@ def test_other_engines(engine, options, family, tmp_path):
     assert_same(full, delta)
 
 
-@pytest.mark.parametrize(("name", "seed"), LOADS)
-def test_rebuilt_steps_are_those_written_in_full(name, seed, tmp_path):
-    full = recorded(tmp_path / "full", name, seed, "full")
-    delta = recorded(tmp_path / "delta", name, seed, "delta")
+@pytest.mark.parametrize("load", LOADS)
+def test_rebuilt_steps_are_those_written_in_full(load, tmp_path):
+    name, seed = load.rsplit("-", 1)
+    full, delta = (recorded(tmp_path / lines, name, int(seed), lines) for lines in ("full", "delta"))
     assert_same(full, delta)
     kinds.update(line[9:13] for line in delta.read_text().splitlines())
 

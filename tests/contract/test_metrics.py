@@ -22,7 +22,8 @@ from schedtrace.simulate import Driver
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import LOAD, Deciding, first_difference
-from tests.contract.loads import FAMILIES, SEEDS, make_script, play
+from tests.contract.loads import CHOSEN, FAMILIES, make_script, play
+from tests.seeds import SOAK
 
 pytestmark = pytest.mark.vllm
 
@@ -34,12 +35,7 @@ COMPUTING = ["prefill", "decode", "recompute"]
 
 EVERY = 12
 """Steps from one copy to the next: more than ten in the shortest load."""
-CHOSEN = [
-    "async_aborts", "async_mixed", "async_model_len", "few_seqs", "lora_cap", "mixed", "paused", "pipeline",
-    "prefix_caching_tight", "priority_tight", "resets", "tight_kv", "whole_sequence_reserved",
-]  # fmt: skip
-LOADS = CHOSEN if len(SEEDS) == 1 else sorted(FAMILIES.keys() - SESSIONS)
-"""All loads with `make compat`."""
+LOADS = [name for name in (FAMILIES if SOAK else CHOSEN) if name not in SESSIONS]
 
 
 class Watched(Tally):

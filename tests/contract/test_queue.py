@@ -13,18 +13,12 @@ from schedtrace.record.live.queue_copy import queue_now
 from schedtrace.record.step_lines import WrittenIds
 from schedtrace.simulate import Driver
 from tests.contract.loads import FAMILIES, make_script, play
+from tests.toys import Now
 
 pytestmark = pytest.mark.vllm
 
 EVERY = 5
 QUEUES = ("kv_holding_waiting", "skipped_waiting", "waiting")
-
-
-class Now:
-    """The test's thread is the engine's."""
-
-    def do(self, what: Any, _timeout_s: float) -> None:
-        what()
 
 
 class Never:

@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 from schedtrace.read.run import read_run
 from schedtrace.record.writer import WRITE_LATEST_NS
 from tests.contract.facts.told import trace_file
-from tests.contract.loads import FAMILIES, SEEDS, SHORT_STEPS, under_load
+from tests.contract.loads import LOADS, SHORT_STEPS, under_load
 from tests.contract.observer import Observer
 
 pytestmark = pytest.mark.vllm
@@ -22,7 +22,7 @@ OBSERVED = (
 )
 
 
-@pytest.fixture(params=[f"{name}-{seed}" for name in FAMILIES for seed in SEEDS], scope="module")
+@pytest.fixture(params=LOADS, scope="module")
 def seen_and_told(request, tmp_path_factory):
     """A load seen from outside, and its trace read back."""
     name, seed = request.param.rsplit("-", 1)

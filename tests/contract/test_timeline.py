@@ -21,7 +21,8 @@ from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.request_states import refused_states
 from schedtrace.timeline.spans import steps_of
 from schedtrace.timeline.timeline import make_timeline
-from tests.contract.loads import FAMILIES, SHORT_STEPS, under_load
+from tests.contract.loads import CHOSEN, FAMILIES, SHORT_STEPS, under_load
+from tests.seeds import SOAK
 
 pytestmark = pytest.mark.vllm
 
@@ -80,7 +81,7 @@ class Witness(Driver):
         return told
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+@pytest.fixture(scope="module", params=sorted(FAMILIES if SOAK else {*CHOSEN, *ONE_BY_ONE}))
 def case(request, tmp_path_factory):
     """A family's name, its witness and the timeline of its trace."""
     folder = tmp_path_factory.mktemp("timeline") / "run"

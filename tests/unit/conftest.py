@@ -13,7 +13,7 @@ from tests import makers
 from tests.unit.judged_once import judge_once, make_tables_once, one_engine_once
 from tests.unit.recorded_words import RecordedWords
 
-READ_JUDGEMENTS = {"cli", "compare", "present", "watch", "test_rank_findings.py"}
+READ_JUDGEMENTS = {"cli", "compare", "fleet", "present", "watch", "test_rank_findings.py"}
 """Folders and files of tests of what follows from a judgement of single engines."""
 
 
@@ -55,6 +55,18 @@ def found(view_of):
 def run_of(tmp_path):
     """``run_of("base", step(0), ..., about=manifest())``: a run read from its folder."""
     return lambda name, *lines, **told: read_run(makers.run_folder(tmp_path / name, *lines, **told))
+
+
+@pytest.fixture
+def file(tmp_path):
+    """``file("x.csv", "...")``: the path of a file with this content."""
+
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
 
 
 @pytest.fixture

@@ -15,6 +15,11 @@ from tests.contract.whatif.conftest import Here
 pytestmark = pytest.mark.vllm
 
 
+@pytest.fixture(autouse=True)
+def _resampled_once(monkeypatch):
+    monkeypatch.setattr("schedtrace.whatif.proposals.RESAMPLES", 1)  # test_random_loads.py judges intervals
+
+
 OUTCOMES = {}
 """Of ``seats``, by the key of a configuration: both objectives are about the same ones."""
 

@@ -18,16 +18,33 @@ LINES = [
 ]
 
 
+def accepts(name, odd):
+    """Return whether a setting may have this value; None where a whole number stands for a float."""
+    types = KnownSettings.__annotations__[name].__args__
+    if isinstance(odd, types) and (type(odd) in types or not isinstance(odd, bool)):
+        return True
+    return None if float in types and type(odd) is int else False
+
+
 @pytest.mark.parametrize("odd", ["x", [], {}, [1], {"a": 1}, -1, 0, 0.5, True, ""], ids=repr)
 @pytest.mark.parametrize("name", KnownSettings.__struct_fields__)
 def test_a_setting_is_of_its_type_or_the_header_is_broken(tmp_path, name, odd):
     folder = run_folder(tmp_path / "r", *LINES, scheduler_config={name: odd})
-    types = KnownSettings.__annotations__[name].__args__
-    if isinstance(odd, types) and (type(odd) in types or not isinstance(odd, bool)):
-        assert report_page(analyze([read_run(folder)])).sections
-    elif not (float in types and type(odd) is int):
+    accepted = accepts(name, odd)
+    if accepted:
+        assert read_run(folder).traces
+    elif accepted is False:
         with pytest.raises(InputError, match=rf"engine-0\.jsonl:1: broken header \(.*{name}"):
             read_run(folder)
+
+
+@pytest.mark.parametrize("odd", [-1, 0, 0.5, True, "x", ""], ids=repr)
+def test_settings_that_make_no_sense_are_no_reason_to_fail(tmp_path, odd):
+    """Every setting that may have this value has it."""
+    names = [name for name in KnownSettings.__struct_fields__ if accepts(name, odd)]
+    assert names
+    folder = run_folder(tmp_path / "r", *LINES, scheduler_config=dict.fromkeys(names, odd))
+    assert report_page(analyze([read_run(folder)])).sections
 
 
 def test_no_setting_need_be_known(tmp_path):

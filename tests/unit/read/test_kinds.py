@@ -61,18 +61,6 @@ SERVE = {
 }
 
 
-@pytest.fixture
-def file(tmp_path):
-    """``file("x.log", "...")``: the path of a file with this content."""
-
-    def write(name, content):
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return write
-
-
 def name_of(path):
     kind = kind_of(path)
     return None if kind is None else kind.name

@@ -27,18 +27,6 @@ def rows(workload):
     ]
 
 
-@pytest.fixture
-def file(tmp_path):
-    """``file("x.csv", "...")``: the path of a file with this content."""
-
-    def write(name, content):
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return write
-
-
 NO_PREFIX = "Which prompts begin alike is not in the file: no prefix is shared."
 
 
