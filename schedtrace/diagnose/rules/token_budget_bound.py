@@ -196,12 +196,12 @@ def _advice(timeline: Timeline, waits: Charged, evidence: TokenBudget, *, drafts
     return [better, fewer] if drafts else [better]
 
 
-def shown_budget(timeline: Timeline, waits: Charged) -> Advice | None:
+def shown_budget(timeline: Timeline, waits: Charged, *, only_smaller: bool = False) -> Advice | None:
     """Return twice or half the budget where the recorded step times show that it shortens latencies."""
     share = fixed_share(timeline, waits)
     times = share and budget_times(timeline, waits, share)
     now = batched_tokens(timeline)
-    if share is None or times is None:
+    if share is None or times is None or (only_smaller and times > 1):
         return None
     if times > 1:
         return advise(
@@ -244,4 +244,8 @@ RULE = Rule(
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
     find=_find,
     charges=tuple(map(str, CHARGES)),
+    proven=(
+        ("input_budget", "max_num_batched_tokens"),
+        ("token_budget", "max_num_batched_tokens"),
+    ),
 )
