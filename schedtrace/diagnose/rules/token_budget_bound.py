@@ -77,12 +77,14 @@ def _find(timeline: Timeline) -> Findings:
     drafts = (
         int(waits.rows.filter(pl.col("charge") == Cause.INPUT_BUDGET)["time_us"].sum()) > waits.time_us / 2
     )
+    advice = _advice(timeline, waits, evidence, drafts=drafts)
+    halved = advice[0].value == batched_tokens(timeline) // 2
     largest = evidence.largest_prefill if (evidence.largest_prefill_frac or 0) >= NAMED_FROM_FRAC else None
     yield limit_finding(
         timeline,
         waits,
         evidence=evidence,
-        title="Token budget too small" if has_tokens else "Waits for the token budget",
+        title="Token budget too small" if has_tokens and not halved else "Waits for the token budget",
         verdict="The token budget limits this run: requests spent {share:%} of their time waiting for it "
         "({token_budget:n token} per step)."
         if has_tokens
@@ -97,7 +99,7 @@ def _find(timeline: Timeline) -> Findings:
         "[ A decode takes {tokens_per_decode:n token}, so the decodes of {seats_decoding:n seat} want "
         "{decodes_wanted:n} in a step.]",
         values={"largest": largest},
-        advice=_advice(timeline, waits, evidence, drafts=drafts),
+        advice=advice,
     )
 
 
