@@ -90,7 +90,7 @@ def test_a_larger_limit_is_named_only_if_fuller_steps_shorten_latencies(monkeypa
 def test_a_reserve_is_left_to_a_replay_where_latency_counts(monkeypatch, pace, value):
     monkeypatch.setattr(module, "offered_load", lambda _: OfferedLoad(pace, 1.0))
     monkeypatch.setattr(module, "fixed_share", lambda *_: FixedShare(0.9, 0.9, 1000))
-    reserve = advise("{option} {value}", setting="watermark", value=0.05)
+    reserve = advise("{option} {value:n}", setting="watermark", value=0.05)
     wider, reserve = unless_shown(None, None, [ADVICE[0], reserve])
     assert (wider.value, reserve.value) == (64, value)
 
