@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.gains import RAN, THERE, host_us, sets_pace
+from schedtrace.diagnose.gains import RAN, THERE, host_us
 from schedtrace.diagnose.offered_load import offered_load
 from schedtrace.diagnose.waits import Charged, mean
 from schedtrace.model.message import NOTHING, Message
@@ -28,6 +28,8 @@ BREAK_EVEN_FRAC = 0.5
 """Fixed share above which steps that run together end sooner on average than one after the other."""
 LIMITS = frozenset({"max_num_seqs", "max_num_active_seqs", "num_gpu_blocks_override"})
 """Settings whose larger values put more requests into a step."""
+RESERVE = "watermark"
+"""Setting that admits requests later and saves preemptions; no step time bounds which of both weighs more."""
 
 
 class FixedShare(NamedTuple):
@@ -64,23 +66,33 @@ def fixed_share(timeline: Timeline, waits: Charged) -> FixedShare | None:
     return FixedShare(min(high, model.least_base_us / step_us), high, step_us)
 
 
+def throughput_counts(timeline: Timeline) -> bool:
+    """Return whether requests are sent at once or follow answers: more throughput then ends them sooner."""
+    return offered_load(timeline).pace in ("at_once", "answers")
+
+
 def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> list[Advice]:
     """Return the advice, with larger limits as values to replay unless fuller steps shorten the latency.
 
-    If the engine sets the pace, fuller steps raise throughput, and no such proof is needed.
+    Where throughput counts, fuller steps raise it, and no such proof is needed.
 
     Args:
         timeline: The engine's trace.
         waits: Waits for the limit.
         advice: Advice of the finding.
     """
-    wider = [piece for piece in advice if piece.setting in LIMITS and piece.value is not None]
-    if not wider or offered_load(timeline).pace in ("at_once", "answers"):
+    settings = {piece.setting for piece in advice if piece.value is not None}
+    if not settings & {*LIMITS, RESERVE} or throughput_counts(timeline):
         return advice
     share = fixed_share(timeline, waits)
-    if share is not None and share.favours_fuller:
-        return advice
-    return [_to_replay(piece, share) if piece in wider else piece for piece in advice]
+    shown = share is not None and share.favours_fuller
+    unshown = {RESERVE} if shown else {*LIMITS, RESERVE}
+    return [
+        _to_replay(piece, None if piece.setting == RESERVE else share)
+        if piece.setting in unshown and piece.value is not None
+        else piece
+        for piece in advice
+    ]
 
 
 def _to_replay(advice: Advice, share: FixedShare | None) -> Advice:
@@ -125,6 +137,6 @@ def budget_times(timeline: Timeline, waits: Charged, share: FixedShare) -> float
     present_us = (mean(waits.steps, THERE) or 0.0) * share.step_us
     if share.favours_fuller and share.low_frac * present_us > tokens_us:
         return 2.0
-    if not sets_pace(timeline) and share.high_frac * present_us < tokens_us:
+    if not throughput_counts(timeline) and share.high_frac * present_us < tokens_us:
         return 0.5
     return None

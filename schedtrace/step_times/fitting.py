@@ -183,12 +183,11 @@ class Extrapolation(NamedTuple):
     def log_error(self, doublings: float) -> float:
         """Return the error at a distance: as measured up to the reach, and at least the usual one beyond it.
 
-        The record tells nothing of a bend that lies beyond all of its steps. Both parts add as independent
-        errors do.
+        The record shows no bend that lies beyond all of its steps.
         """
         near = min(doublings, self.reach) * self.per_doubling
         beyond = max(0.0, doublings - self.reach) * max(self.per_doubling, USUAL_PER_DOUBLING)
-        return math.hypot(near, beyond)
+        return near + beyond
 
 
 def extrapolation_error(rows: pl.DataFrame, device: Larger) -> Extrapolation:

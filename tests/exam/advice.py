@@ -84,8 +84,13 @@ def advised(folder: Path) -> list[tuple[str, Finding, str, Any]]:
     ]
 
 
-def promised(finding: Finding, setting: str) -> str:
-    """What an advice promises to cut: preemptions, if it is a watermark; else it depends on the finding."""
+def promised(finding: Finding, setting: str, value: Any) -> str:
+    """What an advice promises to cut: preemptions, if it is a watermark; else it depends on the finding.
+
+    A smaller budget promises shorter steps for those who decode.
+    """
+    if setting == "max_num_batched_tokens" and value < getattr(finding.evidence, "token_budget", 0):
+        return UNITS["prefill-starves-decode"]
     if setting == "watermark":
         return "preemptions"
     return UNITS.get(finding.code, "ms in all" if finding.cause is None else "ms waited")
@@ -145,7 +150,7 @@ def tried(folder: Path, again: Path) -> list[Tried]:
     for number, (case, finding, setting, value) in enumerate(wanted):
         run = again / str(number)
         refused = (run / "refused").read_text() if (run / "refused").exists() else ""
-        unit = promised(finding, setting)
+        unit = promised(finding, setting, value)
         before, total_before = amount(folder / case, finding, unit)
         after, total_after = (0.0, 0.0) if refused else amount(run, finding, unit)
         results.append(

@@ -121,6 +121,18 @@ def cliff(above, factor):
     return replace(MACHINE, slower=lambda batch: factor if batch.requests > above else 1)
 
 
+HIDES = replace(MACHINE, per_prefill_token_us=0.0, slower=lambda batch: max(1, batch.batch_tokens / 100))
+"""A device that computes up to 100 tokens while it reads its weights."""
+
+case(
+    "19h-budget-beyond-the-knee",
+    "token-budget-bound",
+    engine={"max_num_batched_tokens": 1024, "times": HIDES},
+    says=(r"max-num-batched-tokens 512",),
+    exits={"token_budget": 10},
+)(partial(together, requests=60, prompt=600, outputs=40, every_us=36_000))
+
+
 def swelling(engine, *, requests, outputs, every_us):
     """Concurrency that swells and ebbs."""
     for wave in range(3):

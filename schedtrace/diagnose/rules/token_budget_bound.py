@@ -76,12 +76,14 @@ def _find(timeline: Timeline) -> Findings:
     drafts = (
         int(waits.rows.filter(pl.col("charge") == Cause.INPUT_BUDGET)["time_us"].sum()) > waits.time_us / 2
     )
+    advice = _advice(timeline, waits, evidence, drafts=drafts)
+    halved = advice[0].value == batched_tokens(timeline) // 2
     largest = evidence.largest_prefill if (evidence.largest_prefill_frac or 0) >= NAMED_FROM_FRAC else None
     yield limit_finding(
         timeline,
         waits,
         evidence=evidence,
-        title="Token budget too small" if has_tokens else "Waits for the token budget",
+        title="Token budget too small" if has_tokens and not halved else "Waits for the token budget",
         verdict="The token budget limits this run: requests spent {share:%} of their time waiting for it "
         "({token_budget:n token} per step)."
         if has_tokens
@@ -96,7 +98,7 @@ def _find(timeline: Timeline) -> Findings:
         "[ A decode takes {tokens_per_decode:n token}, so the decodes of {seats_decoding:n seat} want "
         "{decodes_wanted:n} in a step.]",
         values={"largest": largest},
-        advice=_advice(timeline, waits, evidence, drafts=drafts),
+        advice=advice,
     )
 
 
@@ -195,12 +197,12 @@ def _advice(timeline: Timeline, waits: Charged, evidence: TokenBudget, *, drafts
     return [better, fewer] if drafts else [better]
 
 
-def shown_budget(timeline: Timeline, waits: Charged) -> Advice | None:
+def shown_budget(timeline: Timeline, waits: Charged, *, only_smaller: bool = False) -> Advice | None:
     """Return twice or half the budget where the recorded step times show that it shortens latencies."""
     share = fixed_share(timeline, waits)
     times = share and budget_times(timeline, waits, share)
     now = batched_tokens(timeline)
-    if share is None or times is None:
+    if share is None or times is None or (only_smaller and times > 1):
         return None
     if times > 1:
         return advise(
@@ -243,4 +245,8 @@ RULE = Rule(
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
     find=_find,
     charges=tuple(map(str, CHARGES)),
+    proven=(
+        ("input_budget", "max_num_batched_tokens"),
+        ("token_budget", "max_num_batched_tokens"),
+    ),
 )

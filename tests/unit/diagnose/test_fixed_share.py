@@ -12,7 +12,7 @@ from schedtrace.diagnose.rules.common import advise
 
 ADVICE = [
     advise("{option} {value:n}", setting="max_num_seqs", value=64),
-    advise("{option} {value:n}", setting="watermark", value=0.05),
+    advise("{option} {value:n}", setting="block_size", value=16),
     advise("send long prompts to an engine of their own"),
 ]
 
@@ -86,6 +86,15 @@ def test_a_larger_limit_is_named_only_if_fuller_steps_shorten_latencies(monkeypa
     assert (first == ADVICE[0]) is shown
 
 
+@pytest.mark.parametrize(("pace", "value"), [("clock", None), ("at_once", 0.05)])
+def test_a_reserve_is_left_to_a_replay_where_latency_counts(monkeypatch, pace, value):
+    monkeypatch.setattr(module, "offered_load", lambda _: OfferedLoad(pace, 1.0))
+    monkeypatch.setattr(module, "fixed_share", lambda *_: FixedShare(0.9, 0.9, 1000))
+    reserve = advise("{option} {value:n}", setting="watermark", value=0.05)
+    wider, reserve = unless_shown(None, None, [ADVICE[0], reserve])
+    assert (wider.value, reserve.value) == (64, value)
+
+
 def test_advice_to_replay_states_value_and_reason(monkeypatch, recorded_words):
     monkeypatch.setattr(module, "offered_load", lambda _: OfferedLoad("clock", 1.0))
     for share in (FixedShare(0.1, 0.4, 1000), FixedShare(0.1, 0.104, 1000), None):
@@ -94,31 +103,30 @@ def test_advice_to_replay_states_value_and_reason(monkeypatch, recorded_words):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "decoding", "sets_pace", "times"),
+    ("low", "high", "decoding", "pace", "times"),
     [
-        (0.5, 0.6, 4, False, 2.0),
-        (0.5, 0.6, 4, True, 2.0),
-        (0.49, 0.6, 4, False, None),
+        (0.5, 0.6, 4, "clock", 2.0),
+        (0.5, 0.6, 4, "at_once", 2.0),
+        (0.49, 0.6, 4, "clock", None),
         # 16 requests gain 0.5 * 1000 us each; 8 decodes lose a token of 1000 us.
-        (0.5, 0.6, 8, False, None),
+        (0.5, 0.6, 8, "clock", None),
         # 16 requests lose 0.1 * 1000 us each; 4 decodes gain 1000 us.
-        (0.0, 0.1, 4, False, 0.5),
-        (0.0, 0.1, 1, False, None),
-        (0.0, 0.1, 4, True, None),
-        (0.0, 1.0, 4, False, None),
+        (0.0, 0.1, 4, "clock", 0.5),
+        (0.0, 0.1, 1, "clock", None),
+        (0.0, 0.1, 4, "at_once", None),
+        (0.0, 1.0, 4, "clock", None),
     ],
 )
 def test_a_budget_is_doubled_or_halved_by_what_a_step_less_saves(
-    monkeypatch, low, high, decoding, sets_pace, times
+    monkeypatch, low, high, decoding, pace, times
 ):
-    monkeypatch.setattr(module, "sets_pace", lambda _: sets_pace)
+    monkeypatch.setattr(module, "offered_load", lambda _: OfferedLoad(pace, 1.0))
     timeline, waits = engine(lambda _: 1000, SIZES, decoding=decoding)
     decodes = timeline.steps.with_columns(prefill_tokens=pl.lit(0), decode_tokens=pl.lit(8))
     timeline.steps = pl.concat([timeline.steps, decodes], how="vertical_relaxed")
     assert budget_times(timeline, waits, FixedShare(low, high, 1000)) == times
 
 
-def test_without_steps_that_only_decode_a_token_has_no_cost(monkeypatch):
-    monkeypatch.setattr(module, "sets_pace", lambda _: False)
+def test_without_steps_that_only_decode_a_token_has_no_cost():
     timeline, waits = engine(lambda _: 1000, SIZES, decoding=4)
     assert budget_times(timeline, waits, FixedShare(0.6, 0.7, 1000)) is None
