@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import string
@@ -68,8 +69,8 @@ class Load:
     clients: list[Client]
     expected: set[str]
     """Codes of statements, one of which should be made on the log."""
-    meanwhile: Callable[[int, int], None] | None = None
-    """Called with the server's port and process id while the clients run."""
+    meanwhile: Callable[[int, Path], None] | None = None
+    """Called with the server's port and log while the clients run."""
 
 
 def loads() -> dict[str, Load]:
@@ -104,27 +105,17 @@ def loads() -> dict[str, Load]:
     }
 
 
-def _pause(port: int, _: int) -> None:
+def _pause(port: int, _: Path) -> None:
     time.sleep(4)
     _post(port, "/pause?mode=keep", {})
     time.sleep(8)
     _post(port, "/resume", {})
 
 
-def _kill_engine(_: int, pid: int) -> None:
+def _kill_engine(_: int, log: Path) -> None:
     time.sleep(4)
-    engines = [
-        int(child)
-        for child in _children(pid)
-        if b"EngineCore" in Path(f"/proc/{child}/cmdline").read_bytes()
-        or b"EngineCore" in Path(f"/proc/{child}/comm").read_bytes()
-    ]
-    for engine in engines:
-        os.kill(engine, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for engine in set(re.findall(rb"\(EngineCore\w* pid=(\d+)\)", log.read_bytes())):
+        os.kill(int(engine), signal.SIGKILL)
 
 
 def _post(port: int, path: str, body: dict[str, object], headers: dict[str, str] | None = None) -> None:
@@ -189,7 +180,7 @@ def serve(name: str, load: Load, out: Path, address: str) -> Path:
         )
         try:
             if _is_up(port, server):
-                _run_clients(load, port, server.pid, model)
+                _run_clients(load, port, Path(log.name), model)
         finally:
             if server.poll() is None:
                 server.send_signal(signal.SIGTERM)
@@ -210,7 +201,7 @@ def _is_up(port: int, server: warm.Process) -> bool:
     return False
 
 
-def _run_clients(load: Load, port: int, pid: int, model: Path) -> None:
+def _run_clients(load: Load, port: int, log: Path, model: Path) -> None:
     until = time.monotonic() + LOAD_S
     threads = [
         threading.Thread(target=_send, args=(client, port, model, until, number), daemon=True)
@@ -219,7 +210,7 @@ def _run_clients(load: Load, port: int, pid: int, model: Path) -> None:
     for thread in threads:
         thread.start()
     if load.meanwhile is not None:
-        load.meanwhile(port, pid)
+        load.meanwhile(port, log)
     for thread in threads:
         thread.join(END_S)
 
