@@ -21,7 +21,7 @@ from zstandard import ZstdDecompressor, ZstdError
 
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
-from schedtrace.read.lines import reading
+from schedtrace.read.lines import UNREADABLE, reading
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 LONGEST_LINE = 16 * 2**20
@@ -349,5 +349,5 @@ class _DockerLine(msgspec.Struct):
 def _docker_message(line: bytes) -> bytes | None:
     try:
         return msgspec.json.decode(line, type=_DockerLine).log.encode(errors="replace")
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None

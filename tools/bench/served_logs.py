@@ -93,7 +93,7 @@ def loads() -> dict[str, Load]:
             {"decodes-slowed-by-prefills", "no-queue"},
         ),
         "one-rank": Load(
-            {"data_parallel_size": 2, "max_num_seqs": 6},
+            {"data_parallel_size": 2, "api_server_count": 1, "max_num_seqs": 6},
             [Client((60, 60), 80, rank=0)] * 12 + [Client((60, 60), 20, pause_s=1.0, rank=1)],
             {"uneven-ranks"},
         ),

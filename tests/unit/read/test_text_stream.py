@@ -101,6 +101,11 @@ def test_messages_that_docker_split_are_joined(file):
     assert (number, line) == (1, begin + "rk] end")
 
 
+def test_a_docker_line_with_broken_characters_stays(file):
+    [(_, line)] = text_lines(file(b'{"log":"\xb6\\n","stream":"stdout"}'))
+    assert "\ufffd" in line
+
+
 def test_short_messages_without_a_line_break_are_not_joined(file):
     lines = [json.dumps({"log": text}, separators=(",", ":")) for text in ("a", "b", "c")]
     assert [line for _, line in text_lines(file("\n".join(lines)))] == ["a", "b", "c"]
