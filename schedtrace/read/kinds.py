@@ -87,6 +87,15 @@ def _is_trace(sample: FileSample) -> bool:
     return sample.first_line.startswith("{") and sample.row.get("type") in TRACE_LINES
 
 
+def _is_aiperf_request(sample: FileSample) -> bool:
+    metrics = sample.row.get("metrics")
+    return (
+        sample.has("metadata")
+        and isinstance(metrics, dict)
+        and any(isinstance(value, dict) and "value" in value for value in metrics.values())
+    )
+
+
 def _is_spans(sample: FileSample) -> bool:
     """Return whether it has spans as OTLP, as a console exporter or as Jaeger writes them."""
     row = sample.row
@@ -170,7 +179,7 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(
         "a result of AIPerf",
-        lambda sample: sample.has("metadata", "metrics") and isinstance(sample.row["metrics"], dict),
+        _is_aiperf_request,
         f"it has latencies of single requests and no steps; {TO_RECORD}",
     ),
     FileKind(
@@ -299,7 +308,7 @@ KINDS: tuple[FileKind, ...] = (
         ),
         "no engine ran: the last line of the traceback says why",
     ),
-    FileKind("a dump of Prometheus metrics", _text(r"^# (?:HELP|TYPE) \w+ ", least=2), TO_RECORD),
+    FileKind("a dump of Prometheus metrics", _text(r"^# (?:HELP|TYPE) [\w:]+ ", least=2), TO_RECORD),
     FileKind(
         "vLLM's log without iteration lines",
         _text(

@@ -8,6 +8,7 @@ import io
 import re
 import tempfile
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from gzip import GzipFile
 from itertools import chain
@@ -20,7 +21,7 @@ from zstandard import ZstdDecompressor, ZstdError
 
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
-from schedtrace.read.lines import reading
+from schedtrace.read.lines import UNREADABLE, reading
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 LONGEST_LINE = 16 * 2**20
@@ -42,6 +43,8 @@ _DOCKER_SPLIT = 16 * 2**10
 """Bytes at which docker splits a message."""
 _DOCKER_END = b'\\n","stream":'
 """What follows docker's message at the end of a line that is not split."""
+_DENSE = 3
+"""Largest number of lines for each line with a frequent marker in a block that is kept for later."""
 _HEAD = 2**16
 """Bytes in which a container runtime's format is recognized."""
 _MESSAGE_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "body", "text")
@@ -152,8 +155,59 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, unwrapped(line)
 
 
-def marked_lines(path: Path, markers: tuple[bytes, ...]) -> Iterator[tuple[int, str]]:
+class LatestLines:
+    """Lines with a frequent marker, of which only the latest count, in blocks without another marker.
+
+    Older blocks are dropped as a whole, and their lines are only counted.
+    """
+
+    def __init__(self, marker: bytes, most: int) -> None:
+        self.left_out = 0
+        """Number of lines that were dropped."""
+        self._marker = marker
+        self._most = most
+        self._blocks: deque[tuple[int, bytes, int]] = deque()
+        """Number of the first line, content, and number of lines with the marker."""
+        self._lines = 0
+
+    def take(self, block: bytes, number: int, markers: tuple[bytes, ...]) -> bool:
+        """Take a block if many of its lines have this marker and none another; return whether it is taken.
+
+        Args:
+            block: Whole lines.
+            number: Number of the first line.
+            markers: All markers.
+        """
+        lines = block.count(self._marker)
+        if _DENSE * lines < block.count(b"\n") or _has_any(
+            block, tuple(marker for marker in markers if marker != self._marker)
+        ):
+            return False
+        self._blocks.append((number, block, lines))
+        self._lines += lines
+        while self._lines - self._blocks[0][2] >= self._most:
+            _, _, dropped = self._blocks.popleft()
+            self._lines -= dropped
+            self.left_out += dropped
+        return True
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines of the blocks taken so far, which are then forgotten."""
+        while self._blocks:
+            number, block, _ = self._blocks.popleft()
+            yield from _marked_in(block, number, (self._marker,))[0]
+        self._lines = 0
+
+
+def marked_lines(
+    path: Path, markers: tuple[bytes, ...], latest: LatestLines | None = None
+) -> Iterator[tuple[int, str]]:
     """Yield number and text of every line that contains a marker; other lines cost next to nothing.
+
+    Args:
+        path: File that is read.
+        markers: Byte strings, one of which is in each line.
+        latest: Marker of lines of which only the latest are yielded.
 
     Raises:
         InputError: If the file cannot be read.
@@ -166,7 +220,13 @@ def marked_lines(path: Path, markers: tuple[bytes, ...]) -> Iterator[tuple[int, 
         is_wrapped = _WRAPPED.search(first[:_HEAD]) is not None
         number = 1
         for block in chain([first], blocks):
-            if is_wrapped and (joiner.is_open or _has_split_lines(block)):
+            is_split = is_wrapped and (joiner.is_open or _has_split_lines(block))
+            if latest is not None and not is_split and latest.take(block, number, markers):
+                number += block.count(b"\n")
+                continue
+            for place, line in latest.lines() if latest is not None else ():
+                yield place, unwrapped(line)
+            if is_split:
                 lines = list(enumerate(block.removesuffix(b"\n").split(b"\n"), number))
                 number += len(lines)
             else:
@@ -175,6 +235,8 @@ def marked_lines(path: Path, markers: tuple[bytes, ...]) -> Iterator[tuple[int, 
                 text = unwrapped(line)
                 if not is_wrapped or any(word in text for word in words):
                     yield place, text
+    for place, line in latest.lines() if latest is not None else ():
+        yield place, unwrapped(line)
     for place, line in joiner.rest():
         text = unwrapped(line)
         if any(word in text for word in words):
@@ -198,8 +260,15 @@ def markers_in(block: bytes, markers: tuple[bytes, ...]) -> list[bytes]:
     overlaps another one in each of its places may be missing.
     """
     text = pl.Series([block.decode(errors="replace")])
-    pattern = "|".join(re.escape(marker.decode()) for marker in markers)
-    return [marker.encode() for marker in set(text.str.extract_all(pattern)[0])]
+    return [marker.encode() for marker in set(text.str.extract_all(_any_of(markers))[0])]
+
+
+def _has_any(block: bytes, markers: tuple[bytes, ...]) -> bool:
+    return bool(pl.Series([block.decode(errors="replace")]).str.contains(_any_of(markers))[0])
+
+
+def _any_of(markers: tuple[bytes, ...]) -> str:
+    return "|".join(re.escape(marker.decode()) for marker in markers)
 
 
 def _marked_in(block: bytes, number: int, markers: tuple[bytes, ...]) -> tuple[list[tuple[int, bytes]], int]:
@@ -280,5 +349,5 @@ class _DockerLine(msgspec.Struct):
 def _docker_message(line: bytes) -> bytes | None:
     try:
         return msgspec.json.decode(line, type=_DockerLine).log.encode(errors="replace")
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None

@@ -15,7 +15,7 @@ from schedtrace.errors import InputError
 from schedtrace.model.printable import shortened
 from schedtrace.model.records import ClientLatency
 from schedtrace.read.file_sample import FileSample
-from schedtrace.read.lines import reading
+from schedtrace.read.lines import UNREADABLE, reading
 from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.text_stream import opened_text
 
@@ -51,7 +51,7 @@ def read_benchmark_result(path: Path) -> list[BenchmarkResult]:
         content = file.read(LARGEST)
     try:
         fields = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"))
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         msg = f"{path}: the benchmark's result is cut off or broken ({error})"
         raise InputError(msg) from error
     if not isinstance(fields, dict):

@@ -20,7 +20,8 @@ MOST_SNAPSHOTS = 100_000
 """Maximum number of a file's lines that are kept, the latest of each engine: of a single engine six days or
 more.
 """
-_FIRST_FIGURE = "Avg prompt throughput: "
+FIRST_FIGURE = "Avg prompt throughput: "
+"""What each periodic line begins with, after its prefix."""
 _SNAPSHOT = re.compile(
     r"Avg prompt throughput: (?P<prompt>\d{1,12}(?:\.\d{1,6})?) tokens/s, "
     r"Avg generation throughput: (?P<generation>\d{1,12}(?:\.\d{1,6})?) tokens/s, "
@@ -34,6 +35,10 @@ _PREEMPTIONS = re.compile(r"\bPreemptions: (\d{1,9})")
 _KV_USAGE = re.compile(r"\bKV cache usage: (\d{1,3}(?:\.\d{1,6})?)%")
 _HIT_RATE = re.compile(r"(?:^|, )Prefix cache hit rate: (\d{1,3}(?:\.\d{1,6})?)%")
 _EXTERNAL = re.compile(r"\bExternal prefix cache hit rate: (\d{1,3}(?:\.\d{1,6})?)%")
+_USUAL_REST = re.compile(
+    r", \w{1,20} KV cache usage: (\d{1,3}(?:\.\d{1,6})?)%, Prefix cache hit rate: (\d{1,3}(?:\.\d{1,6})?)%"
+)
+"""Rest of most lines, which one pattern reads faster than one for each figure."""
 _ACCEPTANCE = re.compile(
     r"SpecDecoding metrics: .{0,2000}?Avg Draft acceptance rate: (\d{1,3}(?:\.\d{1,6})?)%"
 )
@@ -101,13 +106,14 @@ class EngineLines:
 
 def snapshot_in(line: str) -> tuple[int | None, int, PeriodicLine] | None:
     """Return rank, number of engines and content of a periodic line; None if the line is none."""
-    begin = line.find(_FIRST_FIGURE)
+    begin = line.find(FIRST_FIGURE)
     match = _SNAPSHOT.match(line, begin) if begin >= 0 else None
     if match is None:
         return None
     engine = _ENGINE.search(line, max(0, begin - _LONGEST_ENGINE), begin)
     many, rank = engine.groups() if engine is not None else (None, None)
     prompt, generation, running, waiting, rest = match.groups()
+    usual = _USUAL_REST.match(rest)
     deferred = _DEFERRED.search(rest) if "Deferred" in rest else None
     preemptions = _PREEMPTIONS.search(rest) if "Preemptions" in rest else None
     snapshot = PeriodicLine(
@@ -117,8 +123,8 @@ def snapshot_in(line: str) -> tuple[int | None, int, PeriodicLine] | None:
         running=int(running),
         waiting=int(waiting),
         deferred=int(deferred[1]) if deferred else None,
-        kv_cache_usage_frac=_fraction(_KV_USAGE, rest),
-        prefix_cache_hit_frac=_fraction(_HIT_RATE, rest),
+        kv_cache_usage_frac=_as_fraction(usual[1]) if usual else _fraction(_KV_USAGE, rest),
+        prefix_cache_hit_frac=_as_fraction(usual[2]) if usual else _fraction(_HIT_RATE, rest),
         external_hit_frac=_fraction(_EXTERNAL, rest) if "External" in rest else None,
         preemptions=int(preemptions[1]) if preemptions else None,
     )
@@ -166,7 +172,9 @@ def _days_before(month: int, day: int) -> int | None:
 
 def _fraction(pattern: re.Pattern[str], text: str) -> float | None:
     match = pattern.search(text)
-    if match is None:
-        return None
-    fraction = float(match[1]) / 100
+    return None if match is None else _as_fraction(match[1])
+
+
+def _as_fraction(percent: str) -> float | None:
+    fraction = float(percent) / 100
     return round(fraction, 6) if fraction <= 1 else None

@@ -40,8 +40,11 @@ _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineDeadError|See stack trace"
 )
 """Errors that another one caused."""
-_SHUTDOWN = "[shutdown] "
-"""Beginning of messages about a shutdown that was asked for, which may end in an ``EngineDeadError``."""
+_SHUTDOWN = "[shutdown] API server: shutdown triggered"
+"""Message about a shutdown that was asked for, which may end in an ``EngineDeadError``; vLLM prints other
+messages with ``[shutdown]`` whenever it cleans up.
+"""
+_EXITED = "engine core exited unexpectedly"
 LONGEST_REASON = 400
 NEAR = 2000
 """Lines within which an error belongs to the failure: several workers write their tracebacks at once."""
@@ -58,6 +61,7 @@ class FailureLines:
         self._is_first_after = False
         self._worker: str | None = None
         self._shuts_down = False
+        self._exited = False
         self._uncaught: int | None = None
         """Number of the line at which an uncaught traceback begins, before any announced failure."""
         self._uncaught_error: tuple[int, str] | None = None
@@ -71,6 +75,9 @@ class FailureLines:
             self._announce("start", number)
         elif _SHUTDOWN in line:
             self._shuts_down = True
+        elif _EXITED in line and not self._shuts_down:
+            self._exited = True
+            self._announce("serving", number)
         elif (failed := _SERVING_FAILED.search(line)) and not (
             self._shuts_down and failed[0] == "EngineDeadError"
         ):
@@ -123,10 +130,11 @@ class FailureLines:
             reason = shortened(hide_in_text(error), LONGEST_REASON)
             return Failure(stage="start", reason=reason, line=place, worker_died=None)
         line, reason = self._error or (self._stage_line, "")
-        if not reason:
-            reason = (
-                f"worker process {self._worker} died" if self._worker else "the log does not name the error"
-            )
+        if not reason and self._worker:
+            reason = f"worker process {self._worker} died"
+        elif not reason:
+            gone = "the engine's process exited unexpectedly"
+            reason = gone if self._exited else "the log does not name the error"
         return Failure(
             stage="start" if self._stage == "start" else "serving",
             reason=reason,

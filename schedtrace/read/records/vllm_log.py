@@ -17,7 +17,7 @@ from schedtrace.read.records.failure_lines import FailureLines
 from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.records.scheduler_dump import OUTPUT_MARKER, STATS_MARKER, step_in, take_stats
 from schedtrace.read.records.start_lines import StartLines
-from schedtrace.read.text_stream import marked_lines
+from schedtrace.read.text_stream import LatestLines, marked_lines
 
 NAME = "vLLM's console log"
 _OWN_MARKERS = (console_lines.SNAPSHOT_MARKER, OUTPUT_MARKER, *start_lines.MARKERS)
@@ -141,12 +141,15 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     servers: dict[str | None, _Server] = {}
     logs: list[ServerLog] = []
     left_out = 0
-    for place, (number, whole_line) in enumerate(marked_lines(path, _OWN_MARKERS + _ALSO), start=1):
+    latest = LatestLines(console_lines.SNAPSHOT_MARKER, console_lines.MOST_SNAPSHOTS)
+    lines = marked_lines(path, _OWN_MARKERS + _ALSO, latest)
+    for place, (number, whole_line) in enumerate(lines, start=1):
         prefix = _SOURCE.match(whole_line)
         source = None if prefix is None else prefix["pod"] or prefix["container"]
         line = whole_line[: quoted_from(whole_line)]
         server = servers.get(source)
-        if server is not None and server.is_started and server.start.begins(line):
+        is_periodic = console_lines.FIRST_FIGURE in line
+        if server is not None and not is_periodic and server.is_started and server.start.begins(line):
             logs.append(server.log())
             server = None
         if server is None:
@@ -163,7 +166,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     logs += [server.log() for server in servers.values()]
     logs = [log for log in logs if not log.is_empty]
     for log in logs:
-        log.notices += _about_dropped_lines(log)
+        log.notices += _about_dropped_lines(log, latest.left_out)
     if not logs:
         msg = f"{path}: not one line of vLLM's log is understood"
         raise InputError(msg)
@@ -179,8 +182,9 @@ def _keep_latest(engines: list[EngineLines]) -> None:
         engine.keep_latest(console_lines.MOST_SNAPSHOTS // 2 // len(engines))
 
 
-def _about_dropped_lines(log: ServerLog) -> Iterator[str]:
-    lines = sum(engine.lines for engine in log.engines)
+def _about_dropped_lines(log: ServerLog, left_out: int) -> Iterator[str]:
+    """Yield a notice if old periodic lines were dropped, from this server's or from the whole file."""
+    lines = sum(engine.lines for engine in log.engines) + left_out
     latest = sum(len(engine.snapshots) for engine in log.engines)
     if latest < lines:
         yield f"the file is long: only the latest {latest:,} of {lines:,} periodic lines count"

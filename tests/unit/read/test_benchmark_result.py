@@ -147,6 +147,13 @@ def test_a_result_that_is_cut_off_or_not_alone_is_refused(result, content):
         result(content)
 
 
+def test_a_result_with_broken_characters_is_refused(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_bytes(json.dumps(SERVE).encode().replace(b'"m"', b'"\xb6"'))
+    with pytest.raises(InputError, match="cut off or broken"):
+        read_benchmark_result(path)
+
+
 @pytest.fixture(scope="module")
 def report():
     return analyze_run(read_run(DATA / "findings" / "kv-bound" / "shows"))

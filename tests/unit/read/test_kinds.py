@@ -127,9 +127,14 @@ def test_a_public_sample_is_recognized(name, kind):
         ('{"custom_id": "1", "method": "POST", "url": "/v1/x", "body": {}}\n', "a batch of OpenAI requests"),
         ('{"messages": [{"role": "user", "content": "a"}]}\n', "chat messages"),
         ('{"total_requests": 5, "servers": ["a"]}', "JSON of another program"),
+        (
+            '{"schema_version": "1", "metrics": {"mean_ttft_ms": 0}, "metadata": {}}',
+            "JSON of another program",
+        ),
         ('{"requests": [{"request_id": "a"}]}', "JSON of another program"),
         ("{}", "JSON of another program"),
         ("# HELP up x\n# TYPE up gauge\nup 1\n", "a dump of Prometheus metrics"),
+        ("# HELP sglang:a x\n# TYPE sglang:a gauge\nsglang:a 1\n", "a dump of Prometheus metrics"),
         (
             "(APIServer pid=1) INFO 11-25 12:27:00 [api_server.py:9] Started\n",
             "vLLM's log without iteration lines",

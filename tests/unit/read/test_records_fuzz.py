@@ -1,5 +1,6 @@
 """Damaged records, bytes, lines and kinds mixed: each is read or refused in one line, in bounded memory."""
 
+import json
 import random
 import tracemalloc
 from pathlib import Path
@@ -11,12 +12,20 @@ from schedtrace.errors import SchedtraceError
 from schedtrace.model.printable import json_of
 from schedtrace.model.records import Records
 from schedtrace.present.pages.records import records_page
-from schedtrace.present.renderers import json, text
+from schedtrace.present.renderers import json as json_renderer
+from schedtrace.present.renderers import text
 from schedtrace.read.kinds import kind_of
 from tests.console_logs import START, every_10_s, periodic
 from tests.seeds import COUNT
+from tests.unit.read.test_benchmark_result import AIPERF, RUN
 
 FILES = Path(__file__).parents[2] / "data" / "files"
+
+
+def json_bytes(fields):
+    return json.dumps(fields).encode()
+
+
 SEEDS = [
     (FILES / name).read_bytes()
     for name in (
@@ -24,8 +33,20 @@ SEEDS = [
         "14-scheduler-dump-k8s.log",
         "16-metrics.txt",
         "01-iteration-kv-full.log",
+        "02-forum-first-step.log",
+        "05-inference-perf-one-line.json",
     )
-] + [(START + every_10_s({}, {"waiting": 3, "kv": 95}, {"output": 0.0})).encode()]
+] + [
+    (START + every_10_s({}, {"waiting": 3, "kv": 95}, {"output": 0.0})).encode(),
+    b"".join(
+        b"2026-05-19T10:00:00.1Z stdout F " + line for line in every_10_s({}, {}).encode().splitlines(True)
+    ),
+    json_bytes(
+        {"metadata": {"guidellm_version": "1"}, "benchmarks": [{"type_": "x", **RUN}, {"config": {}, **RUN}]}
+    ),
+    json_bytes(AIPERF),
+    json_bytes({"completed": 2, "total_input_tokens": 20, "request_throughput": 0.6, "mean_ttft_ms": 30.0}),
+]
 
 
 def broken(random_, content):
@@ -63,6 +84,8 @@ def test_a_damaged_record_is_read_or_refused(tmp_path, seed):
         path.write_bytes(broken(random_, random_.choice(SEEDS)))
         try:
             kind = kind_of(path)
+            if kind is not None and kind.reader is not None:
+                kind.reader(path)
             if kind is None or kind.record is None:
                 continue
             records = Records(records=described("x", kind.record.read(path)))
@@ -71,9 +94,14 @@ def test_a_damaged_record_is_read_or_refused(tmp_path, seed):
             continue
         page = records_page(records)
         json_of(records)
-        assert json.render(page).startswith("{")
+        assert json_renderer.render(page).startswith("{")
         assert text.render(page, width=80)
         for record in records.records:
+            for latency in record.latencies:
+                assert all(
+                    value is None or 0 <= value < 1e12
+                    for value in (latency.mean_ms, latency.p50_ms, latency.p99_ms)
+                )
             for engine in record.engines:
                 assert 0 <= engine.running.low <= engine.running.high < 10**9
                 assert engine.kv_cache_usage_frac is None or engine.kv_cache_usage_frac.high <= 1

@@ -10,7 +10,7 @@ import zstandard
 
 from schedtrace.errors import InputError
 from schedtrace.read import text_stream
-from schedtrace.read.text_stream import marked_lines, spooled, text_lines, unwrapped
+from schedtrace.read.text_stream import LatestLines, marked_lines, spooled, text_lines, unwrapped
 
 TEXT = "first\nsecond [mark]\nthird\n"
 
@@ -101,9 +101,37 @@ def test_messages_that_docker_split_are_joined(file):
     assert (number, line) == (1, begin + "rk] end")
 
 
+def test_a_docker_line_with_broken_characters_stays(file):
+    [(_, line)] = text_lines(file(b'{"log":"\xb6\\n","stream":"stdout"}'))
+    assert "\ufffd" in line
+
+
 def test_short_messages_without_a_line_break_are_not_joined(file):
     lines = [json.dumps({"log": text}, separators=(",", ":")) for text in ("a", "b", "c")]
     assert [line for _, line in text_lines(file("\n".join(lines)))] == ["a", "b", "c"]
+
+
+def test_only_the_latest_lines_of_dense_blocks_are_yielded(file, monkeypatch):
+    monkeypatch.setattr(text_stream, "_BLOCK", 50)
+    lines = [f"line {number:03} [mark]" for number in range(60)]
+    lines[20] += " [other]"
+    latest = LatestLines(b"[mark]", 8)
+    shown = list(marked_lines(file("\n".join(lines)), (b"[mark]", b"[other]"), latest))
+    numbers = [number for number, _ in shown]
+    assert [text for _, text in shown] == [lines[number - 1] for number in numbers]
+    assert numbers == sorted(numbers)
+    assert 21 in numbers
+    assert numbers[-8:] == list(range(53, 61))
+    assert len(numbers) + latest.left_out == 60
+    assert len(numbers) < 40
+
+
+def test_lines_that_are_few_among_others_are_all_yielded(file, monkeypatch):
+    monkeypatch.setattr(text_stream, "_BLOCK", 50)
+    lines = [f"line {number:03}{' [mark]' * (number % 5 == 0)}" for number in range(100)]
+    latest = LatestLines(b"[mark]", 2)
+    assert len(list(marked_lines(file("\n".join(lines)), (b"[mark]", b"[other]"), latest))) == 20
+    assert latest.left_out == 0
 
 
 def test_marked_lines_keep_their_numbers_across_blocks(file, monkeypatch):

@@ -338,6 +338,20 @@ def test_a_shutdown_that_was_asked_for_is_no_failure(logs):
     assert log.failure is not None
 
 
+def test_an_engine_that_was_killed_has_failed_although_vllm_then_shuts_down(logs):
+    """vLLM 0.32 prints ``[shutdown]`` for its own cleanup, too, before it finds the engine dead."""
+    gone = message("WARNING", "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
+    cleanup = message("INFO", "[shutdown] MPClient: start timeout=default", "core_client.py:770")
+    dead = message("ERROR", "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
+    stopped = message("INFO", "[shutdown] API server: shutdown triggered", "launcher.py:254")
+    [log] = logs(START + gone + cleanup + dead + stopped)
+    assert log.failure == Failure(
+        stage="serving", reason="the engine's process exited unexpectedly", line=7, worker_died=None
+    )
+    [log] = logs(START + stopped + gone + cleanup + dead)
+    assert log.failure is None
+
+
 BEFORE_THE_ENGINE = (
     "(APIServer pid=1) Traceback (most recent call last):\n"
     '(APIServer pid=1)   File "/usr/bin/vllm", line 8, in <module>\n'
