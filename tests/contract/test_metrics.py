@@ -18,6 +18,7 @@ from vllm.lora.request import LoRARequest
 from schedtrace.model.causes import CAUSES
 from schedtrace.model.live import Health
 from schedtrace.read.run import read_run
+from schedtrace.record import writer
 from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.live.attachment import Attachment
 from schedtrace.record.metrics.counting_recorder import CountingRecorder
@@ -84,13 +85,13 @@ def counted(name, seed=1):
     """The totals of a load as recorded and as counted alone, and the timeline of its trace."""
     family = FAMILIES[name]
     engine = Driver(traced_class, **family.engine)
-    writer = RECORDERS.get(engine.scheduler).writer
+    lines = RECORDERS.get(engine.scheduler).writer
     meter = Meter(by_priority=engine.config.scheduler_config.policy == "priority")
-    writer.measuring.meter = meter
+    lines.measuring.meter = meter
     alone = count_beside(engine.scheduler)
     play(engine, make_script(family, seed))
     RECORDERS.get(engine.scheduler).close()
-    trace, *_ = read_run(writer.path.parent).traces
+    trace, *_ = read_run(lines.path.parent).traces
     timeline = make_timeline(trace, None)
     for tally in (meter.tally, alone.tally):
         tally.advance_to(timeline.end_us)
@@ -215,6 +216,27 @@ def test_totals_equal_the_sums_of_the_trace_at_ten_points_and_at_the_end(name):
         assert tally.busy.host_us(tally.clock_us) == sum(
             us for state, us in engine.items() if state not in {"device", "idle"}
         )
+
+
+@pytest.mark.usefixtures("recording")
+def test_what_dropped_steps_leave_is_the_same_for_metrics_alone(monkeypatch):
+    engine = Driver(traced_class, max_num_seqs=4, max_num_batched_tokens=64, num_blocks=24)
+    recorded = Meter(by_priority=False)
+    RECORDERS.get(engine.scheduler).writer.measuring.meter = recorded
+    alone = count_beside(engine.scheduler)
+    for number in range(40):
+        if number in (10, 20):
+            monkeypatch.setattr(writer, "MAX_PENDING", 0 if number == 10 else 50_000)
+        if number % 2 == 0:
+            engine.add(f"r{number}", 20 + 7 * number, 12)
+        engine.step()
+    engine.finish()
+    RECORDERS.get(engine.scheduler).close()
+    for tally in (recorded.tally, alone.tally):
+        tally.advance_to(max(recorded.tally.clock_us, alone.tally.clock_us))
+    assert recorded.tally.dropped_steps == alone.tally.dropped_steps == 10
+    assert recorded.tally.preemptions["kv_blocks"] > 0
+    assert totals(alone.tally) == totals(recorded.tally)
 
 
 class Now:
