@@ -3,8 +3,8 @@
 Every hook and mark on the path of a step is timed by itself, in a steady decode on vLLM's real scheduler.
 Turns of two recorders alternate in one process: the one for metrics alone, and the one for a trace, whose
 lines are only added up. The rest of the call is measured in processor time. All figures are medians over
-steps, which other processes disturb little. They leave out what the marked copy of ``schedule()`` does between two
-marks: for each request, it compares the number of tokens before and after a limit.
+steps, which other processes disturb little. They leave out what the marked copy of ``schedule()`` does
+between two marks: for each request, it compares the number of tokens before and after a limit.
 """
 
 import argparse
@@ -129,9 +129,8 @@ def main():
     from loguru import logger
 
     logger.remove()
-    print(
-        "| running | path | schedule() without hooks, us | hooks within it, us | share |\n|---|---|---|---|---|"
-    )
+    print("| running | path | schedule() without hooks, us | hooks within it, us | share |")
+    print("|---|---|---|---|---|")
     with TemporaryDirectory() as folder:
         os.environ["SCHEDTRACE_RUN_DIR"] = f"{folder}/run"
         for running in given.running:
