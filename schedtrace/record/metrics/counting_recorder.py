@@ -82,9 +82,10 @@ class CountingRecorder(Recorder):
         """Note the time, and what happened since the call before."""
         if self._news or self._expects_inference:
             self._take_news(scheduler)
-        self.events = []
-        self._start_ns = self.clock()
-        self.in_schedule = True
+        if self.active:
+            self.events = []
+            self._start_ns = self.clock()
+            self.in_schedule = True
 
     def _take_news(self, scheduler: Any) -> None:
         """Take what happened since the call before; watch the call if no mark notes how it ends."""
@@ -102,8 +103,8 @@ class CountingRecorder(Recorder):
             events, self.events = self.events, None
             if events is None or not self.in_schedule:
                 return
-            self.in_schedule = False
             call = self._call = self._next_call(end_ns)
+            self.in_schedule = False  # after the call is there for the writer's thread
             if events != self._events:
                 self._events, self._ended_waiting = events, "waiting" in ended_loops(events)
                 call.events = events
