@@ -220,15 +220,15 @@ def test_totals_equal_the_sums_of_the_trace_at_ten_points_and_at_the_end(name):
 
 @pytest.mark.usefixtures("recording")
 def test_what_dropped_steps_leave_is_the_same_for_metrics_alone(monkeypatch):
-    engine = Driver(traced_class, max_num_seqs=4, max_num_batched_tokens=64, num_blocks=24)
+    engine = Driver(traced_class, max_num_seqs=4, max_num_batched_tokens=64, num_blocks=16)
     recorded = Meter(by_priority=False)
     RECORDERS.get(engine.scheduler).writer.measuring.meter = recorded
     alone = count_beside(engine.scheduler)
     for number in range(40):
         if number in (10, 20):
             monkeypatch.setattr(writer, "MAX_PENDING", 0 if number == 10 else 50_000)
-        if number % 2 == 0:
-            engine.add(f"r{number}", 20 + 7 * number, 12)
+        if number % 4 == 0:
+            engine.add(f"r{number}", 30 + number % 3, 60)
         engine.step()
     engine.finish()
     RECORDERS.get(engine.scheduler).close()
