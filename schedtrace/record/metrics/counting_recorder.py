@@ -105,7 +105,7 @@ class CountingRecorder(Recorder):
                 return
             call = self._call = self._next_call(end_ns)
             self.in_schedule = False  # after the call is there for the writer's thread
-            if events != self._events:
+            if events != self._events or self._dropped:
                 self._events, self._ended_waiting = events, "waiting" in ended_loops(events)
                 call.events = events
             scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
