@@ -116,6 +116,11 @@ class Queues:
         kinds = (type(getattr(scheduler, name)) for name in self._names)
         return sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind not in READERS})
 
+    def lengths(self, scheduler: Any) -> list[tuple[str, type, Callable[[Any], int]]]:
+        """Return the name, class and reader of each queue of a scheduler whose queues can all be read."""
+        kinds = [(name, type(getattr(scheduler, name))) for name in self._names]
+        return [(name, kind, READERS[kind].length) for name, kind in kinds]
+
     def freed(self, request_id: str) -> None:
         """Note that a request is finished, though vLLM may keep it while its blocks are still read."""
         if not self._reads_all:

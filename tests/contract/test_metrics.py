@@ -4,17 +4,28 @@ import time
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.request import urlopen
 
 import polars as pl
 import pytest
 
 pytest.importorskip("vllm")
 
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from vllm.lora.request import LoRARequest
+
+from schedtrace.model.causes import CAUSES
+from schedtrace.model.live import Health
 from schedtrace.read.run import read_run
+from schedtrace.record import writer
 from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.live.attachment import Attachment
 from schedtrace.record.metrics.counting_recorder import CountingRecorder
-from schedtrace.record.metrics.tally import Tally, priority_class
+from schedtrace.record.metrics.engine_meter import Address, EngineMeter
+from schedtrace.record.metrics.families import MORE, MOST_SERIES
+from schedtrace.record.metrics.measuring import EngineFacts
+from schedtrace.record.metrics.tally import NEXT_STEP, Tally, priority_class
 from schedtrace.record.queues import policy
 from schedtrace.record.settings import Settings
 from schedtrace.record.traced import prepared_recorder, traced_class
@@ -70,13 +81,13 @@ def counted(name, seed=1):
     """The totals of a load as recorded and as counted alone, and the timeline of its trace."""
     family = FAMILIES[name]
     engine = Driver(traced_class, **family.engine)
-    writer = RECORDERS.get(engine.scheduler).writer
+    lines = RECORDERS.get(engine.scheduler).writer
     meter = Meter(by_priority=engine.config.scheduler_config.policy == "priority")
-    writer.measuring.meter = meter
+    lines.measuring.meter = meter
     alone = count_beside(engine.scheduler)
     play(engine, make_script(family, seed))
     RECORDERS.get(engine.scheduler).close()
-    trace, *_ = read_run(writer.path.parent).traces
+    trace, *_ = read_run(lines.path.parent).traces
     timeline = make_timeline(trace, None)
     for tally in (meter.tally, alone.tally):
         tally.advance_to(timeline.end_us)
@@ -203,6 +214,27 @@ def test_totals_equal_the_sums_of_the_trace_at_ten_points_and_at_the_end(name):
         )
 
 
+@pytest.mark.usefixtures("recording")
+def test_what_dropped_steps_leave_is_the_same_for_metrics_alone(monkeypatch):
+    engine = Driver(traced_class, max_num_seqs=4, max_num_batched_tokens=64, num_blocks=16)
+    recorded = Meter(by_priority=False)
+    RECORDERS.get(engine.scheduler).writer.measuring.meter = recorded
+    alone = count_beside(engine.scheduler)
+    for number in range(40):
+        if number in (10, 20):
+            monkeypatch.setattr(writer, "MAX_PENDING", 0 if number == 10 else 50_000)
+        if number % 4 == 0:
+            engine.add(f"r{number}", 30 + number % 3, 60)
+        engine.step()
+    engine.finish()
+    RECORDERS.get(engine.scheduler).close()
+    for tally in (recorded.tally, alone.tally):
+        tally.advance_to(max(recorded.tally.clock_us, alone.tally.clock_us))
+    assert recorded.tally.dropped_steps == alone.tally.dropped_steps == 10
+    assert recorded.tally.preemptions["kv_blocks"] > 0
+    assert totals(alone.tally) == totals(recorded.tally)
+
+
 class Now:
     """The test's thread is the engine's."""
 
@@ -303,3 +335,62 @@ def test_a_recording_from_the_start_gets_metrics_and_loses_them(recording):
     [tally] = parts.tallies
     assert tally.tokens["prefill"] == 40
     assert list(recording.iterdir())
+
+
+HOSTILE = ['"} 1\nschedtrace_up 1 #', "\x1b]0;owned\x07\u202e", 'x{cause="kv_blocks"}', "a" * 10_000]
+
+
+def exposed(monkeypatch):
+    """Metrics of an engine with metrics alone, on a free port of the loopback interface."""
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    meter = EngineMeter(
+        ("tiny", "0"),
+        by_priority=True,
+        facts=lambda: EngineFacts(None, 0.0, {"free": 1}),
+        health=lambda: Health("busy"),
+    )
+    meter.serve(Address("127.0.0.1", 0, asked=True), 0)
+    return meter
+
+
+def test_hostile_ids_adapters_priorities_and_headers_reach_no_label(monkeypatch):
+    meter = exposed(monkeypatch)
+    engine = Switched(
+        {}, enable_lora=True, max_loras=1, max_lora_rank=8, max_num_seqs=2, scheduling_policy="priority"
+    )
+    engine.attachment.measure(meter)
+    for number, text in enumerate(HOSTILE * 5):
+        adapter = LoRARequest(text + str(number), 1 + number % 3, "/secret/place")
+        engine.add(
+            f"{text}{number}", lora_request=adapter, priority=(-1) ** number * 2 ** (60 + number),
+            max_tokens=2, trace_headers={"traceparent": text, text: text}, cache_salt=text,
+        )  # fmt: skip
+    engine.finish()
+    engine.attachment.measure(None)
+    with urlopen(meter.where) as page:
+        text = page.read().decode()
+    meter.close()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert len(samples) <= MOST_SERIES
+    words = {value for sample in samples for name, value in sample.labels.items() if name == "cause"}
+    assert "lora_cap" in words
+    assert words <= {*CAUSES, NEXT_STEP, MORE}
+    assert {sample.labels["model_name"] for sample in samples} == {"tiny"}
+    assert [part for part in (*HOSTILE, "secret", "owned", "schedtrace_up") if part in text] == []
+
+
+def test_metrics_of_an_engine_leave_those_of_its_process_alone(monkeypatch):
+    """Until they are asked for, and while they are on: vLLM's ``/metrics`` is the global registry."""
+    before = generate_latest(REGISTRY).decode()
+    meter = exposed(monkeypatch)
+    engine = Switched({})
+    engine.attachment.measure(meter)
+    engine.add("r0", 40)
+    engine.finish()
+    engine.attachment.measure(None)
+    meter.close()
+    after = generate_latest(REGISTRY).decode()
+    assert "schedtrace" not in after
+    assert [line.split()[0] for line in after.splitlines()] == [
+        line.split()[0] for line in before.splitlines()
+    ]

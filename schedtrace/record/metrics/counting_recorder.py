@@ -8,10 +8,11 @@ drafts. All other schedulers are recorded as for a trace, whose lines are added 
 from typing import Any
 
 from schedtrace.model.trace import Finish
-from schedtrace.record.capture import Result, resumed_ids
+from schedtrace.record.capture import NOBODY, Capture, DummyPass, Result, Synced, resumed_ids
 from schedtrace.record.live.queue_copy import QueueCopy
 from schedtrace.record.marks.exit_lines import ended_loops
 from schedtrace.record.metrics.counted_steps import StepCounts
+from schedtrace.record.queues import know_queues, readable
 from schedtrace.record.recorder import MOST_IN_FLIGHT, Recorder
 from schedtrace.record.verdict_facts import SchedulerFacts
 from schedtrace.record.vllms_own import is_own_class
@@ -21,10 +22,12 @@ from schedtrace.record.writer import Writer
 
 def can_count(scheduler: Any, traced: type) -> bool:
     """Return whether this recorder's totals are exact for a scheduler, whose traced class is given."""
+    know_queues()
     connectors = (getattr(scheduler, name, None) for name in ("connector", "ec_connector"))
     marked: Any = getattr(traced, "_schedtrace_instrumented", None)
     return (
         is_own_class(traced)
+        and readable(scheduler)
         and bool(marked and marked.classes)
         and not any(connector is not None for connector in connectors)
     )
@@ -58,24 +61,38 @@ class CountingRecorder(Recorder):
         """Computed tokens that preempted requests had lost, at most."""
         self._dropped = False
         """Whether the latest step was dropped."""
+        self._news = False
+        """Whether anything has happened since the call before: an arrival, a departure, a call, a pass."""
+        self._side_events = NOBODY
+        self._start_ns = 0
+        self._lengths = self._queues.lengths(scheduler)
 
     def note_present(self, queue_copy: QueueCopy) -> None:
         """Note the requests present when recording began, before the first step."""
         self._prefilling = {request.request_id for request in queue_copy.running}
         super().note_present(queue_copy)
 
+    def latest_call(self) -> Capture:
+        """Return the capture of the current or latest call; on the writer's thread."""
+        if not self.in_schedule:
+            return self._call
+        return StepCounts(self._steps, self._start_ns, self._start_ns, NOBODY)
+
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:  # noqa: ARG002  # in no total
         """Note the time, and what happened since the call before."""
+        if self._news or self._expects_inference:
+            self._take_news(scheduler)
+        if self.active:
+            self.events = []
+            self._start_ns = self.clock()
+            self.in_schedule = True
+
+    def _take_news(self, scheduler: Any) -> None:
+        """Take what happened since the call before; watch the call if no mark notes how it ends."""
         try:
-            call = self._call = StepCounts()
-            call.side_events = self.writer.take_events()
-            call.step = self._steps
-            self._steps += 1
+            self._news, self._side_events = False, self.writer.take_events()
             if self._expects_inference:
                 self._inference.begin(scheduler, len(scheduler.running), self.num_waiting(scheduler))
-            self.events = []
-            self.in_schedule = True
-            call.start_ns = self.clock()
         except Exception as error:
             self._fail("before schedule()", error)
 
@@ -83,18 +100,27 @@ class CountingRecorder(Recorder):
         """Count what the call decided."""
         end_ns = self.clock()
         try:
-            events = self._end_call()
-            if events is None:
+            events, self.events = self.events, None
+            if events is None or not self.in_schedule:
                 return
-            call: Any = self._call
-            call.end_ns = end_ns
-            if events != self._events:
+            call = self._call = self._next_call(end_ns)
+            self.in_schedule = False  # after the call is there for the writer's thread
+            if events != self._events or self._dropped:
                 self._events, self._ended_waiting = events, "waiting" in ended_loops(events)
                 call.events = events
-            call.token_budget = scheduler.max_num_scheduled_tokens
-            call.waiting_after = waiting = self.num_waiting(scheduler)
+            scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
+            call.requests, call.token_budget = len(scheduled), scheduler.max_num_scheduled_tokens
+            call.tokens = call.decode = output.total_num_scheduled_tokens
+            call.waiting_after = waiting = self._count_waiting(scheduler)
             self.queued = waiting > 0
-            self._count(scheduler, output, call)
+            if (
+                len(scheduler.running) != call.requests
+                or output.scheduled_new_reqs
+                or self._prefilling
+                or self._dropped
+                or resumed_ids(cached)
+            ):
+                self._note_places(scheduler, output, call)
             if self._preempted:
                 call.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
@@ -108,18 +134,38 @@ class CountingRecorder(Recorder):
         except Exception as error:
             self._fail("after schedule()", error)
 
-    def _count(self, scheduler: Any, output: Any, call: StepCounts) -> None:
-        """Count the tokens, and note the requests whose place the step changed."""
+    def schedule_raised(self, raised: BaseException) -> None:
+        """Forget a call that raised."""
+        self._call = self._next_call(self._start_ns)
+        self._news = True
+        super().schedule_raised(raised)
+
+    def _next_call(self, end_ns: int) -> StepCounts:
+        call = StepCounts(self._steps, self._start_ns, end_ns, self._side_events)
+        self._steps += 1
+        self._side_events = NOBODY
+        return call
+
+    def _count_waiting(self, scheduler: Any) -> int:
+        """Return the number of waiting requests, read directly where the queues are what they were."""
+        waiting = 0
+        for name, kind, length in self._lengths:
+            queue = getattr(scheduler, name)
+            if type(queue) is not kind:
+                return self.num_waiting(scheduler)
+            waiting += length(queue)
+        return waiting
+
+    def _note_places(self, scheduler: Any, output: Any, call: StepCounts) -> None:
+        """Note the requests whose place the step changed, and count prefill apart from decodes."""
         scheduled = output.num_scheduled_tokens
-        call.requests = number = len(scheduled)
-        call.tokens = call.decode = output.total_num_scheduled_tokens
         new, resumed = output.scheduled_new_reqs, resumed_ids(output.scheduled_cached_reqs)
         if new or resumed:
             call.admitted = [*(request.req_id for request in new), *resumed]
             self._prefilling.update(call.admitted)
         if self._prefilling:
             self._count_prefill(scheduler.requests, scheduled, call)
-        if len(scheduler.running) != number:
+        if len(scheduler.running) != call.requests:
             names = [request.request_id for request in scheduler.running]
             call.idle = [name for name in names if name not in scheduled]
         if self._dropped:
@@ -158,7 +204,7 @@ class CountingRecorder(Recorder):
 
     def request_arrives(self, scheduler: Any, request: Any) -> None:
         """Note a request before it enters the queue."""
-        self.queued = True
+        self.queued = self._news = True
         super().request_arrives(scheduler, request)
 
     def request_preempted(self, scheduler: Any, request: Any) -> None:
@@ -169,7 +215,18 @@ class CountingRecorder(Recorder):
             self._prefilling.discard(victim.request_id)
             self._lost[victim.request_id] = max(self._lost.get(victim.request_id, 0), victim.lost_tokens)
 
+    def control(self, *args: Any, **options: Any) -> None:
+        """Note a call to the engine other than a request."""
+        self._news = True
+        super().control(*args, **options)
+
+    def beside(self, entry: DummyPass | Synced) -> None:
+        """Note a data-parallel rank's work for other ranks outside its steps."""
+        self._news = True
+        super().beside(entry)
+
     def _note_finish(self, request: Any, status: str) -> None:
+        self._news = True
         self._prefilling.discard(request.request_id)
         self._lost.pop(request.request_id, None)
         super()._note_finish(request, status)
