@@ -20,9 +20,9 @@ MetricsOption = Annotated[
     str | None,
     typer.Option(
         "--metrics",
-        metavar="on|off|[HOST:]PORT",
-        help="Switch Prometheus metrics on or off instead of recording. PORT: serve them on this port plus "
-        "the engine's rank.",
+        metavar="on|off|[HOST:]PORT|otlp",
+        help="Switch metrics on or off instead of recording. PORT: serve them on this port plus "
+        "the engine's rank. otlp: send them to an OpenTelemetry collector.",
     ),
 ]
 

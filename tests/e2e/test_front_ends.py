@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import polars as pl
 import pytest
@@ -63,7 +64,19 @@ def port():
 
 
 @pytest.fixture(scope="module")
-def server(workplace, port):
+def collector():
+    """An OTLP receiver and its endpoint; None without OpenTelemetry, which vLLM does not need either."""
+    if any(find_spec(package) is None for package in ("opentelemetry", "grpc")):
+        yield None
+        return
+    from tests.otlp_receiver import receiver
+
+    with receiver() as started_receiver:
+        yield started_receiver
+
+
+@pytest.fixture(scope="module")
+def server(workplace, port, collector):
     """A real ``vllm serve`` with a tokenizer made on the spot, recorded through the environment alone.
 
     vLLM spawns its engine core, and that its worker: both import vLLM and load the plugin by themselves.
@@ -76,10 +89,15 @@ def server(workplace, port):
     options = ["--load-format", "dummy", "--enforce-eager", "--kv-cache-memory-bytes", "64M"]
     options += ["--max-model-len", "4096", "--port", port]
     options += ["--shutdown-timeout", "20"]  # with its default of 0 vLLM kills the engine core at once
+    variables = {"SCHEDTRACE_DIR": "served"}
+    if collector is not None:
+        options += ["--otlp-traces-endpoint", collector[1]]
+        variables |= {"SCHEDTRACE_METRICS": "otlp,spans=all", "OTEL_EXPORTER_OTLP_ENDPOINT": collector[1]}
+        variables |= {"OTEL_METRIC_EXPORT_INTERVAL": "1000", "OTEL_BSP_SCHEDULE_DELAY": "500"}
     with (workplace / "server.log").open("wb") as log:
         process = started(
             REPO / "examples" / "vllm_cpu.py", "serve", "model", *options,
-            cwd=workplace, files=(log, log), SCHEDTRACE_DIR="served",
+            cwd=workplace, files=(log, log), **variables,
         )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
@@ -101,12 +119,52 @@ def _answers(url):
         return False
 
 
-def complete(url, prompt, max_tokens, timeout):
+def complete(url, prompt, max_tokens, timeout, **headers):
     body = {"model": "model", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
     request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json", **headers}
     )
     return urllib.request.urlopen(request, timeout=timeout)
+
+
+def test_a_clients_trace_contains_vllms_span_and_below_it_the_states_of_the_request(
+    server, collector, workplace
+):
+    if collector is None:
+        pytest.skip("OpenTelemetry is not installed")
+    from tests.otlp_receiver import plain
+
+    got, _ = collector
+    trace_id, client = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    answer = complete(server[1], "a " * 50, 8, timeout=120, traceparent=f"00-{trace_id}-{client}-01")
+    assert answer.status == 200
+
+    def spans():
+        ours = [span for span in got.spans if span.trace_id.hex() == trace_id]
+        return {span.name: span for span in ours}
+
+    until = time.monotonic() + 30
+    while not ({"llm_request", "schedtrace.request"} <= spans().keys() and got.values):
+        assert time.monotonic() < until, spans().keys()
+        time.sleep(0.2)
+    vllms, whole = spans()["llm_request"], spans()["schedtrace.request"]
+    assert vllms.parent_span_id.hex() == client
+    assert whole.parent_span_id == vllms.span_id
+    about = plain(whole.attributes)
+    assert about["gen_ai.request.id"] == plain(vllms.attributes)["gen_ai.request.id"]
+    (folder,) = (workplace / "served").iterdir()
+    (trace,) = read_run(folder).traces
+    states = make_timeline(trace, None).request_states.filter(
+        (pl.col("request_id") == about["schedtrace.request_id"]) & (pl.col("end_us") > pl.col("begin_us"))
+    )
+    anchor_us = trace.header.wall_anchor_us
+    assert list(states["state"]) == ["front_end", "waiting", "prefill", "decode"]
+    for begin_us, end_us, state in states.select("begin_us", "end_us", "state").iter_rows():
+        span = spans()[f"schedtrace.{state}"]
+        assert span.parent_span_id == whole.span_id
+        assert abs(span.start_time_unix_nano / 1000 - anchor_us - begin_us) < 1000
+        assert abs(span.end_time_unix_nano / 1000 - anchor_us - end_us) < 1000
+    assert sum(got.values_of("schedtrace_steps", "engine").values()) > 0
 
 
 def test_a_served_model_is_recorded_with_finished_and_aborted_requests(server, workplace, analyzed):

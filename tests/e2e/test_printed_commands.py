@@ -29,6 +29,7 @@ NOT_RUN = {
         "likewise; tests/unit/engine/test_probes.py has sockets that answer",
     ),
     "schedtrace attach --metrics on": "likewise; tests/contract/test_metrics.py switches metrics on",
+    "schedtrace attach --metrics otlp": "likewise; tests/contract/test_otlp.py has a receiver",
     "schedtrace fleet s3://bucket/traces --jobs 8": "a bucket; tests/unit/fleet/test_s3.py has one",
     **dict.fromkeys(
         ["schedtrace fleet logs --router least-running", "schedtrace fleet logs --replay-engines 12"],

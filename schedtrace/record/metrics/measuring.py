@@ -33,7 +33,6 @@ class CountsLines(Protocol):
     """Assembler of lines, which adds each to totals."""
 
     tally: Tally | None
-    histories: Histories | None
 
     def count_with(self, tally: Tally | None) -> None:
         """Add the next lines to these totals."""
@@ -60,6 +59,7 @@ class Measuring:
         self._assembler = assembler
         self._current: Meter | None = None
         self._wall_anchor_us = wall_anchor_us
+        self._followed: Histories | None = None
 
     def begin_round(self) -> None:
         """Begin new totals if the receiver is another than before."""
@@ -68,7 +68,8 @@ class Measuring:
             self._current = meter
             self._assembler.count_with(None if meter is None else meter.new_tally())
         histories = self._histories
-        if histories is not self._assembler.histories:
+        if histories is not self._followed:
+            self._followed = histories
             self._assembler.follow_with(histories, self._wall_anchor_us)
 
     @property

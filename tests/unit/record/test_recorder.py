@@ -11,6 +11,7 @@ from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import recorder as module
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import ALL, NOBODY, DummyPass, SideEvents, Synced
+from schedtrace.record.metrics.measuring import Measuring
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.verdict_facts import FIELDS
 from tests.toys import Queue
@@ -26,6 +27,7 @@ class Writer:
         self.beside = []
         self.put_beside = self.beside.append
         self.prefixes = Prefixes()
+        self.measuring = Measuring(None)
         self.working = self.takes = True
         self.side_events = NOBODY
         self.closed = 0
