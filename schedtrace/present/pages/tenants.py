@@ -28,8 +28,9 @@ def tenant_sections(tenants: FleetTenants, engines: int) -> Iterator[Section]:
         figure_field("recom-\nputed", lambda tenant: integer(tenant.recomputed_tokens)),
         figure_field("device\ns", lambda tenant: number(tenant.device_us / 1e6)),
         figure_field("share", lambda tenant: percent(tenant.device_frac)),
-        *([figure_field("cost", lambda tenant: number(tenant.cost))] if tenants.price_per_gpu_hour is not None else []),
     ]
+    if tenants.price_per_gpu_hour is not None:
+        fields.append(figure_field("cost", lambda tenant: number(tenant.cost)))
     yield table(tenants.tenants, fields, most=MOST_TENANTS)
     yield Note(Styled(_division(tenants, engines), Style.DIM), "Tenants:")
     if tenants.waits:
