@@ -59,10 +59,13 @@ def fleet_load(inputs: FleetInputs, *, most_s: float = MOST_S) -> tuple[Recorded
         )
         raise InputError(msg)
     with ExitStack() as stack:
-        runs = [_run(stack, source) for source in inputs.engines]
+        named = [_run(stack, source) for source in inputs.engines]
+        runs = [*{_identity(run.traces[0]): run for run in reversed(named)}.values()][::-1]
         headers = [run.traces[0].header for run in runs]
         _require_one_kind(headers)
         usual, notes = _usual(headers)
+        if copies := len(named) - len(runs):
+            notes.append(say("Left out as copies: {copies:n recording}.", copies=copies))
         ordered = sorted(runs, key=lambda run: _limits(run.traces[0].header) != usual)
         base = _recorded([(run, _as_rank(run.traces[0], rank)) for rank, run in enumerate(ordered)])
         part = part_of(base, most_s=most_s)
@@ -102,6 +105,11 @@ def _run(stack: ExitStack, source: EngineSource) -> Run:
     store = store_for(source.address)
     trace = stack.enter_context(staged(store, source.trace_name, source.parts, source.beside, whole=True))
     return read_run(trace.path, ReadOptions(cache=False))
+
+
+def _identity(trace: Trace) -> object:
+    """Return what two copies of a recording have in common, and no two engines."""
+    return msgspec.json.encode(trace.header), trace.steps.height, trace.arrivals.hash_rows().sum()
 
 
 def _require_one_kind(headers: Sequence[Header]) -> None:
