@@ -113,7 +113,8 @@ def _identity(trace: Trace) -> object:
 
 
 def _require_one_kind(headers: Sequence[Header]) -> None:
-    kinds = {(header.model, header.device, _role(header)) for header in headers}
+    role = "kv_transfer_config.kv_role"
+    kinds = {(header.model, header.device, header.settings.get(role)) for header in headers}
     if len(kinds) > 1:
         msg = f"engines of {len(kinds)} kinds (model, device, role): a replay needs those of a single kind"
         raise InputError(msg)
@@ -123,10 +124,6 @@ def _require_one_kind(headers: Sequence[Header]) -> None:
     if any((header.data_parallel_size or 1) > 1 for header in headers):
         msg = "these are data-parallel ranks in lock-step: schedtrace replay RUN replays them"
         raise UsageError(msg)
-
-
-def _role(header: Header) -> object:
-    return header.settings.get("kv_transfer_config.kv_role")
 
 
 def _limits(header: Header) -> tuple[int | None, ...]:
