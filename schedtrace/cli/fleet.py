@@ -107,16 +107,12 @@ def fleet(
             raise UsageError(msg)
         show(_replayed(paths, replay_engines, router), output_format)
         return
-    if engine is not None and output is not None:
-        msg = "--output writes the summaries of all engines: give it without --engine"
-        raise UsageError(msg)
-    if engine is not None and tenant is not None:
-        msg = "--tenant divides the figures of all engines: name the path of one engine instead of --engine"
-        raise UsageError(msg)
-    tenant_key = None if tenant is None else parse_tenant_key(tenant, is_hashed=hash_tenants)
-    if tenant_key is None and (hash_tenants or price_per_gpu_hour is not None):
+    if engine is not None:
+        _require_one_engine(output=output, tenant=tenant)
+    if tenant is None and (hash_tenants or price_per_gpu_hour is not None):
         msg = "--hash-tenants and --price-per-gpu-hour need --tenant"
         raise UsageError(msg)
+    tenant_key = None if tenant is None else parse_tenant_key(tenant, is_hashed=hash_tenants)
     inputs = find_fleet([_absolute(path) for path in paths] if on == "ray" else paths)
     if engine is not None:
         source = engine_named(inputs, engine)
@@ -147,6 +143,20 @@ def fleet(
         tables.write_summaries(output, [*summaries.by_name], [*summaries.by_name.values()])
     compared = fleet_report(summaries, paths, str(window or ""), price_per_gpu_hour)
     show(fleet_page(compared), output_format)
+
+
+def _require_one_engine(*, output: Path | None, tenant: str | None) -> None:
+    """Refuse options about all engines beside ``--engine``.
+
+    Raises:
+        UsageError: If one of them was given.
+    """
+    if output is not None:
+        msg = "--output writes the summaries of all engines: give it without --engine"
+        raise UsageError(msg)
+    if tenant is not None:
+        msg = "--tenant divides the figures of all engines: name the path of one engine instead of --engine"
+        raise UsageError(msg)
 
 
 def _replayed(paths: list[str], engines: int | None, router: str | None) -> "Page[Replays]":

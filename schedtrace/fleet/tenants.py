@@ -211,7 +211,7 @@ class _Division:
 
     @cached_property
     def work(self) -> pl.DataFrame:
-        """One row per step and tenant with requests in it.
+        """Table with a row per step and tenant that has requests in it.
 
         Columns: ``step``, ``place`` (of the tenant in ``names``), ``requests``, ``tokens``, ``prompt``
         (tokens of prompts) and ``context`` (tokens that were computed before the step).

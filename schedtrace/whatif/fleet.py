@@ -59,10 +59,13 @@ def fleet_load(inputs: FleetInputs, *, most_s: float = MOST_S) -> tuple[Recorded
         )
         raise InputError(msg)
     with ExitStack() as stack:
-        runs = [_run(stack, source) for source in inputs.engines]
+        named = [_run(stack, source) for source in inputs.engines]
+        runs = [*{_identity(run.traces[0]): run for run in reversed(named)}.values()][::-1]
         headers = [run.traces[0].header for run in runs]
         _require_one_kind(headers)
         usual, notes = _usual(headers)
+        if copies := len(named) - len(runs):
+            notes.append(say("Left out as copies: {copies:n recording}.", copies=copies))
         ordered = sorted(runs, key=lambda run: _limits(run.traces[0].header) != usual)
         base = _recorded([(run, _as_rank(run.traces[0], rank)) for rank, run in enumerate(ordered)])
         part = part_of(base, most_s=most_s)
@@ -104,8 +107,14 @@ def _run(stack: ExitStack, source: EngineSource) -> Run:
     return read_run(trace.path, ReadOptions(cache=False))
 
 
+def _identity(trace: Trace) -> object:
+    """Return what two copies of a recording have in common, and no two engines."""
+    return msgspec.json.encode(trace.header), trace.steps.height, trace.arrivals.hash_rows().sum()
+
+
 def _require_one_kind(headers: Sequence[Header]) -> None:
-    kinds = {(header.model, header.device, _role(header)) for header in headers}
+    role = "kv_transfer_config.kv_role"
+    kinds = {(header.model, header.device, header.settings.get(role)) for header in headers}
     if len(kinds) > 1:
         msg = f"engines of {len(kinds)} kinds (model, device, role): a replay needs those of a single kind"
         raise InputError(msg)
@@ -115,10 +124,6 @@ def _require_one_kind(headers: Sequence[Header]) -> None:
     if any((header.data_parallel_size or 1) > 1 for header in headers):
         msg = "these are data-parallel ranks in lock-step: schedtrace replay RUN replays them"
         raise UsageError(msg)
-
-
-def _role(header: Header) -> object:
-    return header.settings.get("kv_transfer_config.kv_role")
 
 
 def _limits(header: Header) -> tuple[int | None, ...]:

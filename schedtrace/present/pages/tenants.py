@@ -28,16 +28,13 @@ def tenant_sections(tenants: FleetTenants, engines: int) -> Iterator[Section]:
         figure_field("recom-\nputed", lambda tenant: integer(tenant.recomputed_tokens)),
         figure_field("device\ns", lambda tenant: number(tenant.device_us / 1e6)),
         figure_field("share", lambda tenant: percent(tenant.device_frac)),
-        *([figure_field("cost", _cost)] if tenants.price_per_gpu_hour is not None else []),
     ]
+    if tenants.price_per_gpu_hour is not None:
+        fields.append(figure_field("cost", lambda tenant: number(tenant.cost)))
     yield table(tenants.tenants, fields, most=MOST_TENANTS)
     yield Note(Styled(_division(tenants, engines), Style.DIM), "Tenants:")
     if tenants.waits:
         yield table(tenants.waits, _wait_fields(tenants.waits), most=MOST_WAITS)
-
-
-def _cost(tenant: FleetTenant) -> str:
-    return number(tenant.cost, 2)
 
 
 def _wait_fields(waits: list[SummaryTenantWait]) -> list[Field[SummaryTenantWait]]:
@@ -76,7 +73,7 @@ def _idle(tenants: FleetTenants) -> Message | str:
     if tenants.idle_cost is None:
         return say("The GPUs of some engines are not recorded, so their cost is unknown.")
     return say(
-        "The time in which no batch ran costs {idle:n2} more, at {price:n2} per GPU hour.",
+        "The time in which no batch ran costs {idle:n} more, at {price:n2} per GPU hour.",
         idle=tenants.idle_cost,
         price=tenants.price_per_gpu_hour,
     )

@@ -32,7 +32,8 @@ def fleet_at(tmp_path):
 
     def make(*headers):
         for number, header in enumerate(headers):
-            makers.run_folder(tmp_path / f"engine-{number}", *lines(), about=makers.manifest(), **header)
+            fields = {"pid": number, **header}
+            makers.run_folder(tmp_path / f"engine-{number}", *lines(), about=makers.manifest(), **fields)
         return find_fleet([str(tmp_path)])
 
     return make
@@ -50,6 +51,11 @@ def fleet_at(tmp_path):
 def test_engines_that_cannot_replace_each_other_are_refused(fleet_at, headers, error, words):
     with pytest.raises(error, match=words):
         fleet.fleet_load(fleet_at(*headers))
+
+
+def test_a_copy_of_a_recording_is_replayed_once(fleet_at):
+    load, [note] = fleet.fleet_load(fleet_at({}, {}, {"pid": 1}))
+    assert (len(load.timelines), note.arguments["copies"].count) == (2, 1)
 
 
 def test_traces_that_do_not_fit_into_memory_are_refused(fleet_at, monkeypatch):
