@@ -224,13 +224,13 @@ def test_blocks_held_for_transfers_at_their_peak():
     stuck = prefilled("stuck", begin=5_000, sent_us=None)
     far = [prefilled("far", begin=60), decoded("far", begin=60)]
     engines = pair([prefilled(), far[0], stuck], [decoded(), far[1]])
-    held = {(each.engine, each.side, each.other): each for each in disaggregated(engines).held}
+    held = {(each.engine, each.side, each.other_engine): each for each in disaggregated(engines).held}
     assert held.keys() == {("P1", "prefill", "D1"), ("D1", "decode", "P1")}
     kept = held["P1", "prefill", "D1"]
     assert (kept.requests, kept.blocks, kept.blocks_total, kept.waits_for) == (2, 16, 700, "transfer")
     assert held["D1", "decode", "P1"].blocks == 18
     [alone] = disaggregated(pair([stuck], [])).held
-    assert (alone.other, alone.blocks, alone.waits_for) == ("", 8, None)
+    assert (alone.other_engine, alone.blocks, alone.waits_for) == ("", 8, None)
 
 
 def test_a_sample_is_the_same_on_all_engines():
