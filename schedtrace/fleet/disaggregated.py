@@ -80,7 +80,7 @@ def disaggregated(engines: Mapping[str, EngineSummary]) -> Disaggregated | None:
         by_remote_id=keys.count("remote_request_id"),
         by_transfer_id=keys.count("transfer_id"),
         by_request_id=keys.count("request_id"),
-        without_transfer=sum(each.parts["transfer"] is None for each in placed),
+        without_transfer=sum(each.request.decode.row.load_begun_us is None for each in placed),
         unmatched=left_out,
         sampled=fleet.below is not None,
         leading=leading,
@@ -107,7 +107,8 @@ def place_request(request: MatchedRequest, offset: ClockOffset) -> PlacedRequest
     """Divide a complete request's time to first token.
 
     Parts within one engine are exact. The handover needs both clocks. If the decode engine may get a request
-    before its prefill is done, what it does until then is no part: the prefill engine's parts cover it.
+    before its prefill is done, what it does until then is no part: the prefill engine's parts cover it. How
+    long that is needs both clocks, too.
     """
     prefill, decode = request.prefill.row, request.decode.row
     scheduled, output = prefill.scheduled_us or 0, prefill.first_token_us or 0
@@ -125,7 +126,10 @@ def place_request(request: MatchedRequest, offset: ClockOffset) -> PlacedRequest
         if not request.in_order and output_there + offset.half_us > begin:
             begin = max(begin, output_there)
             uncertain |= dict.fromkeys(("decode_queue", "transfer"), offset.half_us)
-    return PlacedRequest(request, parts | _on_decode(decode, begin), uncertain)
+    parts |= _on_decode(decode, begin)
+    if ahead_us is None and not request.in_order:
+        parts["decode_queue"] = parts["transfer"] = None
+    return PlacedRequest(request, parts, uncertain)
 
 
 def _on_decode(decode: SummaryTransfer, begin: float) -> dict[TransferPartName, float | None]:

@@ -199,6 +199,15 @@ def test_nothing_bounds_an_offset():
     by_id = {"remote_request_id": None, "load_begun_us": None, "load_ended_us": None}
     report = disaggregated(pair([prefilled()], [decoded(**by_id)], **APART))
     assert offset(report) == ("unknown", None, None, 0)
+    assert lengths(report) == (10, 20, None, None, None, None, 5)
+
+
+def test_without_an_offset_an_early_request_at_the_decode_engine_is_not_told_from_a_slow_transfer():
+    pushed = decoded(transfer_id="x", remote_request_id=None)
+    report = disaggregated(pair([prefilled(transfer_id="x", sent_us=None)], [pushed], **APART))
+    assert offset(report) == ("events", None, 109, 0)
+    assert lengths(report) == (10, 20, None, None, None, 6, 5)
+    assert report.without_transfer == 0
 
 
 def test_no_part_leads_if_the_clocks_leave_that_open():
