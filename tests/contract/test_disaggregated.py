@@ -182,6 +182,6 @@ def test_a_queue_at_the_decode_engine_is_found_there_and_its_holder_named(record
     )
     assert means(report)["transfer"] == pytest.approx(1.0, abs=WITHIN_MS)
     [kept] = [held for held in report.held if held.side == "prefill"]
-    assert (kept.engine, kept.other, kept.blocks, kept.waits_for) == (
+    assert (kept.engine, kept.other_engine, kept.blocks, kept.waits_for) == (
         PREFILL_ENGINE, DECODE_ENGINE, 10, "decode_queue"
     )  # fmt: skip
