@@ -450,6 +450,10 @@ def request_facts(rows: RequestRows) -> Iterator[LifeEvent]:
         held = Count(sum(load["blocks"]), "KV block") if load["blocks"] else None
         sentence = say("KV load from elsewhere {event}[, holding {held}]", event=load["event"], held=held)
         yield rows.event(load["at_us"], "kv_load", sentence)
+    for send in rows.timeline.kv_sends.filter(its).to_dicts():
+        held = Count(sum(send["blocks"]), "KV block") if send["blocks"] else None
+        sentence = say("KV transfer to elsewhere {event}[, holding {held}]", event=send["event"], held=held)
+        yield rows.event(send["at_us"], "kv_send", sentence)
     for admitted in fact_entries(rows.timeline, "admitted", its):
         if sentence := _cached(admitted):
             yield rows.event(admitted["start_us"], "cached", sentence, admitted["step"])

@@ -35,9 +35,9 @@ PART_WORDS: dict[TransferPartName, str] = {
     "first_step": "the first step on the decode engine",
 }
 HELD_WORDS: dict[TransferPartName, str] = {
-    "handover": "on the way to {other:code}",
-    "decode_queue": "in the queue of {other:code}",
-    "transfer": "in the transfer to {other:code}",
+    "handover": "on the way to {other_engine:code}",
+    "decode_queue": "in the queue of {other_engine:code}",
+    "transfer": "in the transfer to {other_engine:code}",
 }
 MOSTLY_FRAC = 0.5
 """Share of a part's total from which a pair of engines is named with it."""
@@ -80,7 +80,7 @@ def disaggregated(engines: Mapping[str, EngineSummary]) -> Disaggregated | None:
         by_remote_id=keys.count("remote_request_id"),
         by_transfer_id=keys.count("transfer_id"),
         by_request_id=keys.count("request_id"),
-        without_transfer=sum(each.parts["transfer"] is None for each in placed),
+        without_transfer=sum(each.request.decode.row.load_begun_us is None for each in placed),
         unmatched=left_out,
         sampled=fleet.below is not None,
         leading=leading,
@@ -107,7 +107,8 @@ def place_request(request: MatchedRequest, offset: ClockOffset) -> PlacedRequest
     """Divide a complete request's time to first token.
 
     Parts within one engine are exact. The handover needs both clocks. If the decode engine may get a request
-    before its prefill is done, what it does until then is no part: the prefill engine's parts cover it.
+    before its prefill is done, what it does until then is no part: the prefill engine's parts cover it. How
+    long that is needs both clocks, too.
     """
     prefill, decode = request.prefill.row, request.decode.row
     scheduled, output = prefill.scheduled_us or 0, prefill.first_token_us or 0
@@ -125,7 +126,10 @@ def place_request(request: MatchedRequest, offset: ClockOffset) -> PlacedRequest
         if not request.in_order and output_there + offset.half_us > begin:
             begin = max(begin, output_there)
             uncertain |= dict.fromkeys(("decode_queue", "transfer"), offset.half_us)
-    return PlacedRequest(request, parts | _on_decode(decode, begin), uncertain)
+    parts |= _on_decode(decode, begin)
+    if ahead_us is None and not request.in_order:
+        parts["decode_queue"] = parts["transfer"] = None
+    return PlacedRequest(request, parts, uncertain)
 
 
 def _on_decode(decode: SummaryTransfer, begin: float) -> dict[TransferPartName, float | None]:
@@ -240,15 +244,15 @@ def _held(
         for holder in _at_peak(_keepers(summary)):
             request = of_prefill.get(id(holder.row))
             by_other["" if request is None else request.decode.engine].append(holder)
-        for other, holders in by_other.items():
-            requests = [of_prefill[id(holder.row)] for holder in holders] if other else []
-            waits_for = _waits_for(requests, offsets.get((name, other)))
-            yield _kept_blocks(name, other, holders, waits_for, summary.kv_blocks)
+        for other_engine, holders in by_other.items():
+            requests = [of_prefill[id(holder.row)] for holder in holders] if other_engine else []
+            waits_for = _waits_for(requests, offsets.get((name, other_engine)))
+            yield _kept_blocks(name, other_engine, holders, waits_for, summary.kv_blocks)
         by_other = defaultdict(list)
         for holder in _at_peak(_loaders(summary, of_decode)):
             by_other[of_decode[id(holder.row)].prefill.engine].append(holder)
-        for other, holders in by_other.items():
-            yield _loading_blocks(name, other, holders, summary.kv_blocks)
+        for other_engine, holders in by_other.items():
+            yield _loading_blocks(name, other_engine, holders, summary.kv_blocks)
 
 
 def _keepers(summary: EngineSummary) -> Iterator[_Holder]:
@@ -301,55 +305,55 @@ def _blocks(blocks: int, total: int | None) -> Message:
 
 def _kept_blocks(
     engine: str,
-    other: str,
+    other_engine: str,
     holders: Sequence[_Holder],
     waits_for: TransferPartName | None,
     blocks_total: int | None,
 ) -> HeldBlocks:
     """Return the blocks that finished requests of a prefill engine keep for one decode engine."""
     blocks = sum(holder.blocks for holder in holders)
-    state = NOTHING if waits_for is None else say(HELD_WORDS[waits_for], other=other)
+    state = NOTHING if waits_for is None else say(HELD_WORDS[waits_for], other_engine=other_engine)
     return HeldBlocks(
         engine=engine,
         side="prefill",
-        other=other,
+        other_engine=other_engine,
         requests=len(holders),
         blocks=blocks,
         blocks_total=blocks_total,
         waits_for=waits_for,
         message=say(
-            "{blocks} of {engine:code} were held at once by {requests:n finished request}[ that {other:code} "
-            "had not fetched][{unknown:?} whose decode engine is not known][; most of that time passed "
-            "{state}].",
+            "{blocks} of {engine:code} were held at once by {requests:n finished request}[ that "
+            "{other_engine:code} had not fetched][{unknown:?} whose decode engine is not known][; most of "
+            "that time passed {state}].",
             blocks=_blocks(blocks, blocks_total),
             engine=engine,
             requests=len(holders),
-            other=other,
-            unknown=not other,
+            other_engine=other_engine,
+            unknown=not other_engine,
             state=state,
         ),
     )
 
 
 def _loading_blocks(
-    engine: str, other: str, holders: Sequence[_Holder], blocks_total: int | None
+    engine: str, other_engine: str, holders: Sequence[_Holder], blocks_total: int | None
 ) -> HeldBlocks:
     """Return the blocks that requests of a decode engine hold while their KV cache comes from another."""
     blocks = sum(holder.blocks for holder in holders)
     return HeldBlocks(
         engine=engine,
         side="decode",
-        other=other,
+        other_engine=other_engine,
         requests=len(holders),
         blocks=blocks,
         blocks_total=blocks_total,
         waits_for="transfer",
         message=say(
             "{blocks} of {engine:code} were held at once by {requests:n request} whose KV cache was on its "
-            "way from {other:code}.",
+            "way from {other_engine:code}.",
             blocks=_blocks(blocks, blocks_total),
             engine=engine,
             requests=len(holders),
-            other=other,
+            other_engine=other_engine,
         ),
     )

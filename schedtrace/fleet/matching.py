@@ -127,15 +127,15 @@ def _halves(
 
 def _candidates(decode: Half, prefills: Sequence[Half]) -> tuple[list[Half], Key]:
     """Return the halves that may belong to a half of a decode engine, and what they have in common."""
-    others = [half for half in prefills if half.engine != decode.engine]
+    elsewhere = [half for half in prefills if half.engine != decode.engine]
     row = decode.row
     if row.transfer_id is not None:
-        return others, "transfer_id"
-    named = [half for half in others if half.row.request_id == row.remote_request_id]
+        return elsewhere, "transfer_id"
+    named = [half for half in elsewhere if half.row.request_id == row.remote_request_id]
     if row.remote_request_id is not None:
         return named, "remote_request_id"
-    same = [half for half in others if half.row.request_id == row.request_id]
-    return same or others, "request_id"
+    same = [half for half in elsewhere if half.row.request_id == row.request_id]
+    return same or elsewhere, "request_id"
 
 
 def _drop_shared(fleet: MatchedFleet) -> None:

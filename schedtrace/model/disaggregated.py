@@ -101,7 +101,7 @@ class HeldBlocks(msgspec.Struct, kw_only=True):
     side: Literal["prefill", "decode"]
     """``prefill``: finished requests keep them until they are sent. ``decode``: requests hold them while
     their KV cache is on its way."""
-    other: str
+    other_engine: str
     """Engine on the other side; empty if its trace is not among the inputs."""
     requests: int
     """Requests that hold them."""

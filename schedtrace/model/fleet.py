@@ -497,7 +497,7 @@ class FleetReport(msgspec.Struct, kw_only=True):
     window: str
     """Part of the recordings, such as ``--last 600s``; empty for all of them."""
     verdict: list[Message]
-    """What is wrong with the fleet, in at most four sentences."""
+    """What is wrong with the fleet, in a few sentences."""
     differences: list[PeerDifference]
     """Engines that differ from their peers, grouped by cause."""
     groups: list[PeerGroup]

@@ -79,7 +79,7 @@ def test_the_delay_of_the_connector_is_in_the_transfer(recorded):
     [pair] = report.pairs
     assert (pair.prefill, pair.decode, pair.clock) == (PREFILL_ENGINE, DECODE_ENGINE, "same")
     assert {
-        (held.engine, held.other, held.requests, held.blocks, held.waits_for) for held in report.held
+        (held.engine, held.other_engine, held.requests, held.blocks, held.waits_for) for held in report.held
     } == {
         (PREFILL_ENGINE, DECODE_ENGINE, 1, 10, "transfer"),
         (DECODE_ENGINE, PREFILL_ENGINE, 1, 10, "transfer"),
@@ -137,7 +137,7 @@ def test_requests_without_their_other_half_are_counted_and_named(recorded):
         "no_prefill": (1, f"cmpl-stray-0{DECODES}"),
         "no_decode": (1, f"cmpl-lost-0{PREFILLS}"),
     }
-    lost = [held for held in report.held if held.other == ""]
+    lost = [held for held in report.held if held.other_engine == ""]
     assert [(held.engine, held.blocks, held.waits_for) for held in lost] == [(PREFILL_ENGINE, 20, None)]
 
 
@@ -182,6 +182,6 @@ def test_a_queue_at_the_decode_engine_is_found_there_and_its_holder_named(record
     )
     assert means(report)["transfer"] == pytest.approx(1.0, abs=WITHIN_MS)
     [kept] = [held for held in report.held if held.side == "prefill"]
-    assert (kept.engine, kept.other, kept.blocks, kept.waits_for) == (
+    assert (kept.engine, kept.other_engine, kept.blocks, kept.waits_for) == (
         PREFILL_ENGINE, DECODE_ENGINE, 10, "decode_queue"
     )  # fmt: skip

@@ -140,8 +140,8 @@ def _clocks(pairs: list[TransferPair]) -> Message:
         return NOTHING
     wrong = [pair for pair in apart if pair.out_of_order]
     return say(
-        "The handover compares times of two hosts; parts within one engine do not.[ For {unknown:n pair} of "
-        "engines it is not known, because nothing bounds the offset of their clocks.][ The clocks of "
+        "Only parts with a clock error compare times of two hosts.[ For {unknown:n pair} of engines they "
+        "are not known, because nothing bounds the offset of their clocks.][ The clocks of "
         "{wrong:n pair} contradict the order of events[: {example}].]",
         unknown=sum(pair.ahead_least_ms is None or pair.ahead_most_ms is None for pair in apart),
         wrong=len(wrong),

@@ -261,7 +261,9 @@ def _clocks(report: FleetReport) -> Message:
         "Times of engines on {hosts:n host} {apart}[ ({unknown:n trace} without the error of its clock)]. "
         "{figures} compares times of two hosts.",
         clocks,
-        figures="Only the handover" if report.disaggregated is not None else "No figure here",
+        figures="Only the time to first token across engines"
+        if report.disaggregated is not None
+        else "No figure here",
         apart=apart or ("agree exactly" if clocks.apart_us == 0 else "differ by an unknown time"),
     )
 

@@ -2,7 +2,7 @@
 
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.step import explain_step
-from schedtrace.model.trace_facts import Admission, CacheGroup, Grammar, HeadRefusal, KvLoad
+from schedtrace.model.trace_facts import Admission, CacheGroup, Grammar, HeadRefusal, KvLoad, KvSend
 from tests.makers import arrival, finish, step
 
 
@@ -73,7 +73,11 @@ def test_the_life_of_a_request_has_them(run_of, recorded_words):
         kv_loads=[KvLoad("r", "begun", 10_000, [3, 1]), KvLoad("r", "arrived", 15_000, [3, 1])],
         admitted=[Admission("r", 16, 48, 4)],
     )
-    events = explain_request(run_of("r", first, step(1, start=60_000, finished=[gone])), "r").events
+    last = with_facts(
+        step(1, start=60_000, finished=[gone]),
+        kv_sends=[KvSend("r", "begun", 50_500, [3, 1]), KvSend("r", "ended", 55_000, [3, 1])],
+    )
+    events = explain_request(run_of("r", first, last), "r").events
     facts = [event for event in events if event.what in WHAT]
     assert [(event.at_ms, event.what) for event in facts] == [
         (1.0, "received"),
@@ -84,11 +88,13 @@ def test_the_life_of_a_request_has_them(run_of, recorded_words):
         (20.0, "cached"),
         (40.0, "abort"),
         (50.0, "drafts"),
+        (50.5, "kv_send"),
+        (55.0, "kv_send"),
     ]
     recorded_words(event.message for event in facts)
 
 
-WHAT = {"received", "asked", "grammar", "kv_load", "cached", "abort", "drafts"}
+WHAT = {"received", "asked", "grammar", "kv_load", "kv_send", "cached", "abort", "drafts"}
 
 
 def test_a_life_without_facts_has_none_of_these_events(run_of):

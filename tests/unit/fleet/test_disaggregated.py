@@ -199,6 +199,15 @@ def test_nothing_bounds_an_offset():
     by_id = {"remote_request_id": None, "load_begun_us": None, "load_ended_us": None}
     report = disaggregated(pair([prefilled()], [decoded(**by_id)], **APART))
     assert offset(report) == ("unknown", None, None, 0)
+    assert lengths(report) == (10, 20, None, None, None, None, 5)
+
+
+def test_without_an_offset_an_early_request_at_the_decode_engine_is_not_told_from_a_slow_transfer():
+    pushed = decoded(transfer_id="x", remote_request_id=None)
+    report = disaggregated(pair([prefilled(transfer_id="x", sent_us=None)], [pushed], **APART))
+    assert offset(report) == ("events", None, 109, 0)
+    assert lengths(report) == (10, 20, None, None, None, 6, 5)
+    assert report.without_transfer == 0
 
 
 def test_no_part_leads_if_the_clocks_leave_that_open():
@@ -224,13 +233,13 @@ def test_blocks_held_for_transfers_at_their_peak():
     stuck = prefilled("stuck", begin=5_000, sent_us=None)
     far = [prefilled("far", begin=60), decoded("far", begin=60)]
     engines = pair([prefilled(), far[0], stuck], [decoded(), far[1]])
-    held = {(each.engine, each.side, each.other): each for each in disaggregated(engines).held}
+    held = {(each.engine, each.side, each.other_engine): each for each in disaggregated(engines).held}
     assert held.keys() == {("P1", "prefill", "D1"), ("D1", "decode", "P1")}
     kept = held["P1", "prefill", "D1"]
     assert (kept.requests, kept.blocks, kept.blocks_total, kept.waits_for) == (2, 16, 700, "transfer")
     assert held["D1", "decode", "P1"].blocks == 18
     [alone] = disaggregated(pair([stuck], [])).held
-    assert (alone.other, alone.blocks, alone.waits_for) == ("", 8, None)
+    assert (alone.other_engine, alone.blocks, alone.waits_for) == ("", 8, None)
 
 
 def test_a_sample_is_the_same_on_all_engines():

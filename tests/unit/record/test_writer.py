@@ -313,7 +313,7 @@ def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
 def test_what_happened_beside_the_steps_alone_is_an_event(writer_of, alone, place):
     made = writer_of()
     made.put_beside(alone)
-    assert made.take_events() == tuple([alone] if at == place else [] for at in range(5))
+    assert made.take_events() == tuple([alone] if at == place else [] for at in range(6))
 
 
 def test_passes_do_not_fill_the_memory_where_the_disk_stands_still(writer_of, monkeypatch):
