@@ -114,7 +114,9 @@ class Settings:
     snapshot_on: Rules = NO_RULES
     """Rules for automatic snapshots."""
     keeps_lines: bool = True
-    """Whether there is a trace; if not, only metrics are made of its lines."""
+    """Whether there is a trace; if not, only metrics and spans are made of its lines."""
+    makes_spans: bool = False
+    """Whether lines are needed although there is no trace, because the states of requests become spans."""
 
 
 def hashes_ids() -> bool:

@@ -302,7 +302,8 @@ def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attache
     """
     anchor = read_anchor()
     header = make_header(scheduler, traced, chosen, anchor, attached=attached)
-    counts = not chosen.keeps_lines and can_count(scheduler, traced)
+    needs_lines = chosen.keeps_lines or chosen.makes_spans
+    counts = not needs_lines and can_count(scheduler, traced)
     writer = Writer(chosen, header, anchor.ns, StepCounter if counts else Assembler)
     try:
         recorder = (

@@ -25,6 +25,8 @@ from schedtrace.model.live import (
 from schedtrace.model.printable import hashed
 from schedtrace.record.live import attachment, control_answers, queue_copy
 from schedtrace.record.live.class_swap import RefusedError
+from schedtrace.record.metrics.counting_recorder import CountingRecorder
+from schedtrace.record.traced import RECORDERS
 from schedtrace.simulate import Driver
 from tests.ports import reserved_port
 from tests.toys import Now
@@ -204,6 +206,26 @@ def test_metrics_are_refused_with_a_reason(engine, free_port):
     with socket.create_server(("127.0.0.1", free_port)), pytest.raises(RefusedError, match="in use"):
         engine.answer(AskMeasure(address=str(free_port)))
     assert type(engine.driver.scheduler).__module__.startswith("vllm.")
+
+
+def test_spans_are_made_of_lines_and_totals_alone_are_counted(engine, free_port):
+    """Asking for spans begins a recording with lines, which goes on until metrics are switched off."""
+
+    def recorder(asked):
+        engine.answer(AskMeasure(address=asked))
+        return RECORDERS.get(engine.driver.scheduler)
+
+    counting = recorder(str(free_port))
+    assert isinstance(counting, CountingRecorder)
+    assert recorder(str(free_port)) is counting
+    with_lines = recorder(f"{free_port},spans=all")
+    assert not isinstance(with_lines, CountingRecorder)
+    assert not counting.active
+    assert recorder(f"{free_port},spans=all") is with_lines
+    assert recorder(str(free_port)) is with_lines
+    engine.answer(AskMeasure(address="off"))
+    assert isinstance(recorder(str(free_port)), CountingRecorder)
+    engine.answer(AskMeasure(address="off"))
 
 
 def test_metrics_go_on_after_a_recording_and_their_port_is_closed_with_them(engine, free_port, tmp_path):

@@ -133,6 +133,8 @@ def test_a_truncated_trace_goes_on_as_a_whole_one(plain, recording, monkeypatch,
 class Keeps:
     """Keeps the totals of a recording."""
 
+    histories = None
+
     def new_tally(self):
         self.tally = Tally()
         return self.tally

@@ -67,6 +67,8 @@ class Watched(Tally):
 class Meter:
     """Keeps the totals, and publishes them nowhere."""
 
+    histories = None
+
     def __init__(self, *, by_priority):
         self.tally = Watched(by_priority=by_priority, every=EVERY)
 
@@ -259,6 +261,8 @@ class Switched(Deciding):
 
 class Parts:
     """Keeps the totals of each recording."""
+
+    histories = None
 
     def __init__(self):
         self.tallies = []

@@ -37,6 +37,8 @@ RUNS = ("runs", 40, 10_000)
 class Totals:
     """Metrics that nobody reads; a stall's limit is known from their recording."""
 
+    histories = None
+
     def new_tally(self):
         return None
 

@@ -85,6 +85,8 @@ class Attachment:
         """Recording of ``exits_now``, which no client sees."""
         self._metrics: ClassSwap | None = None
         """Recording for the meter alone."""
+        self._makes_spans = False
+        """Whether the recording for metrics alone makes lines, for spans."""
         self._meter: Meter | None = None
         """Receiver of the totals of every recording; None if metrics are off."""
         self._end_s: float | None = None
@@ -215,11 +217,16 @@ class Attachment:
     def _begin_metrics(self, meter: Meter) -> float:
         """Record for the receiver, unless a recording is active that can; return the hold-up in us."""
         recorder = RECORDERS.get(self._engine.scheduler)
-        if recorder is not None and recorder.active and (self._metrics is None or meter is self._meter):
+        makes_spans = meter.histories is not None
+        suits = self._metrics is None or (meter is self._meter and makes_spans == self._makes_spans)
+        if recorder is not None and recorder.active and suits:
             recorder.writer.measuring.meter = meter
             return 0.0
-        self._end_metrics()  # it has given up, or counts for another receiver
-        chosen = Settings(Path(), trial_ids=False, hash_ids=hides_ids(), keeps_lines=False)
+        self._end_metrics()  # it has given up, counts for another receiver, or with or without lines
+        self._makes_spans = makes_spans
+        chosen = Settings(
+            Path(), trial_ids=False, hash_ids=hides_ids(), keeps_lines=False, makes_spans=makes_spans
+        )
         swap = ClassSwap(self._engine, self._between_steps, chosen)
         swap.recorder.writer.measuring.meter = meter
         held_us = swap.begin(MOST_WAITED_S).held_us

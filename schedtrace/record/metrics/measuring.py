@@ -11,6 +11,10 @@ from schedtrace.record.otel.histories import Histories
 class Meter(Protocol):
     """Receiver of an engine's totals, on the writer's thread."""
 
+    @property
+    def histories(self) -> Histories | None:
+        """Histories of requests, for spans; None if there are none."""
+
     def new_tally(self) -> Tally:
         """Return totals for a recording that begins."""
 
@@ -74,7 +78,7 @@ class Measuring:
 
     @property
     def _histories(self) -> Histories | None:
-        return getattr(self.meter, "histories", None)
+        return None if self.meter is None else self.meter.histories
 
     def keep_trace_context(self, request: Any) -> None:
         """Keep the trace context of a request that arrives, if spans are made (on the engine's thread)."""

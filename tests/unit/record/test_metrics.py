@@ -349,6 +349,8 @@ class Call:
 @pytest.mark.parametrize(("call", "clock_us"), [(None, 9), (Call(), 5)])
 def test_a_call_under_way_stops_the_clock(call, clock_us):
     class Keeps:
+        histories = None
+
         def new_tally(self):
             return Tally()
 
@@ -365,6 +367,7 @@ def test_a_call_under_way_stops_the_clock(call, clock_us):
 def test_a_receiver_that_fails_gets_no_more_and_raises_nothing():
     class Fails:
         calls = 0
+        histories = None
 
         def new_tally(self):
             return Tally()
