@@ -50,7 +50,7 @@ class SummaryTransfer(msgspec.Struct, kw_only=True):
     kept_us: int | None
     """End of the request, after which its KV blocks stay until they are sent."""
     sent_us: int | None
-    """End of sending."""
+    """Time at which the last of them was sent."""
     kept_blocks: int | None
     """KV blocks that stay."""
 
@@ -150,7 +150,7 @@ class Disaggregated(msgspec.Struct, kw_only=True):
     verdict: Message = NOTHING
     """Part that takes most of the time; empty where clocks leave that open."""
     leading: TransferPartName | None = None
-    """This part."""
+    """Part that the verdict names."""
     parts: list[TransferPart]
     """Parts in the order of time."""
     total: Distribution | None

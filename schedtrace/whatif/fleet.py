@@ -133,11 +133,13 @@ def _limits(header: Header) -> tuple[int | None, ...]:
 def _usual(headers: Sequence[Header]) -> tuple[tuple[int | None, ...], list[Message]]:
     """Return the most common limits, and a note on the engines that have others."""
     [(usual, count)] = Counter(map(_limits, headers)).most_common(1)
-    other = len(headers) - count
-    if not other:
+    different = len(headers) - count
+    if not different:
         return usual, []
     return usual, [
-        say("{other:n engine} with other limits are replayed with those of the rest.", other=other)
+        say(
+            "{different:n engine} with other limits are replayed with those of the rest.", different=different
+        )
     ]
 
 

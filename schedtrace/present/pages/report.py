@@ -299,7 +299,8 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
 
 def _named_once(findings: list[Found]) -> Message:
     """Return a part of the note for findings of one title, the largest first."""
-    first, count = findings[0], len(findings)
+    first: Found = findings[0]
+    count = len(findings)
     if count == 1:
         return say("{title} ({code}[, {gain}])[: {tail}]", first, gain=_gain(first))
     words = "{title} ({count:n} times {code}[, the first {gain}])[: {tail}]"

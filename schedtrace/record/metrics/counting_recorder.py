@@ -42,11 +42,11 @@ class NoFacts(SchedulerFacts):
         return {}
 
     def add_finish_facts(self, finish: Finish) -> None:
-        """Add nothing."""
+        """Forget the time of an abort; add no facts."""
         self.inputs.abort_us(finish.request_id)
 
     def head_refused(self, scheduler: Any, request: Any, arguments: Any) -> None:
-        """Note nothing."""
+        """Note no facts about a refused head."""
 
 
 class CountingRecorder(Recorder):

@@ -46,7 +46,7 @@ class Piece(NamedTuple):
     """Step whose exits name the cause."""
 
 
-class State(NamedTuple):
+class RequestState(NamedTuple):
     """Time of a request in one state for one cause, in microseconds of the trace's clock."""
 
     begin_us: int
@@ -414,18 +414,18 @@ class Histories:
         for admission in self._awaited.pop(step, ()):
             admission.output_us = output_us
 
-    def states(self, history: History) -> list[State]:
+    def states(self, history: History) -> list[RequestState]:
         """Return the states of a request that has left, in order, without gap or overlap."""
         finish = history.finish
         end_us = 0 if finish is None else finish.finished_us
         pieces = sorted(self._pieces(history, end_us), key=lambda piece: piece[:2])
-        states: list[State] = []
+        states: list[RequestState] = []
         begin_us = end_us
         for piece in reversed(pieces):
             # With steps in flight the output of one may come back when a later one has already decided.
             since_us = min(piece.since_us, begin_us)
             if since_us < begin_us:
-                state = State(since_us, begin_us, piece.state, piece.cause, piece.step, piece.refusal)
+                state = RequestState(since_us, begin_us, piece.state, piece.cause, piece.step, piece.refusal)
                 if states and states[-1][2:4] == state[2:4]:
                     state = state._replace(end_us=states.pop().end_us)
                 states.append(state)

@@ -18,7 +18,7 @@ from schedtrace.model.trace import Exit
 from schedtrace.record.log import logger
 from schedtrace.record.metrics.families import known_cause
 from schedtrace.record.otel.exporters import destination, sdk_resource, span_exporter
-from schedtrace.record.otel.histories import History, State, StepRefusals
+from schedtrace.record.otel.histories import History, RequestState, StepRefusals
 from schedtrace.record.otel.parents import PARENT
 from schedtrace.version import __version__
 
@@ -46,7 +46,7 @@ class SampledRequest:
     """A request whose states become spans."""
 
     history: History
-    states: Sequence[State]
+    states: Sequence[RequestState]
     reason: str
     """Reason why it is sampled."""
     wall_anchor_us: int
@@ -156,7 +156,7 @@ def make_spans(tracer: Any, request: SampledRequest, labels: tuple[str, str]) ->
     attributes = _request_attributes(request, labels)
     if left_out:
         attributes["schedtrace.states_left_out"] = left_out
-    whole = request.states or [State(0, 0, "waiting", None, -1, None)]
+    whole = request.states or [RequestState(0, 0, "waiting", None, -1, None)]
     root = tracer.start_span(
         "schedtrace.request",
         context=_parent_context(request.history.headers),
@@ -181,7 +181,7 @@ def make_spans(tracer: Any, request: SampledRequest, labels: tuple[str, str]) ->
     return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
 
 
-def _longest(states: Sequence[State]) -> tuple[Sequence[State], int]:
+def _longest(states: Sequence[RequestState]) -> tuple[Sequence[RequestState], int]:
     """Return the longest states in their order, and the number of the others."""
     if len(states) <= MOST_STATES:
         return states, 0
@@ -242,7 +242,7 @@ def _parent_context(headers: Mapping[str, str]) -> Any:
     return set_span_in_context(NonRecordingSpan(parent), Context())
 
 
-def exit_attributes(state: State, refusal: StepRefusals, request_id: str) -> Attributes:
+def exit_attributes(state: RequestState, refusal: StepRefusals, request_id: str) -> Attributes:
     """Return the attributes of a ``schedtrace.exit``: its cause, the limit, and who holds what is missing.
 
     Args:

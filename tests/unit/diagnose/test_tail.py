@@ -46,8 +46,9 @@ def test_a_slow_step_makes_the_tail_of_the_request_in_it(view_of):
     assert ttft.slowest_ms == pytest.approx(50.02)
     assert ttft.median_ms == pytest.approx(1.02)
     [part] = ttft.parts
-    assert (part.state, part.cause, part.share_frac) == ("interrupted", "scattered", 1.0)
-    assert part.time_ms == pytest.approx(49.0)
+    assert (part.state, part.cause) == ("interrupted", "scattered")
+    assert part.share_frac == pytest.approx(1.0, abs=1e-4)  # the length of a usual step is fitted
+    assert part.time_ms == pytest.approx(49.0, abs=0.01)
     assert (ttft.first_step, ttft.last_step) == (20, 20)
 
 
