@@ -10,7 +10,7 @@ from typing import Any
 
 from schedtrace.model.printable import without_colours
 from schedtrace.read.lines import reading
-from schedtrace.read.text_stream import markers_in, opened_text, whole_line_blocks
+from schedtrace.read.text_stream import opened_text, searched_blocks
 
 HEAD = 2**20
 """Bytes of a block from which the kind of a file is recognized."""
@@ -120,14 +120,20 @@ def first_sample(path: Path) -> FileSample:
         return FileSample(content, whole=not file.read(1))
 
 
-def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[FileSample]:
+def later_samples(
+    path: Path, markers: tuple[bytes, ...], searched: tuple[bytes, ...]
+) -> Iterator[FileSample]:
     """Yield the later blocks that contain one of the markers; each begins and ends with a whole line.
+
+    Args:
+        path: File that is searched.
+        markers: Byte strings, one of which is in each block.
+        searched: These markers, and those that a reader needs later.
 
     Raises:
         InputError: If the file cannot be read.
     """
-    with reading(path), opened_text(path) as file:
-        for place, block in enumerate(whole_line_blocks(file)):
-            is_first_sample = place == 0 and len(block) <= HEAD
-            if not is_first_sample and markers_in(block, markers):
-                yield FileSample(block)
+    for place, (block, found) in enumerate(searched_blocks(path, searched)):
+        is_first_sample = place == 0 and len(block) <= HEAD
+        if not is_first_sample and not found.markers.isdisjoint(markers):
+            yield FileSample(block)

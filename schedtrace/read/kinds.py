@@ -333,6 +333,8 @@ _LOGS = KINDS[KINDS.index(READ[-1]) + 1 :]
 """Kinds of logs in which lines that are read may come later."""
 _MARKERS = (*loguru_log.MARKERS, *iteration_log.MARKERS)
 _RECORD_MARKERS = tuple(marker for reader in READERS for marker in reader.markers)
+_SEARCHED = tuple(dict.fromkeys((*_MARKERS, *_RECORD_MARKERS, *vllm_log.MARKERS)))
+"""What files are searched for at once: these, and what is read of a console log later."""
 
 
 def kind_of(path: Path) -> FileKind | None:
@@ -365,7 +367,8 @@ def _kind_of_text(path: Path) -> FileKind | None:
     if not may_be_log or sample.whole:
         return kind
     is_record = kind in RECORDS
-    for block in later_samples(path, _MARKERS if is_record else _MARKERS + _RECORD_MARKERS):
+    markers = _MARKERS if is_record else _MARKERS + _RECORD_MARKERS
+    for block in later_samples(path, markers, _SEARCHED):
         later = _kind_of_sample(path, block, READ if is_record else READ + RECORDS)
         if later in READ:
             return later

@@ -9,11 +9,11 @@ import re
 import tempfile
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
 from gzip import GzipFile
-from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
 import polars as pl
@@ -22,6 +22,9 @@ from zstandard import ZstdDecompressor, ZstdError
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
 from schedtrace.read.lines import UNREADABLE, reading
+
+if TYPE_CHECKING:
+    import numpy as np
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 LONGEST_LINE = 16 * 2**20
@@ -45,6 +48,8 @@ _DOCKER_END = b'\\n","stream":'
 """What follows docker's message at the end of a line that is not split."""
 _DENSE = 3
 """Largest number of lines for each line with a frequent marker in a block that is kept for later."""
+_MOST_FILES = 64
+"""Number of files of which is kept what was found in their blocks."""
 _HEAD = 2**16
 """Bytes in which a container runtime's format is recognized."""
 _MESSAGE_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "body", "text")
@@ -155,6 +160,18 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, unwrapped(line)
 
 
+class SearchedBlock(NamedTuple):
+    """Block of whole lines without its content."""
+
+    size: int
+    lines: int
+    """Number of line breaks."""
+    searched: frozenset[bytes]
+    """Markers for which it was searched."""
+    markers: frozenset[bytes]
+    """Markers in the block: each line with a marker contains one of these."""
+
+
 class LatestLines:
     """Lines with a frequent marker, of which only the latest count, in blocks without another marker.
 
@@ -170,18 +187,19 @@ class LatestLines:
         """Number of the first line, content, and number of lines with the marker."""
         self._lines = 0
 
-    def take(self, block: bytes, number: int, markers: tuple[bytes, ...]) -> bool:
+    def take(self, block: bytes, number: int, breaks: int, markers: Collection[bytes]) -> bool:
         """Take a block if many of its lines have this marker and none another; return whether it is taken.
 
         Args:
             block: Whole lines.
             number: Number of the first line.
-            markers: All markers.
+            breaks: Number of line breaks.
+            markers: Markers in the block.
         """
+        if any(marker != self._marker for marker in markers):
+            return False
         lines = block.count(self._marker)
-        if _DENSE * lines < block.count(b"\n") or _has_any(
-            block, tuple(marker for marker in markers if marker != self._marker)
-        ):
+        if _DENSE * lines < breaks:
             return False
         self._blocks.append((number, block, lines))
         self._lines += lines
@@ -195,7 +213,7 @@ class LatestLines:
         """Yield the lines of the blocks taken so far, which are then forgotten."""
         while self._blocks:
             number, block, _ = self._blocks.popleft()
-            yield from _marked_in(block, number, (self._marker,))[0]
+            yield from _marked_in(block, number, (self._marker,))
         self._lines = 0
 
 
@@ -214,33 +232,67 @@ def marked_lines(
     """
     words = [marker.decode() for marker in markers]
     joiner = _LineJoiner()
-    with reading(path), opened_text(path) as file:
-        blocks = whole_line_blocks(file)
-        first = next(blocks, b"")
-        is_wrapped = _WRAPPED.search(first[:_HEAD]) is not None
-        number = 1
-        for block in chain([first], blocks):
-            is_split = is_wrapped and (joiner.is_open or _has_split_lines(block))
-            if latest is not None and not is_split and latest.take(block, number, markers):
-                number += block.count(b"\n")
-                continue
-            for place, line in latest.lines() if latest is not None else ():
-                yield place, unwrapped(line)
-            if is_split:
-                lines = list(enumerate(block.removesuffix(b"\n").split(b"\n"), number))
-                number += len(lines)
-            else:
-                lines, number = _marked_in(block, number, markers)
-            for place, line in joiner.joined(lines) if is_wrapped else lines:
-                text = unwrapped(line)
-                if not is_wrapped or any(word in text for word in words):
-                    yield place, text
-    for place, line in latest.lines() if latest is not None else ():
-        yield place, unwrapped(line)
-    for place, line in joiner.rest():
+    is_wrapped = False
+    number = 1
+    for place, (block, found) in enumerate(searched_blocks(path, markers)):
+        is_wrapped = is_wrapped or (place == 0 and _WRAPPED.search(block[:_HEAD]) is not None)
+        is_split = is_wrapped and (joiner.is_open or _has_split_lines(block))
+        present = found.markers.intersection(markers)
+        first, number = number, number + found.lines
+        if latest is not None and not is_split and latest.take(block, first, found.lines, present):
+            continue
+        for at, line in latest.lines() if latest is not None else ():
+            yield at, unwrapped(line)
+        if is_split:
+            lines = list(enumerate(block.removesuffix(b"\n").split(b"\n"), first))
+        else:
+            lines = _marked_in(block, first, present)
+        for at, line in joiner.joined(lines) if is_wrapped else lines:
+            text = unwrapped(line)
+            if not is_wrapped or any(word in text for word in words):
+                yield at, text
+    for at, line in latest.lines() if latest is not None else ():
+        yield at, unwrapped(line)
+    for at, line in joiner.rest():
         text = unwrapped(line)
         if any(word in text for word in words):
-            yield place, text
+            yield at, text
+
+
+def searched_blocks(path: Path, markers: tuple[bytes, ...]) -> Iterator[tuple[bytes, SearchedBlock]]:
+    """Yield the blocks of a file with the markers in each, of which an earlier search is not repeated.
+
+    Raises:
+        InputError: If the file cannot be read.
+    """
+    with reading(path), opened_text(path) as file:
+        status = path.stat()
+        before = _searched_before(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+        for place, block in enumerate(whole_line_blocks(file)):
+            earlier = before[place] if 0 < place < len(before) else None
+            # The first is searched anew: a small file may be rewritten within one step of its times.
+            if earlier is None or earlier.size != len(block) or not earlier.searched.issuperset(markers):
+                before[place : place + 1] = [_searched(block, markers)]
+            yield block, before[place]
+
+
+@lru_cache(_MOST_FILES)
+def _searched_before(
+    path: Path,  # noqa: ARG001  # key of the cache
+    version: tuple[int, ...],  # noqa: ARG001  # key of the cache
+) -> list[SearchedBlock]:
+    """Return the blocks of this version of a file that were searched so far, to which others are added."""
+    return []
+
+
+def _searched(block: bytes, markers: tuple[bytes, ...]) -> SearchedBlock:
+    """Search for all markers at once: with Polars, several times as fast as one search for each.
+
+    A marker that overlaps another one in each of its places may be missing.
+    """
+    text = pl.Series([block.decode(errors="replace")])
+    present = {marker.encode() for marker in text.str.extract_all(_any_of(markers))[0]}
+    return SearchedBlock(len(block), len(_breaks(block)), frozenset(markers), frozenset(present))
 
 
 def whole_line_blocks(file: BinaryIO) -> Iterator[bytes]:
@@ -253,40 +305,30 @@ def whole_line_blocks(file: BinaryIO) -> Iterator[bytes]:
             is_cut = not rest.endswith(b"\n")
 
 
-def markers_in(block: bytes, markers: tuple[bytes, ...]) -> list[bytes]:
-    """Return markers so that each line with a marker contains one of those returned.
-
-    Polars searches for all of them at once, several times as fast as one search for each. A marker that
-    overlaps another one in each of its places may be missing.
-    """
-    text = pl.Series([block.decode(errors="replace")])
-    return [marker.encode() for marker in set(text.str.extract_all(_any_of(markers))[0])]
-
-
-def _has_any(block: bytes, markers: tuple[bytes, ...]) -> bool:
-    return bool(pl.Series([block.decode(errors="replace")]).str.contains(_any_of(markers))[0])
-
-
 def _any_of(markers: tuple[bytes, ...]) -> str:
     return "|".join(re.escape(marker.decode()) for marker in markers)
 
 
-def _marked_in(block: bytes, number: int, markers: tuple[bytes, ...]) -> tuple[list[tuple[int, bytes]], int]:
-    """Return the marked lines of whole lines, of which the first has this number, and the next number."""
+def _marked_in(block: bytes, number: int, markers: Iterable[bytes]) -> list[tuple[int, bytes]]:
+    """Return number and content of the marked lines of whole lines, of which the first has this number."""
     places: dict[int, int] = {}
-    for marker in markers_in(block, markers):
+    for marker in markers:
         at = block.find(marker)
         while at >= 0:
             end = block.find(b"\n", at)
             end = len(block) if end < 0 else end
             places[block.rfind(b"\n", 0, at) + 1] = end
             at = block.find(marker, end)
-    lines, counted = [], 0
-    for begin, end in sorted(places.items()):
-        number += block.count(b"\n", counted, begin)
-        counted = begin
-        lines.append((number, block[begin:end]))
-    return lines, number + block.count(b"\n", counted)
+    begins = sorted(places)
+    numbers = _breaks(block).searchsorted(begins) + number if begins else ()
+    return [(int(place), block[begin : places[begin]]) for place, begin in zip(numbers, begins, strict=True)]
+
+
+def _breaks(block: bytes) -> "np.ndarray[Any, Any]":
+    """Return the indices of the line breaks."""
+    import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
+
+    return np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
 
 
 def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -32,6 +32,8 @@ _ALSO = (
     *failure_lines.MARKERS,
 )
 """Lines that belong to it, but occur in other files, too."""
+MARKERS = _OWN_MARKERS + _ALSO
+"""Byte strings, one of which is in each line that is read."""
 _FAILURES = (
     b"EngineCore failed to start.",
     b"Engine core initialization failed",
@@ -142,7 +144,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     logs: list[ServerLog] = []
     left_out = 0
     latest = LatestLines(console_lines.SNAPSHOT_MARKER, console_lines.MOST_SNAPSHOTS)
-    lines = marked_lines(path, _OWN_MARKERS + _ALSO, latest)
+    lines = marked_lines(path, MARKERS, latest)
     for place, (number, whole_line) in enumerate(lines, start=1):
         prefix = _SOURCE.match(whole_line)
         source = None if prefix is None else prefix["pod"] or prefix["container"]
@@ -250,5 +252,8 @@ READER = RecordReader(
     matches=is_vllm_log,
     read=read_vllm_log,
     samples=("12-console-v1.log", "14-scheduler-dump-k8s.log"),
-    markers=(*_OWN_MARKERS, *_FAILURES),
+    markers=(
+        *_OWN_MARKERS,
+        *(marker for marker in failure_lines.MARKERS if any(marker in failure for failure in _FAILURES)),
+    ),
 )

@@ -155,3 +155,24 @@ def test_a_stream_is_spooled_up_to_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(text_stream, "MOST_PIPED", 2)
     with pytest.raises(InputError, match="larger than 2 bytes"):
         spooled(io.BytesIO(b"abc"), tmp_path)
+
+
+def test_a_block_is_searched_once_for_all_that_read_it(file, monkeypatch):
+    monkeypatch.setattr(text_stream, "_BLOCK", 50)
+    lines = [f"line {number}{' [mark]' * (number % 7 == 0)}" for number in range(100)]
+    path = file("\n".join(lines))
+    blocks = [found for _, found in text_stream.searched_blocks(path, (b"[mark]", b"[other]"))]
+    assert sum(found.lines for found in blocks) == 99
+    searches = []
+    search = text_stream._searched
+    monkeypatch.setattr(
+        text_stream, "_searched", lambda block, markers: (searches.append(block), search(block, markers))[1]
+    )
+    assert len(list(marked_lines(path, (b"[mark]",)))) == 15
+    assert len(searches) == 1  # the first block only
+    searches.clear()
+    assert len(list(marked_lines(path, (b"[mark]", b"new")))) == 15
+    assert len(searches) == len(blocks)  # a marker that was not searched for
+    with path.open("a") as appended:
+        appended.write(" [mark]\n")
+    assert len(list(marked_lines(path, (b"[mark]",)))) == 16
