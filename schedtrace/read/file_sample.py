@@ -133,7 +133,7 @@ def later_samples(
     Raises:
         InputError: If the file cannot be read.
     """
-    for place, (block, found) in enumerate(searched_blocks(path, searched)):
+    for place, (block, summary) in enumerate(searched_blocks(path, searched)):
         is_first_sample = place == 0 and len(block) <= HEAD
-        if not is_first_sample and not found.markers.isdisjoint(markers):
+        if not is_first_sample and not summary.markers.isdisjoint(markers):
             yield FileSample(block)

@@ -234,12 +234,12 @@ def marked_lines(
     joiner = _LineJoiner()
     is_wrapped = False
     number = 1
-    for place, (block, found) in enumerate(searched_blocks(path, markers)):
+    for place, (block, summary) in enumerate(searched_blocks(path, markers)):
         is_wrapped = is_wrapped or (place == 0 and _WRAPPED.search(block[:_HEAD]) is not None)
         is_split = is_wrapped and (joiner.is_open or _has_split_lines(block))
-        present = found.markers.intersection(markers)
-        first, number = number, number + found.lines
-        if latest is not None and not is_split and latest.take(block, first, found.lines, present):
+        present = summary.markers.intersection(markers)
+        first, number = number, number + summary.lines
+        if latest is not None and not is_split and latest.take(block, first, summary.lines, present):
             continue
         for at, line in latest.lines() if latest is not None else ():
             yield at, unwrapped(line)
