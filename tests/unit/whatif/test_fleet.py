@@ -87,7 +87,7 @@ def test_simulated_engines_begin_together(fleet_at):
 def test_the_most_common_limits_are_replayed_and_other_engines_are_counted(fleet_at):
     load, [note] = fleet.fleet_load(fleet_at({"kv_blocks_total": 9}, {}, {}))
     assert load.header.kv_blocks_total != 9
-    assert note.arguments["other"].count == 1
+    assert note.arguments["different"].count == 1
 
 
 def test_a_part_of_the_load_keeps_each_engine_s_own_requests(fleet_at, monkeypatch):
