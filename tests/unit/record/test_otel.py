@@ -4,6 +4,9 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+
+pytest.importorskip("prometheus_client")
+
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
