@@ -142,7 +142,7 @@ def test_requests_without_their_other_half_are_counted_and_named(recorded):
 
 
 def test_a_queue_at_the_prefill_engine_is_found_there(recorded):
-    """With one seat, the second request waits for the prefill of the first: 4,000 tokens, 80 ms."""
+    """Give the engine one seat: the second request waits 80 ms, while the first computes 4,000 tokens."""
 
     def play(deployment):
         for number in range(REQUESTS):

@@ -43,7 +43,7 @@ class Wire:
     received: dict[str, float] = field(default_factory=dict)
     sent: dict[str, float] = field(default_factory=dict)
     begun: dict[str, float] = field(default_factory=dict)
-    """When each transfer began, by the request on the decode engine."""
+    """Begin of each transfer, by the request on the decode engine."""
 
     def begin(self, request_id: str, remote_request_id: str) -> None:
         self.begun[request_id] = self.clock.now_us
@@ -131,7 +131,7 @@ class Deployment:
         self.params: dict[str, dict[str, Any]] = {}
         self.prompts: dict[str, int] = {}
         self.ended: dict[str, float] = {}
-        """When the last token of each request was back."""
+        """Time at which the last token of each request was back."""
         self.lost: set[str] = set()
         """Requests that the router loses after their prefill."""
         self.tokens = 2

@@ -152,7 +152,7 @@ def plans(place, tmp_path, monkeypatch):
 
 @pytest.fixture
 def _in_this_process(monkeypatch):
-    """No processes, and one resample for each replay.
+    """Start no processes, and make one resample for each replay.
 
     ``tests/contract/test_sweep.py``, ``test_doctor.py`` and ``tests/unit/fleet/test_workers.py`` start such
     processes, ``test_doctor.py`` probes vLLM, and ``tests/contract/whatif/`` judges intervals.

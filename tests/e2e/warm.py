@@ -37,7 +37,7 @@ IMPORTED = (
     "vllm.v1.worker.cpu_worker",
 )
 STARTS_ENGINES = ("run", "diff")
-IMPORT_LIMIT_S = 300
+IMPORT_LIMIT_S = 60
 
 
 class Process:

@@ -5,6 +5,7 @@ global: vLLM has its own.
 """
 
 import os
+from importlib import import_module
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -51,15 +52,7 @@ def span_exporter() -> Any:
         NotUnderstoodError: If a variable is invalid.
         ImportError: If the SDK or its exporter is not installed.
     """
-    try:
-        if protocol("TRACES") == HTTP:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as ByHttp
-
-            return ByHttp()
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as ByGrpc
-    except ImportError as error:
-        raise ImportError(MISSING) from error
-    return ByGrpc(insecure=_insecure("TRACES"))
+    return _exporter("TRACES", "trace_exporter", "OTLPSpanExporter")
 
 
 def metric_exporter() -> Any:
@@ -69,15 +62,17 @@ def metric_exporter() -> Any:
         NotUnderstoodError: If a variable is invalid.
         ImportError: If the SDK or its exporter is not installed.
     """
-    try:
-        if protocol("METRICS") == HTTP:
-            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as ByHttp
+    return _exporter("METRICS", "metric_exporter", "OTLPMetricExporter")
 
-            return ByHttp()
-        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as ByGrpc
+
+def _exporter(signal: Signal, module: str, name: str) -> Any:
+    by = protocol(signal)
+    package = "http" if by == HTTP else "grpc"
+    try:
+        exporter = getattr(import_module(f"opentelemetry.exporter.otlp.proto.{package}.{module}"), name)
     except ImportError as error:
         raise ImportError(MISSING) from error
-    return ByGrpc(insecure=_insecure("METRICS"))
+    return exporter() if by == HTTP else exporter(insecure=_insecure(signal))
 
 
 def _insecure(signal: Signal) -> bool | None:

@@ -59,7 +59,7 @@ def test_ids_on_the_other_engine_are_bounded_and_hashed_as_other_ids_are(recordi
 
 
 def test_blocks_are_kept_from_the_end_of_a_request_until_they_are_sent(recording, monkeypatch):
-    """Of two requests, one is sent; the end of its sending is in the trace although no step follows it."""
+    """Send one of two requests: the end of its sending is in the trace although no step follows it."""
     monkeypatch.setattr(ToyKV, "request_finished_all_groups", lambda *_: (True, None))
     engine = Traced(kv_transfer_config=KV)
     engine.add("sent", prompt=40, max_tokens=1)

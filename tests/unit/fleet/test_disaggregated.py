@@ -169,7 +169,7 @@ def test_the_errors_of_two_clocks_bound_the_handover():
 
 
 def test_the_order_of_events_narrows_the_errors_of_the_clocks():
-    """No arrival precedes its prefill: the decode engine's clock is at most 5 ms ahead."""
+    """Arrivals do not precede their prefill: the decode engine's clock is at most 5 ms ahead."""
     report = disaggregated(pair([prefilled()], [decoded()], **APART | {"clock_error_us": 19_900}))
     assert offset(report) == ("recorded", -20, 5, 0)
     assert (lengths(report)[2], report.parts[2].uncertain_ms) == (12.5, 12.5)
