@@ -127,6 +127,17 @@ def complete(url, prompt, max_tokens, timeout, **headers):
     return urllib.request.urlopen(request, timeout=timeout)
 
 
+def recorded_timeline(folder, request_id, until):
+    """Return the timeline of the trace once it has the end of a request: frames are up to 0.8 s late."""
+    while True:
+        (trace,) = read_run(folder).traces
+        ended = list(trace.finishes["request_id"])
+        if request_id in ended:
+            return make_timeline(trace, None)
+        assert time.monotonic() < until, ended
+        time.sleep(0.2)
+
+
 def test_a_clients_trace_contains_vllms_span_and_below_it_the_states_of_the_request(
     server, collector, workplace
 ):
@@ -144,7 +155,9 @@ def test_a_clients_trace_contains_vllms_span_and_below_it_the_states_of_the_requ
         return {span.name: span for span in ours}
 
     until = time.monotonic() + 30
-    while not ({"llm_request", "schedtrace.request"} <= spans().keys() and got.values):
+    in_order = ["front_end", "waiting", "prefill", "decode"]
+    names = {"llm_request", "schedtrace.request", *(f"schedtrace.{state}" for state in in_order)}
+    while not (names <= spans().keys() and got.values):
         assert time.monotonic() < until, spans().keys()
         time.sleep(0.2)
     vllms, whole = spans()["llm_request"], spans()["schedtrace.request"]
@@ -153,12 +166,12 @@ def test_a_clients_trace_contains_vllms_span_and_below_it_the_states_of_the_requ
     about = plain(whole.attributes)
     assert about["gen_ai.request.id"] == plain(vllms.attributes)["gen_ai.request.id"]
     (folder,) = (workplace / "served").iterdir()
-    (trace,) = read_run(folder).traces
-    states = make_timeline(trace, None).request_states.filter(
+    timeline = recorded_timeline(folder, about["schedtrace.request_id"], until)
+    states = timeline.request_states.filter(
         (pl.col("request_id") == about["schedtrace.request_id"]) & (pl.col("end_us") > pl.col("begin_us"))
     )
-    anchor_us = trace.header.wall_anchor_us
-    assert list(states["state"]) == ["front_end", "waiting", "prefill", "decode"]
+    anchor_us = timeline.header.wall_anchor_us
+    assert list(states["state"]) == in_order
     for begin_us, end_us, state in states.select("begin_us", "end_us", "state").iter_rows():
         span = spans()[f"schedtrace.{state}"]
         assert span.parent_span_id == whole.span_id
