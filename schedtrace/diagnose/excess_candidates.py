@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.sparse import block_diag, csr_array
+from scipy.sparse import block_diag, coo_array, csr_array
 
 from schedtrace.diagnose.work_fit import WorkFit
 from schedtrace.timeline.excess import Array, Feature
@@ -176,7 +176,7 @@ def make_candidates(
             about.append(Explanation((Term(feature, float(low)),), True, 0.0, True, 0.0))
     entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(steps)))
     pieces = csr_array(entries, shape=(len(about), len(fit.times)))
-    return Candidates(pieces, csr_array(block_diag(holds)), about)
+    return Candidates(pieces, csr_array(block_diag([coo_array(block) for block in holds])), about)
 
 
 def candidate_scores(fit: WorkFit, candidates: Candidates, errors: Array) -> Array:

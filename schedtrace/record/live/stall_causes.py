@@ -34,7 +34,8 @@ data-parallel ranks. ``between``: it lets other threads go first after a step wi
 
 MOST_OF_NAME = 100
 """Characters of a thread's name."""
-_THREAD = re.compile(r"(?i)thread 0x([0-9a-f]+)")
+_THREAD = re.compile(r"(?i)(thread 0x([0-9a-f]+))(?: \[.*\])?(?= \(most recent call first\):)")
+"""Heading of a thread's stack; since Python 3.14 it has the first 15 characters of the name in brackets."""
 _RANKS = {"_has_global_unfinished_reqs", "sync_dp_state", "has_unfinished_dp", "sync_kv_cache_memory_size"}
 _EXECUTE = {"execute_model", "sample_tokens", "execute_dummy_batch", "take_draft_token_ids"}
 _EXECUTOR_FILES = ("v1/executor/", "v1/worker/")
@@ -114,7 +115,7 @@ def stacks_here() -> str:
         file.seek(0)
         text = file.read().decode(errors="replace")
     names = {thread.ident: " ".join(thread.name.split())[:MOST_OF_NAME] for thread in threading.enumerate()}
-    named = _THREAD.sub(lambda match: f"{match[0]} {names.get(int(match[1], 16), '')}", text)
+    named = _THREAD.sub(lambda match: f"{match[1]} {names.get(int(match[2], 16), '')}", text)
     threads = named.strip().split("\n\n")  # the newest first
     return "\n".join(lines for lines in reversed(threads) if " schedtrace-" not in lines.splitlines()[0])
 

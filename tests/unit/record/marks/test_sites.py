@@ -254,6 +254,7 @@ GUARDS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:'break' in a 'finally' block:SyntaxWarning")  # since Python 3.14
 @pytest.mark.parametrize(("lines", "expected"), GUARDS.items())
 def test_the_innermost_condition_is_the_guard(lines, expected, sites):
     found = sites(within(WAITING, *lines))
