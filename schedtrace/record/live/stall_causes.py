@@ -34,7 +34,7 @@ data-parallel ranks. ``between``: it lets other threads go first after a step wi
 
 MOST_OF_NAME = 100
 """Characters of a thread's name."""
-_THREAD = re.compile(r"(?i)(thread 0x([0-9a-f]+))(?: \[.*\])?(?= \(most recent call first\):)")
+_THREAD = re.compile(r"(?i)(thread 0x([0-9a-f]+))(?s: \[.{,15}\])?(?= \(most recent call first\):)")
 """Heading of a thread's stack; since Python 3.14 it has the first 15 characters of the name in brackets."""
 _RANKS = {"_has_global_unfinished_reqs", "sync_dp_state", "has_unfinished_dp", "sync_kv_cache_memory_size"}
 _EXECUTE = {"execute_model", "sample_tokens", "execute_dummy_batch", "take_draft_token_ids"}
