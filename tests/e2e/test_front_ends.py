@@ -1,5 +1,6 @@
 """Asynchronous scheduling, data-parallel ranks and a real server."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -108,7 +109,8 @@ def server(workplace, port, collector):
             time.sleep(0.5)
         yield process, url
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # an engine core outlives a front end that is killed
         process.wait()
 
 
