@@ -116,6 +116,7 @@ def test_a_call_on_ray_whose_worker_is_killed_is_done_again(tmp_path):
     pool, seen = RayTasks(2), []
     try:
         seen += [(each.argument[1], each.value, each.again) for each in outcomes(pool, die_once, arguments)]
+        assert pool.submit(joined, pool.shared("first"), 3).result() == ("first", 3)
     finally:
         pool.close()
     assert sorted(seen) == [(0, 0, False), (1, 1, False), (2, 2, True), (3, 3, False)]
