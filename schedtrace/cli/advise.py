@@ -44,10 +44,10 @@ def advise(
     bounds = parse_slo(slo)
     require_vllm()
     from schedtrace.whatif.proposals import advise as proposed
-    from schedtrace.whatif.sweep_play import LocalPool
+    from schedtrace.whatif.sweep_play import local_replays
 
     base = recorded_load(run, step_times, concurrency)
     with CountBar(stderr_console(), "configurations") as bar:
         fixed = changes_of_ranks(data_parallel_size, router)
-        answer = proposed(base, bounds, lambda sent: LocalPool(sent, processes(jobs)), bar, fixed)
+        answer = proposed(base, bounds, lambda sent: local_replays(sent, processes(jobs)), bar, fixed)
     show(advise_page(answer), output_format)

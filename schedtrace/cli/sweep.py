@@ -76,7 +76,7 @@ def sweep(
     from schedtrace.present.progress import CountBar
     from schedtrace.whatif.sweep import FILE_NAME, SweepLog, combinations, parse_changes
     from schedtrace.whatif.sweep import sweep as replayed
-    from schedtrace.whatif.sweep_play import LocalPool, RayPool
+    from schedtrace.whatif.sweep_play import local_replays, ray_replays
     from schedtrace.whatif.sweep_rows import parse_slo
 
     bounds = parse_slo(slo) if slo else []
@@ -88,7 +88,7 @@ def sweep(
     swept = _swept(context, source, model=model, gpu=gpu, step_times=step_times, clients=concurrency)
     log = SweepLog(output or out or Path("logs") / re.sub(r"[^\w.-]+", "-", f"sweep-{swept.label}"))
     most = min(processes(jobs), len(changes) + 1)
-    pool = LocalPool if on == "local" else RayPool
+    pool = local_replays if on == "local" else ray_replays
     try:
         with CountBar(stderr_console(), "configurations") as bar:
             answer = replayed(

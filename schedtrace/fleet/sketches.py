@@ -3,7 +3,8 @@
 A percentile of a merged sketch is within ``ERROR_FRAC`` of the value at that rank of all values together.
 """
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddsketch import DDSketch
 from ddsketch.ddsketch import BaseDDSketch
@@ -23,26 +24,29 @@ def sketch_of(metric: str, values_ms: Iterable[float]) -> SummarySketch | None:
         metric: Name of the latency.
         values_ms: Values in milliseconds; one below 0, which two clocks may yield, counts as 0.
     """
-    sketch, largest = DDSketch(ERROR_FRAC), 0.0
-    for value in values_ms:
-        sketch.add(max(0.0, value))
-        largest = max(largest, value)
-    if not sketch.count:
+    values = [max(0.0, value) for value in values_ms]
+    if not values:
         return None
-    return _stored(metric, sketch, largest)
-
-
-def _stored(metric: str, sketch: BaseDDSketch, largest: float) -> SummarySketch:
-    store = sketch._store  # noqa: SLF001  # the library writes its stores only to protobuf
-    bins = [(store.offset + at, count) for at, count in enumerate(store.bins) if count]
+    bins = list(_bins(sorted(values)))
     return SummarySketch(
         metric=metric,
         keys=[key for key, _ in bins],
-        counts=[count for _, count in bins],
-        zeros=sketch._zero_count,  # noqa: SLF001  # likewise
-        sum_ms=sketch.sum,
-        max_ms=largest,
+        counts=[float(count) for _, count in bins],
+        zeros=float(len(values) - sum(count for _, count in bins)),
+        sum_ms=sum(values),
+        max_ms=max(values),
     )
+
+
+def _bins(ascending: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """Yield the key and the number of values of each bin: the keys of ascending values ascend as well."""
+    mapping = LogarithmicMapping(ERROR_FRAC)
+    begin = bisect_right(ascending, mapping.min_possible)
+    while begin < len(ascending):
+        key = mapping.key(ascending[begin])
+        end = bisect_right(ascending, key, begin, key=mapping.key)
+        yield key, end - begin
+        begin = end
 
 
 def _loaded(stored: SummarySketch) -> BaseDDSketch:

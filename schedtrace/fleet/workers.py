@@ -1,17 +1,19 @@
-"""Calls in other processes: the seam between a fleet and the machines that read it.
+"""Calls in other processes, of this machine or of a Ray cluster: they read fleets, and replay for sweeps.
 
-A process that ends unexpectedly loses only the calls that it was doing. Each is done once more, alone; a call
-whose second process ends as well has failed. Nothing that a lost process did is counted.
+A process that ends unexpectedly loses only the calls that it was doing. ``outcomes`` does each once more,
+alone; a call whose second process ends as well has failed. Nothing that a lost process did is counted.
 """
 
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 from schedtrace.errors import MissingExtraError
@@ -26,8 +28,11 @@ class WorkerPool(Protocol):
     jobs: int
     """Calls at a time."""
 
-    def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
-        """Call the function in a process of the executor; return its future."""
+    def shared(self, value: Any) -> Any:
+        """Return what stands for a value among the arguments of many calls, so that it is sent rarely."""
+
+    def submit(self, function: Callable[..., _R], *arguments: Any) -> "Future[_R]":
+        """Call the function in a process of the pool; return its future."""
 
     def is_loss(self, error: BaseException) -> bool:
         """Return whether the error says that a process ended, and not what the call raised."""
@@ -115,11 +120,15 @@ class HereOnly:
 
     jobs = 1
 
-    def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
+    def shared(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+    def submit(self, function: Callable[..., _R], *arguments: Any) -> "Future[_R]":
         """Call the function at once; return a future that is done."""
         future: Future[_R] = Future()
         try:
-            future.set_result(function(argument))
+            future.set_result(function(*arguments))
         except Exception as error:  # noqa: BLE001  # as an executor does
             future.set_exception(error)
         return future
@@ -144,21 +153,30 @@ class LocalProcesses:
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
+        self._scratch = tempfile.TemporaryDirectory(prefix="schedtrace-workers-")
         self._executor = self._made()
 
     def _made(self) -> ProcessPoolExecutor:
         threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
         return ProcessPoolExecutor(
-            self.jobs, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(threads,)
+            self.jobs,
+            multiprocessing.get_context("spawn"),
+            initializer=_begin,
+            initargs=(threads, self._scratch.name),
         )
 
-    def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
+    def shared(self, value: Any) -> Any:
+        """Return the value, which is sent with each call."""
+        return value
+
+    def submit(self, function: Callable[..., _R], *arguments: Any) -> "Future[_R]":
         """Call the function in a process of the pool; return its future."""
-        try:
-            return self._executor.submit(function, argument)
-        except BrokenProcessPool:  # an idle process ended
-            self.restart()
-            return self._executor.submit(function, argument)
+        with _children_ignore_interrupts():  # the first calls start processes
+            try:
+                return self._executor.submit(function, *arguments)
+            except BrokenProcessPool:  # an idle process ended
+                self.restart()
+                return self._executor.submit(function, *arguments)
 
     def is_loss(self, error: BaseException) -> bool:
         """Return whether a process ended."""
@@ -174,16 +192,41 @@ class LocalProcesses:
         for process in list((self._executor._processes or {}).values()):  # noqa: SLF001  # no public way
             process.terminate()
         self._executor.shutdown(wait=True, cancel_futures=True)
+        self._scratch.cleanup()  # a process that is ended leaves its files
 
 
-def _begin(threads: str) -> None:
-    """Prepare a new process: Polars with its share of the processors, and an end with the command."""
-    os.environ.setdefault("POLARS_MAX_THREADS", threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes
+@contextmanager
+def _children_ignore_interrupts() -> Iterator[None]:
+    """Make new processes ignore Ctrl-C: a terminal sends it to all, and only the command shall answer it."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread, so nothing to protect
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _begin(threads: str, scratch: str) -> None:
+    """Prepare a new process.
+
+    Polars gets its share of the processors, temporary files go to a folder that the command removes, and
+    no line of a library gets between those that the command prints.
+    """
     threading.Thread(target=_end_with_the_command, daemon=True).start()
+    os.environ.setdefault("POLARS_MAX_THREADS", threads)
+    tempfile.tempdir = scratch
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes
+    os.dup2(2, 1)
 
 
 def _end_with_the_command() -> None:
+    """Exit when the command exits.
+
+    A killed command cannot end its processes, and their queue does not tell them that it was killed.
+    """
     command = multiprocessing.parent_process()
     assert command is not None  # noqa: S101  # a process of a pool has one
     command.join()
@@ -197,12 +240,13 @@ class RayTasks:
 
     Args:
         jobs: Processors of a cluster of our own, and calls at a time on it.
+        retries: Times that Ray does a call again whose worker ended, before that is a loss.
 
     Raises:
         MissingExtraError: If Ray is not installed.
     """
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, *, retries: int = 0) -> None:
         try:
             import ray  # noqa: PLC0415  # an extra
         except ImportError as error:
@@ -214,11 +258,15 @@ class RayTasks:
         except ConnectionError:
             ray.init(num_cpus=jobs, include_dashboard=False, **options)
         self.jobs = max(1, int(ray.cluster_resources().get("CPU", jobs)))
-        self._call = ray.remote(num_cpus=1, max_retries=0)(_call)
+        self._call = ray.remote(num_cpus=1, max_retries=retries)(_call)
 
-    def submit(self, function: Callable[[_A], _R], argument: _A) -> "Future[_R]":
+    def shared(self, value: Any) -> Any:
+        """Put the value into Ray's object store once; return its reference."""
+        return self._ray.put(value)
+
+    def submit(self, function: Callable[..., _R], *arguments: Any) -> "Future[_R]":
         """Call the function in a Ray task; return its future."""
-        return self._call.remote(function, argument).future()  # type: ignore[no-any-return]  # Ray is untyped
+        return self._call.remote(function, *arguments).future()  # type: ignore[no-any-return]  # Ray is untyped
 
     def is_loss(self, error: BaseException) -> bool:
         """Return whether a worker, its node or its result is gone."""
@@ -233,5 +281,5 @@ class RayTasks:
         self._ray.shutdown()
 
 
-def _call(function: Callable[[_A], _R], argument: _A) -> _R:
-    return function(argument)
+def _call(function: Callable[..., _R], *arguments: Any) -> _R:
+    return function(*arguments)

@@ -104,7 +104,7 @@ class SummaryTenant(msgspec.Struct, kw_only=True):
     recomputed_tokens: int
     """Tokens that were computed again after a preemption."""
     device_us: int
-    """Its part of the device's time."""
+    """Its part of the device time."""
 
 
 class SummaryTenantWait(msgspec.Struct, kw_only=True):
@@ -388,27 +388,9 @@ class FleetEngine(msgspec.Struct, kw_only=True):
     """Arrivals in each of 40 equal parts of its recording."""
 
 
-class FleetTenant(msgspec.Struct, kw_only=True):
+class FleetTenant(SummaryTenant, kw_only=True):
     """Time, tokens, device time and cost of one tenant over all engines."""
 
-    tenant: str
-    """Name of the tenant, as in ``SummaryTenant``."""
-    requests: int
-    """Requests that arrived."""
-    waiting_us: int
-    """Time of its requests in the queue, or running without getting tokens."""
-    running_us: int
-    """Time of its requests in prefill, decode and recomputation."""
-    front_end_us: int
-    """Time of its requests on the way to the scheduler."""
-    prompt_tokens: int
-    """Prompt tokens of the requests that arrived."""
-    output_tokens: int
-    """Output tokens of the requests that left."""
-    recomputed_tokens: int
-    """Tokens that were computed again after a preemption."""
-    device_us: int
-    """Its part of the devices' time."""
     device_frac: float
     """Share of the devices' time."""
     gpu_us: int | None

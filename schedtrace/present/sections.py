@@ -245,6 +245,16 @@ class Note:
     label: str = ""
 
 
+def answer_note(text: Text) -> Note:
+    """Return the paragraph with the answer of a page, below its headline."""
+    return Note(Styled(text, Style.STRONG))
+
+
+def basis_note(label: str, text: Text) -> Note:
+    """Return a dim paragraph about what figures rest on."""
+    return Note(Styled(text, Style.DIM), label)
+
+
 @dataclass(frozen=True)
 class Commands:
     """Next commands, after a label: one line each, never broken, so that each can be copied."""

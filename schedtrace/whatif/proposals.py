@@ -24,7 +24,7 @@ from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import Work
 from schedtrace.whatif.search import menu
 from schedtrace.whatif.sweep import SweepLog, sweep
-from schedtrace.whatif.sweep_play import Pool
+from schedtrace.whatif.sweep_play import ReplayPool
 
 MOST = 3
 """Maximum number of proposals."""
@@ -40,7 +40,7 @@ RESAMPLES = 4
 def advise(
     base: RecordedLoad,
     slo: Sequence[Bound],
-    make_pool: Callable[[Work], Pool],
+    make_pool: Callable[[Work], ReplayPool],
     progress: Callable[[int, int], Any] = lambda _done, _total: None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> Replays:

@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from itertools import product
 from pathlib import Path
@@ -21,7 +20,7 @@ from schedtrace.model.what_if import Baseline, Bound, ReplayOutcome, Replays
 from schedtrace.read.run import Run
 from schedtrace.version import __version__
 from schedtrace.whatif.replays import RecordedEngine, Work, load_notes, replayed_load
-from schedtrace.whatif.sweep_play import Pool, base_settings, outcome_of
+from schedtrace.whatif.sweep_play import ReplayPool, base_settings, outcome_of
 from schedtrace.whatif.sweep_rows import objectives, sweep_rows
 from schedtrace.workloads.recorded_ranks import loads_of_run, without_ranks
 from schedtrace.workloads.workload import Workload
@@ -149,7 +148,7 @@ def sweep(
     work: Work,
     changes: Sequence[Mapping[str, Any]],
     log: SweepLog,
-    make_pool: Callable[[Work], Pool],
+    make_pool: Callable[[Work], ReplayPool],
     *,
     slo: Sequence[Bound] = (),
     label: str = "",
@@ -188,7 +187,9 @@ def sweep(
                 wanted[key(work_digest, real)] = real
             for done in _finished(pool, wanted, log):
                 progress(done, len(wanted))
-        except BrokenProcessPool as error:
+        except Exception as error:
+            if not pool.is_loss(error):
+                raise
             msg = (
                 f"a replaying process was killed, most likely for its memory; lower --jobs. Kept: {log.path}"
             )
@@ -207,7 +208,7 @@ def sweep(
     )
 
 
-def _finished(pool: Pool, wanted: Mapping[str, Mapping[str, Any]], log: SweepLog) -> Iterator[int]:
+def _finished(pool: ReplayPool, wanted: Mapping[str, Mapping[str, Any]], log: SweepLog) -> Iterator[int]:
     """Yield the number done, again and again, until all are done."""
     missing = [(key, real) for key, real in wanted.items() if key not in log.finished]
     yield len(wanted) - len(missing)

@@ -1,15 +1,11 @@
 """Replay of a configuration in a process that may do several: what a pool's workers call."""
 
-import multiprocessing
 import os
-import signal
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import polars as pl
 from loguru import logger
@@ -17,13 +13,16 @@ from loguru import logger
 from schedtrace.diagnose.latencies import with_latencies
 from schedtrace.diagnose.throughput import covered_seconds
 from schedtrace.engine.vllm_config import import_vllm
-from schedtrace.errors import MissingExtraError, UsageError
+from schedtrace.errors import UsageError
+from schedtrace.fleet.workers import LocalProcesses, RayTasks, WorkerPool
 from schedtrace.model.printable import capped
 from schedtrace.model.what_if import ReplayOutcome
 from schedtrace.read.trace import Trace
 from schedtrace.whatif.replays import ModelledEngine, Work, fitted_length, replay
 from schedtrace.workloads.workload import Workload
 
+RETRIES = 3
+"""Times that Ray does a replay again whose worker ended."""
 DIGITS = 3
 """Digits of milliseconds: a trace's clock counts microseconds."""
 
@@ -98,144 +97,57 @@ _T = TypeVar("_T")
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-class Pool(Protocol):
-    """Does calls ``function(work, *arguments)`` in other processes."""
-
-    def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
-        """Submit a call to the pool."""
-
-    def close(self) -> None:
-        """End the processes, whatever they do."""
-
-
-class LocalPool:
-    """Processes of this machine, each of which imports vLLM once.
+class ReplayPool:
+    """Other processes, each of which imports vLLM once and may replay the same loads many times.
 
     Args:
-        work: Sent to each process once.
-        jobs: Processes.
+        pool: The processes. On a cluster, each machine needs schedtrace and vLLM in the releases of this
+            one; the loads go to them as data.
+        work: First argument of all calls.
     """
 
-    def __init__(self, work: Work, jobs: int) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="schedtrace-sweep-")
-        before = set(multiprocessing.active_children())
-        self._executor = ProcessPoolExecutor(
-            jobs,
-            multiprocessing.get_context("spawn"),
-            initializer=_begin,
-            initargs=(work, self._scratch.name),
-        )
-        with _children_ignore_interrupts():  # a process is started with each of the first calls
-            for _ in range(jobs):
-                self._executor.submit(import_vllm)
-        self._processes = set(multiprocessing.active_children()) - before
+    def __init__(self, pool: WorkerPool, work: Work) -> None:
+        self._pool, self._work = pool, pool.shared(work)
 
     def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
-        """Submit a call to the pool."""
-        return self._executor.submit(_call, function, *arguments)
+        """Call ``function(work, *arguments)`` in a process; return its future."""
+        return self._pool.submit(_quietly, function, self._work, *arguments)
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Return whether the error says that a process ended, and not what the call raised."""
+        return self._pool.is_loss(error)
 
     def close(self) -> None:
         """End the processes, whatever they do."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.join()
-        self._scratch.cleanup()  # a process that is ended leaves its traces
+        self._pool.close()
 
 
-class RayPool:
-    """Tasks of a Ray cluster: the one that ``RAY_ADDRESS`` names or that runs here, else one of our own.
+def local_replays(work: Work, jobs: int) -> ReplayPool:
+    """Return a pool of processes of this machine, all of which begin to import vLLM at once."""
+    pool = LocalProcesses(jobs)
+    for _ in range(jobs):
+        pool.submit(_quietly, import_vllm)
+    return ReplayPool(pool, work)
 
-    Every machine needs schedtrace and vLLM in the releases of this one; the load goes to them as data.
 
-    Args:
-        work: Put into Ray's object store once.
-        jobs: Processors of a cluster of our own.
+def ray_replays(work: Work, jobs: int) -> ReplayPool:
+    """Return a pool of Ray tasks.
 
     Raises:
         MissingExtraError: Ray is not installed.
     """
-
-    def __init__(self, work: Work, jobs: int) -> None:
-        try:
-            import ray  # noqa: PLC0415  # an extra
-        except ImportError as error:
-            raise MissingExtraError(what="--on ray", extra="ray") from error
-        self._ray = ray
-        options = {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": {"env_vars": QUIET}}
-        try:
-            ray.init(address="auto", **options)
-        except ConnectionError:
-            ray.init(num_cpus=jobs, include_dashboard=False, **options)
-        self._work = ray.put(work)
-        self._call = ray.remote(num_cpus=1)(_remote)
-
-    def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
-        """Submit a call to the pool."""
-        return self._call.remote(function, self._work, *arguments).future()  # type: ignore[no-any-return]  # Ray is untyped
-
-    def close(self) -> None:
-        """Leave the cluster, which ends what it still does for us."""
-        self._ray.shutdown()
+    return ReplayPool(RayTasks(jobs, retries=RETRIES), work)
 
 
-_work: list[Work] = []
-"""Work of this process, if it is a worker of a ``LocalPool``."""
-
-
-def _begin(work: Work, scratch: str) -> None:
-    """Prepare a new process: no line of vLLM's may get between those of the command."""
-    threading.Thread(target=_end_with_the_command, daemon=True).start()
-    tempfile.tempdir = scratch
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.dup2(2, 1)
-    _make_quiet()
-    _work[:] = [work]
-
-
-def _end_with_the_command() -> None:
-    """Exit when the command exits.
-
-    A killed command cannot end its worker processes, and their queue does not tell them that it was killed.
-    """
-    command = multiprocessing.parent_process()
-    assert command is not None  # noqa: S101  # a process of a pool has one
-    command.join()
-    os._exit(1)
-
-
-def _make_quiet() -> None:
-    """Keep a replay's recording to itself, whatever settings the user records with."""
+def _quietly(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Call a function; no setting with which the user records applies to what it replays."""
     os.environ.update(QUIET)
     for name in [name for name in os.environ if name.startswith("SCHEDTRACE")]:
         del os.environ[name]
     logger.remove()
     logger.add(_warn, level="WARNING", format="schedtrace: {message}")
+    return function(*arguments)
 
 
 def _warn(line: str) -> None:
     os.write(2, line.encode())
-
-
-def _call(function: Callable[..., _T], *arguments: Any) -> _T:
-    return function(_work[0], *arguments)
-
-
-def _remote(function: Callable[..., _T], work: Work, *arguments: Any) -> _T:
-    _make_quiet()
-    return function(work, *arguments)
-
-
-@contextmanager
-def _children_ignore_interrupts() -> Iterator[None]:
-    """Make new processes ignore Ctrl-C: a terminal sends it to all, and only the command shall answer it."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread, so nothing to protect
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -23,7 +23,7 @@ from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shapes import shape
 from schedtrace.whatif.replays import ModelledEngine, Work
 from schedtrace.whatif.sweep import SweepLog, sweep
-from schedtrace.whatif.sweep_play import LocalPool, base_settings, outcome_of
+from schedtrace.whatif.sweep_play import base_settings, local_replays, outcome_of
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.workload import make_workload
 from tests.contract.whatif.conftest import Here
@@ -70,7 +70,7 @@ def test_two_configurations(work, made, tmp_path):
 def test_a_pool_that_is_closed_early_leaves_no_process_and_no_file(work, made, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = set(multiprocessing.active_children())
-    pool = LocalPool(work.portable(), 1)
+    pool = local_replays(work.portable(), 1)
     assert list(tmp_path.iterdir())
     pool.submit(outcome_of, "k", {**made, "max_num_seqs": 1})
     pool.close()
@@ -79,12 +79,12 @@ def test_a_pool_that_is_closed_early_leaves_no_process_and_no_file(work, made, t
 
 
 KILLED = """
-import os, signal
+import multiprocessing, os, signal
 from schedtrace.whatif import sweep_play
 sweep_play.import_vllm = os.getpid  # vLLM's import would take most of the time
-pool = sweep_play.LocalPool(None, 2)
+pool = sweep_play.local_replays(None, 2)
 pool.submit(print).exception()  # they are past their start
-print(*[process.pid for process in pool._processes], flush=True)
+print(*[process.pid for process in multiprocessing.active_children()], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

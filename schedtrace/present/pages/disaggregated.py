@@ -19,8 +19,8 @@ from schedtrace.present.sections import (
     Section,
     Shares,
     Style,
-    Styled,
     Table,
+    basis_note,
     figure_field,
     table,
 )
@@ -54,9 +54,9 @@ def disaggregated_sections(across: Disaggregated) -> Iterator[Section]:
         yield _pairs_table(across.pairs)
     for held in _large_holders(across):
         yield Note(held, "Held blocks:")
-    yield Note(Styled(_matched(across), Style.DIM), "Matched:")
+    yield basis_note("Matched:", _matched(across))
     if clocks := _clocks(across.pairs):
-        yield Note(Styled(clocks, Style.DIM), "Clocks of these engines:")
+        yield basis_note("Clocks of these engines:", clocks)
 
 
 def _parts_table(across: Disaggregated) -> Table:

@@ -27,7 +27,6 @@ from schedtrace.present.sections import (
     Content,
     Field,
     Headline,
-    Note,
     Page,
     Part,
     RootCauseSection,
@@ -36,6 +35,8 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
+    answer_note,
+    basis_note,
     figure_field,
     table,
 )
@@ -96,7 +97,7 @@ def engine_page(report: Report) -> Page[Report]:
 
 def _sections(report: FleetReport) -> Iterator[Section]:
     yield _headline(report)
-    yield Note(Styled(joined(report.verdict), Style.STRONG))
+    yield answer_note(joined(report.verdict))
     yield from _differences(report)
     if report.time_split:
         yield Shares("Where the time of all requests went", _parts(report))
@@ -109,8 +110,8 @@ def _sections(report: FleetReport) -> Iterator[Section]:
     if report.tenants is not None:
         yield from tenant_sections(report.tenants, len(report.engines))
     yield _engines_table(report.engines)
-    yield Note(Styled(_clocks(report), Style.DIM), "Clocks:")
-    yield Note(Styled(_read(report), Style.DIM), "Read:")
+    yield basis_note("Clocks:", _clocks(report))
+    yield basis_note("Read:", _read(report))
     if report.read.left_out:
         fields: list[Field[LeftOut]] = [
             Field("left out", lambda each: each.path),

@@ -7,7 +7,7 @@ from schedtrace.model.say import say
 from schedtrace.model.what_if import Figure, Replays
 from schedtrace.present.pages.what_if import replay_page
 from schedtrace.present.phrases import change_range
-from schedtrace.present.sections import Headline, Note, Page, Section, Style, Styled, Text
+from schedtrace.present.sections import Headline, Page, Section, Text, answer_note, basis_note
 
 ENGINES, ROUTER = "data_parallel_size", "router"
 
@@ -42,8 +42,8 @@ def _sections(replays: Replays) -> Iterator[Section]:
             )
             warnings = [warning for warning in section.warnings if not _asks_for_trials(warning)]
             yield Headline(title, section.about, section.lines, warnings)
-            yield Note(Styled(answer(replays), Style.STRONG))
-            yield from (Note(Styled(part, Style.DIM), "Replayed:") for part in _part(replays))
+            yield answer_note(answer(replays))
+            yield from (basis_note("Replayed:", part) for part in _part(replays))
         else:
             yield section
 

@@ -41,6 +41,7 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
+    answer_note,
     unstyled,
 )
 from schedtrace.timeline.charges import CACHE_RESET
@@ -85,7 +86,7 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
     lines: list[Content] = [*header(run, full=full), *_figures(run)]
     first: list[Section] = [Headline(run.label, about, lines, list(run.problems))]
     if run.verdict:
-        first.append(Note(Styled(joined(run.verdict), Style.STRONG)))
+        first.append(answer_note(joined(run.verdict)))
     engines = run.statistics.engines if run.statistics is not None else []
     several = len(engines) > 1 and not full
     if run.time_split:

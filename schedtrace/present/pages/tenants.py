@@ -6,7 +6,7 @@ from schedtrace.model.fleet import FleetTenant, FleetTenants, SummaryTenantWait
 from schedtrace.model.message import Message
 from schedtrace.model.printable import integer, number, percent
 from schedtrace.model.say import say
-from schedtrace.present.sections import Field, Note, Section, Style, Styled, figure_field, table
+from schedtrace.present.sections import Field, Section, basis_note, figure_field, table
 
 MOST_TENANTS, MOST_WAITS = 10, 8
 
@@ -32,7 +32,7 @@ def tenant_sections(tenants: FleetTenants, engines: int) -> Iterator[Section]:
     if tenants.price_per_gpu_hour is not None:
         fields.append(figure_field("cost", lambda tenant: number(tenant.cost)))
     yield table(tenants.tenants, fields, most=MOST_TENANTS)
-    yield Note(Styled(_division(tenants, engines), Style.DIM), "Tenants:")
+    yield basis_note("Tenants:", _division(tenants, engines))
     if tenants.waits:
         yield table(tenants.waits, _wait_fields(tenants.waits), most=MOST_WAITS)
 

@@ -22,6 +22,7 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
+    basis_note,
     figure_field,
     table,
 )
@@ -155,9 +156,9 @@ def _replay(replays: Replays) -> Iterator[Section]:
     yield _figures_table("decided, a trial", base, shown, decided=True)
     yield _figures_table("follows in time", base, shown, decided=False)
     yield from _notes(replays.notes)
-    yield Note(Styled(replays.step_times, Style.DIM), "Step times:")
+    yield basis_note("Step times:", replays.step_times)
     origin = "as recorded" if shown.kv_blocks == base.kv_blocks else "as set"
-    yield Note(Styled(say("{kv_blocks:n} blocks, {origin}.", shown, origin=origin), Style.DIM), "KV cache:")
+    yield basis_note("KV cache:", say("{kv_blocks:n} blocks, {origin}.", shown, origin=origin))
     for configuration in replays.configurations:
         if configuration.folder is not None:
             yield Note(say("schedtrace analyze {folder:code}", configuration), "Next:")

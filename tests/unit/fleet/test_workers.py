@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from schedtrace.fleet.workers import HereOnly, LocalProcesses, Lost, outcomes
 
 def square(number):
     return number * number
+
+
+def joined(*arguments):
+    return arguments
 
 
 def fail(number):
@@ -32,6 +37,16 @@ def die(argument):
     if argument == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return argument
+
+
+def leave_a_file(number):
+    """Print a line, leave a temporary file, and end this process at the call 1."""
+    print("printed", number)
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        file.write(b"left")
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return file.name
 
 
 def results(pool, function, arguments):
@@ -72,6 +87,26 @@ def test_a_call_whose_second_process_ends_as_well_is_lost_and_the_others_are_don
     assert {number: each.value for number, each in done.items() if number != 2} == {0: 0, 1: 1, 3: 3, 4: 4}
 
 
+def test_no_file_of_a_process_is_left_and_what_it_prints_is_no_output(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    done = results(LocalProcesses(1), leave_a_file, range(3))
+    assert Path(done[0].value).parent.parent == tmp_path
+    assert isinstance(done[1].value, Lost)
+    assert list(tmp_path.iterdir()) == []
+    printed = capfd.readouterr()
+    assert (printed.out, "printed 0" in printed.err) == ("", True)
+
+
+@pytest.mark.parametrize("arguments", [(), (3,), (3, 4)])
+def test_a_call_takes_any_number_of_arguments_and_a_shared_one(arguments):
+    pool = LocalProcesses(1)
+    try:
+        shared = pool.shared("first")
+        assert pool.submit(joined, shared, *arguments).result() == ("first", *arguments)
+    finally:
+        pool.close()
+
+
 @pytest.mark.filterwarnings("default")  # of Ray and its dependencies
 def test_a_call_on_ray_whose_worker_is_killed_is_done_again(tmp_path):
     pytest.importorskip("ray", reason="needs the extra ray")
@@ -81,6 +116,7 @@ def test_a_call_on_ray_whose_worker_is_killed_is_done_again(tmp_path):
     pool, seen = RayTasks(2), []
     try:
         seen += [(each.argument[1], each.value, each.again) for each in outcomes(pool, die_once, arguments)]
+        assert pool.submit(joined, pool.shared("first"), 3).result() == ("first", 3)
     finally:
         pool.close()
     assert sorted(seen) == [(0, 0, False), (1, 1, False), (2, 2, True), (3, 3, False)]

@@ -1,6 +1,7 @@
 """A sweep whose configurations are not replayed."""
 
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
@@ -83,6 +84,7 @@ def pool():
 class StubPool:
     def __init__(self):
         self.replayed, self.stop_after, self.closed = [], None, 0
+        self.stop_with = KeyboardInterrupt()
 
     def __call__(self, work):
         self.work = work
@@ -94,12 +96,15 @@ class StubPool:
             [names] = arguments
             future.set_result({name: BASE.get(name) for name in names})
         elif self.stop_after is not None and len(self.replayed) >= self.stop_after:
-            future.set_exception(KeyboardInterrupt())
+            future.set_exception(self.stop_with)
         else:
             key, changes = arguments
             self.replayed.append(changes)
             future.set_result(an_outcome(key, changes))
         return future
+
+    def is_loss(self, error):
+        return isinstance(error, BrokenProcessPool)
 
     def close(self):
         self.closed += 1

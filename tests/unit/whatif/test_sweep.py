@@ -1,10 +1,11 @@
 """What is replayed, what is not replayed again, and what comes of it; ``conftest.py`` replays nothing."""
 
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import pytest
 
-from schedtrace.errors import UsageError
+from schedtrace.errors import EngineError, UsageError
 from schedtrace.model.say import say
 from schedtrace.whatif.replays import Work
 from schedtrace.whatif.sweep import SweepLog, combinations, parse_values, sweep
@@ -104,6 +105,24 @@ def test_an_interrupt_loses_nothing(swept, pool):
     pool.replayed.clear()
     assert len(swept().configurations) == 3
     assert pool.replayed == [{"max_num_seqs": 16}]
+
+
+def test_a_process_that_is_killed_ends_the_sweep_and_what_is_finished_stays(swept, pool):
+    pool.stop_after, pool.stop_with = 2, BrokenProcessPool()
+    with pytest.raises(EngineError):
+        swept()
+    assert pool.closed == 1
+    pool.stop_after = None
+    pool.replayed.clear()
+    assert len(swept().configurations) == 3
+    assert pool.replayed == [{"max_num_seqs": 16}]
+
+
+def test_an_error_of_a_replay_is_no_lost_process(swept, pool):
+    pool.stop_after, pool.stop_with = 0, OSError("no room")
+    with pytest.raises(OSError, match="no room"):
+        swept()
+    assert pool.closed == 1
 
 
 def test_another_load_is_replayed_anew(swept, pool, work):
