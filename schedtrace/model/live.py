@@ -261,6 +261,8 @@ class Status(Answer, tag="status"):
     """Time without progress of any step, once the watchdog has reported it."""
     stall: str | None = None
     """Reason for it, in a sentence."""
+    starved: str | None = None
+    """Words saying that steps take long because the engine waits for a processor."""
     paused: str | None = None
     """Sentence saying that the scheduler was paused or put to sleep."""
     input_requests: int | None = None
@@ -275,7 +277,8 @@ class Status(Answer, tag="status"):
             return Health("stalled", f"no step has made progress for {self.stalled_s:,.0f} s: {self.stall}")
         if self.paused is not None:
             return Health("paused", self.paused)
-        return Health("busy" if self.running or self.waiting or self.input_requests else "healthy")
+        has_work = self.starved or self.running or self.waiting or self.input_requests
+        return Health("busy" if has_work else "healthy", self.starved)
 
 
 class Health(NamedTuple):
@@ -284,7 +287,7 @@ class Health(NamedTuple):
     state: Literal["healthy", "busy", "paused", "stalled", "silent", "dead"]
     """``silent``: it does not answer, but its process lives."""
     cause: str | None = None
-    """Sentence with the cause; None if healthy or busy."""
+    """Sentence with the cause; None if healthy, or busy at the usual pace."""
 
     @property
     def is_alive(self) -> bool:

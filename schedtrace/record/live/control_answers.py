@@ -342,6 +342,7 @@ class _Engine:
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,
             stall=None if watchdog is None else watchdog.stall,
+            starved=None if watchdog is None else watchdog.starved,
             paused=paused(core),
             input_requests=num_in_input_queue(core),
             measured=self._metrics.where if self._measures and self._metrics is not None else None,
