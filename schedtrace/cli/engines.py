@@ -61,6 +61,8 @@ def _lines(name: str, status: "Status") -> Iterator[str]:
         yield f"  metrics on {status.measured}"
     if status.paused:
         yield f"  {status.paused}"
+    if status.orphaned:
+        yield f"  {status.orphaned}"
     if status.starved:
         yield f"  {status.starved}"
     if status.stalled_s is not None:

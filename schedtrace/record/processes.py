@@ -5,7 +5,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -75,6 +75,24 @@ def children(pid: int) -> list[int]:
             with suppress(OSError):  # a thread that has ended
                 child_ids += map(int, (task / "children").read_text().split())
     return sorted(child_ids)
+
+
+def front_end_ended(addresses: Collection[str]) -> int | None:
+    """Return the process id of the front end that started this process, if it has ended; None if not.
+
+    It has not if another process took over, or if it is not known: the front end may be on another machine.
+
+    Args:
+        addresses: Addresses of ZeroMQ from which this process takes requests, which front ends have bound.
+    """
+    parent = multiprocessing.parent_process()
+    paths = [address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")]
+    if parent is None or parent.pid is None or os.getppid() == parent.pid or len(paths) < len(addresses):
+        return None
+    with suppress(OSError):
+        bound = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
+        return None if not paths or bound & set(paths) else parent.pid
+    return None
 
 
 EVERY_US = 1_000_000

@@ -55,6 +55,7 @@ def here(monkeypatch):
     return set_up
 
 
+GONE = "its front end, process 99, has ended: no request reaches the engine"
 STARVED = "waits for a processor (9 of the last 10 s)"
 STALL = {"stalled_s": 12.4, "stall": "the worker does not answer"}
 
@@ -67,6 +68,7 @@ STALL = {"stalled_s": 12.4, "stall": "the worker does not answer"}
         ({"input_requests": 3}, "busy: 0 running, 0 waiting", 0, 0),
         ({"running": 1, "starved": STARVED}, f"busy: {STARVED}", 0, 0),
         ({"waiting": 1, "paused": "the engine is asleep"}, "paused: the engine is asleep", 0, 1),
+        ({"running": 1, "orphaned": GONE}, f"dead: {GONE}", 4, 4),
         (STALL, "stalled: no step has made progress for 12 s: the worker does not answer", 1, 1),
     ],
 )
