@@ -22,7 +22,14 @@ from schedtrace.record.live.stall_causes import (
     stacks_here,
     thread_place,
 )
-from schedtrace.record.live.watchdog import AFTER_S, Watchdog, after_s, explains, make_watchdog
+from schedtrace.record.live.watchdog import (
+    AFTER_S,
+    Watchdog,
+    after_s,
+    explains,
+    make_watchdog,
+    step_threads,
+)
 from schedtrace.record.processes import ThreadState
 from schedtrace.record.step_lines import WrittenIds
 from tests.toys import Queue
@@ -261,6 +268,27 @@ def test_time_for_which_threads_wait_for_a_processor_is_no_stall(watched, thread
     seen.threads = threads
     seconds = [second for second, _, text in seen.for_s(120) if "[worker]" in text]
     assert seconds == ([] if stalled_at_s is None else [stalled_at_s])
+
+
+def test_threads_that_a_step_needs_are_the_engines_the_workers_and_those_of_ranks_it_waits_for(
+    monkeypatch, tmp_path
+):
+    """Processes: a front end with two ranks and a helper; each rank has a worker with two threads."""
+    me, parent, rank, helper = os.getpid(), os.getppid(), 20, 30
+    below = {me: [11], parent: [me, rank, helper], rank: [21]}
+    (tmp_path / str(rank)).touch()
+    monkeypatch.setattr(module, "children", lambda pid: list(below[pid]))
+    monkeypatch.setattr(module, "socket_of", lambda pid, _user: tmp_path / str(pid))
+    monkeypatch.setattr(
+        module, "threads_of", lambda pids: [(pid, pid + tid) for pid in pids for tid in (0, 1)]
+    )
+    monkeypatch.setattr(module, "thread_states", list)
+    workers = [(11, 11), (11, 12)]
+    elsewhere = ThreadPlace("output", "f.py:1 f", connector=False)
+    assert step_threads(7, elsewhere) == [(me, 7), *workers]
+    assert step_threads(None, None) == workers
+    other_rank = [(20, 20), (20, 21), (21, 21), (21, 22)]
+    assert step_threads(7, elsewhere._replace(at="ranks")) == [(me, 7), *workers, *other_rank]
 
 
 def test_an_engine_that_waits_for_a_processor_says_so_until_it_goes_on(watched):
