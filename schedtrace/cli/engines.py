@@ -25,7 +25,7 @@ def engines(
         without_socket,
     )
 
-    running, silent, notes = listening_engines() if server == "all" else find_engines(server)
+    running, silent, notes, _ = listening_engines() if server == "all" else find_engines(server)
     unprepared = []
     if server == "all":
         here = {engine.here for engine in running}
@@ -61,5 +61,9 @@ def _lines(name: str, status: "Status") -> Iterator[str]:
         yield f"  metrics on {status.measured}"
     if status.paused:
         yield f"  {status.paused}"
+    if status.orphaned:
+        yield f"  {status.orphaned}"
+    if status.starved:
+        yield f"  {status.starved}"
     if status.stalled_s is not None:
         yield f"  no step has made progress for {status.stalled_s:,.0f} s: {status.stall}"

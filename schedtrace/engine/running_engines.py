@@ -101,11 +101,14 @@ class Listening(NamedTuple):
     """Process ids of engines that do not answer, with a description of what they do."""
     notes: list[str] = []  # noqa: RUF012  # never changed
     """Notes for the user on sockets that are left out, and the reasons."""
+    silent_here: dict[int, int] = {}  # noqa: RUF012  # never changed
+    """Process ids, as seen from here, of those that do not answer."""
 
     def with_pids(self, pids: Container[int]) -> "Listening":
         """Return the engines with these process ids."""
         silent = {pid: what for pid, what in self.silent.items() if pid in pids}
-        return Listening([engine for engine in self.engines if engine.status.pid in pids], silent)
+        engines = [engine for engine in self.engines if engine.status.pid in pids]
+        return Listening(engines, silent, silent_here=self.silent_here)
 
     def require_answers(self) -> None:
         """Raise EngineError if an engine does not answer."""
@@ -117,7 +120,8 @@ class _Found(NamedTuple):
     """Outcome of asking at one socket; all fields are None if there is nothing of interest."""
 
     engine: RunningEngine | None = None
-    silent: tuple[int, str] | None = None
+    silent: tuple[int, str, int] | None = None
+    """Process id of its socket, what it does instead of answering, and its process id as seen from here."""
     note: str | None = None
 
 
@@ -133,11 +137,16 @@ def listening_engines() -> Listening:
         with ThreadPoolExecutor(min(len(paths), MOST_AT_ONCE)) as pool:
             outcomes = list(pool.map(_found, paths))
     engines = [outcome.engine for outcome in outcomes if outcome.engine is not None]
-    silent = dict(sorted(outcome.silent for outcome in outcomes if outcome.silent is not None))
+    silent = sorted(outcome.silent for outcome in outcomes if outcome.silent is not None)
     notes += [outcome.note for outcome in outcomes if outcome.note is not None]
     if len(notes) > MOST_NOTES:
         notes[MOST_NOTES:] = [f"{len(notes) - MOST_NOTES:,} more are left out for such reasons"]
-    return Listening(sorted(engines, key=lambda engine: engine.status.pid), silent, notes)
+    return Listening(
+        sorted(engines, key=lambda engine: engine.status.pid),
+        {pid: what for pid, what, _ in silent},
+        notes,
+        {pid: here for pid, _, here in silent},
+    )
 
 
 def _found(path: Path) -> _Found:
@@ -158,7 +167,7 @@ def _found(path: Path) -> _Found:
     here = pid if peer is None else peer.pid
     if refused or not path.exists() or _is_worker(path, here):
         return _Found()
-    return _Found(silent=(pid, f"engine process {pid}{_where(pid, here)} {_fault(answer)}"))
+    return _Found(silent=(pid, f"engine process {pid}{_where(pid, here)} {_fault(answer)}", here))
 
 
 def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
@@ -244,7 +253,7 @@ def find_engines(target: str | None) -> Listening:
         InputError: If there is no such engine.
     """
     all_engines = listening_engines()
-    engines, silent, notes = all_engines
+    engines, silent, notes, _ = all_engines
     pids = sorted([*(engine.status.pid for engine in engines), *silent])
     if target == "all" or target is None:
         if not pids:

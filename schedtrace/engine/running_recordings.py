@@ -206,7 +206,7 @@ def detach_from(target: str | None) -> Iterator[str]:
         InputError: If there is no engine.
         UsageError: If it is not clear which.
     """
-    engines, silent, _ = find_engines(target)
+    engines, silent, *_ = find_engines(target)
     attached = [engine for engine in engines if engine.status.attached]
     yield from _detached(attached or ([] if silent else engines), list(silent.values()))
 

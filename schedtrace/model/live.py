@@ -261,6 +261,10 @@ class Status(Answer, tag="status"):
     """Time without progress of any step, once the watchdog has reported it."""
     stall: str | None = None
     """Reason for it, in a sentence."""
+    orphaned: str | None = None
+    """Sentence saying that the front end has ended."""
+    starved: str | None = None
+    """Words saying that steps take long because the engine waits for a processor."""
     paused: str | None = None
     """Sentence saying that the scheduler was paused or put to sleep."""
     input_requests: int | None = None
@@ -271,20 +275,23 @@ class Status(Answer, tag="status"):
     @property
     def health(self) -> "Health":
         """Health of the engine."""
+        if self.orphaned is not None:
+            return Health("dead", self.orphaned)
         if self.stalled_s is not None:
             return Health("stalled", f"no step has made progress for {self.stalled_s:,.0f} s: {self.stall}")
         if self.paused is not None:
             return Health("paused", self.paused)
-        return Health("busy" if self.running or self.waiting or self.input_requests else "healthy")
+        has_work = self.starved or self.running or self.waiting or self.input_requests
+        return Health("busy" if has_work else "healthy", self.starved)
 
 
 class Health(NamedTuple):
     """Health of an engine, for probes."""
 
     state: Literal["healthy", "busy", "paused", "stalled", "silent", "dead"]
-    """``silent``: it does not answer, but its process lives."""
+    """``silent``: it does not answer, but its process lives. ``dead``: it has ended, or its front end has."""
     cause: str | None = None
-    """Sentence with the cause; None if healthy or busy."""
+    """Sentence with the cause; None if healthy, or busy at the usual pace."""
 
     @property
     def is_alive(self) -> bool:

@@ -348,7 +348,7 @@ class Assembler:
             entry.request_id = self._ids[request_id]
             yield request_id, entry
 
-    def output(self, capture: Capture, result: Result) -> Output:
+    def output(self, capture: Capture, result: Result) -> Output | dict[str, Any]:
         """Return the line that completes a step whose own line was written before its output came back."""
         line = self._output(capture, result)
         if self.tally is not None:

@@ -5,6 +5,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -76,6 +77,24 @@ def children(pid: int) -> list[int]:
     return sorted(child_ids)
 
 
+def front_end_ended(addresses: Collection[str]) -> int | None:
+    """Return the process id of the front end that started this process, if it has ended; None if not.
+
+    It has not if another process took over, or if it is not known: the front end may be on another machine.
+
+    Args:
+        addresses: Addresses of ZeroMQ from which this process takes requests, which front ends have bound.
+    """
+    parent = multiprocessing.parent_process()
+    paths = [address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")]
+    if parent is None or parent.pid is None or os.getppid() == parent.pid or len(paths) < len(addresses):
+        return None
+    with suppress(OSError):
+        bound = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
+        return None if not paths or bound & set(paths) else parent.pid
+    return None
+
+
 EVERY_US = 1_000_000
 IDLE_EVERY_US = 5_000_000
 """Microseconds between lines of an idle engine; for ``watch``, a trace that is silent longer is dead."""
@@ -124,3 +143,95 @@ def _read(role: Role, pid: int, tid: int) -> ThreadTime | None:
         return ThreadTime(role, pid, tid, int(ran) // 1000, int(waited) // 1000)
     except (OSError, ValueError):
         return None
+
+
+class ThreadState(NamedTuple):
+    """State of a thread at one moment; times are nanoseconds since it began."""
+
+    state: str
+    """State as a letter, as in ``ProcessState``; ``R``: it runs or waits for a processor."""
+    ran_ns: int
+    waited_ns: int
+    """Time in which it was ready and waited for a processor; a wait counts once it has ended."""
+    runs: int
+    """Number of times that it was given a processor."""
+
+
+STOPPED = ("T", "t")
+Threads = dict[tuple[int, int], ThreadState]
+"""States of threads by process and thread id."""
+
+
+def thread_states(threads: Iterable[tuple[int, int]]) -> Threads:
+    """Return the states of the threads, by process and thread id, that still exist and Linux tells about."""
+    states: Threads = {}
+    for pid, tid in threads:
+        with suppress(OSError, ValueError):
+            task = Path(f"/proc/{pid}/task/{tid}")
+            state = (task / "stat").read_text().rpartition(")")[2].split(maxsplit=1)[0]
+            states[pid, tid] = ThreadState(state, *map(int, (task / "schedstat").read_text().split()))
+    return states
+
+
+def threads_of(pids: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the threads of processes."""
+    threads: list[tuple[int, int]] = []
+    for pid in pids:
+        with suppress(OSError):
+            threads += [(pid, int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()]
+    return threads
+
+
+class ProcessorWaits:
+    """Time without progress in which threads that a step needs waited for a processor.
+
+    A thread that waits for a processor is ready to work: it does not hang. Of each interval between two looks
+    counts the longest wait of a thread. None counts while one of the threads is stopped, because the step
+    waits for that thread.
+
+    Args:
+        read: Function that returns the current states of the threads.
+    """
+
+    def __init__(self, read: Callable[[], Threads]) -> None:
+        self.waited_s = 0.0
+        """Time since the first look."""
+        self._read = read
+        self._threads: Threads = {}
+        self._totals_s: dict[tuple[int, int], float] = {}
+        """Time that each thread has waited since it began, with a wait that lasts."""
+        self._ready_s: dict[tuple[int, int], float] = {}
+        """Time of the first look since which a thread has been ready and has not run."""
+        self._carried_s = 0.0
+        """Part of a wait that Linux counted at its end, and that had begun before the latest interval."""
+
+    def look(self, now_s: float, interval_s: float, *, counts: bool = True) -> None:
+        """Read the threads, and count what one of them waited since the look before.
+
+        Args:
+            now_s: Time of a monotonic clock.
+            interval_s: Time since the look before, without time that does not count.
+            counts: Whether waits of this interval count.
+        """
+        before, self._threads = self._threads, self._read()
+        longest_s = max([self._waited(thread, before, now_s) for thread in self._threads], default=0.0)
+        if not counts or any(thread.state in STOPPED for thread in self._threads.values()):
+            self._carried_s = 0.0
+            return
+        due_s = self._carried_s + longest_s
+        counted_s = min(due_s, interval_s)
+        self.waited_s += counted_s
+        self._carried_s = min(due_s - counted_s, interval_s)
+
+    def _waited(self, thread: tuple[int, int], before: Threads, now_s: float) -> float:
+        """Return how long a thread has waited since the look before, as far as a look can see it."""
+        state = self._threads[thread]
+        if state.state != "R":
+            self._ready_s.pop(thread, None)
+        elif state != before.get(thread):
+            self._ready_s[thread] = now_s
+        lasting_s = now_s - self._ready_s.get(thread, now_s)
+        total_s = state.waited_ns / 1e9 + lasting_s
+        waited_s = total_s - self._totals_s.get(thread, total_s)
+        self._totals_s[thread] = total_s
+        return waited_s

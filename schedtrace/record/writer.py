@@ -348,7 +348,7 @@ class Writer:
             self._notices_so_far = [*self._notices_so_far[1 - MOST_REPEATED :], noted]
         return lines
 
-    def _late_outputs(self) -> list[AnyLine]:
+    def _late_outputs(self) -> list[AnyLine | dict[str, Any]]:
         done = [capture for capture in self._early if capture.result is not None]
         if done:
             self._early = [capture for capture in self._early if capture.result is None]

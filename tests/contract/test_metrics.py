@@ -102,13 +102,18 @@ HOOKS = [
 ]  # fmt: skip
 
 
-def count_beside(scheduler):
-    """Count for metrics alone beside the recording of a scheduler, with the same times; return the meter."""
+def count_beside(scheduler, writers=None):
+    """Count for metrics alone beside the recording of a scheduler, with the same times; return the meter.
+
+    Its writer is added to ``writers``.
+    """
     recorder = RECORDERS.get(scheduler)
     chosen = Settings(Path(), trial_ids=False, hash_ids=recorder.writer.hash_ids, keeps_lines=False)
     alone = prepared_recorder(scheduler, type(scheduler), chosen)
     assert type(alone) is CountingRecorder
     alone.writer._anchor_ns = alone.writer._assembler._anchor_ns = recorder.writer._anchor_ns
+    if writers is not None:
+        writers.append(alone.writer)
     alone.writer.measuring.meter = meter = Meter(by_priority=policy(scheduler) == "priority")
     now_ns = 0
     alone.clock = recorder.clock = lambda: now_ns
@@ -234,6 +239,37 @@ def test_what_dropped_steps_leave_is_the_same_for_metrics_alone(monkeypatch):
         tally.advance_to(max(recorded.tally.clock_us, alone.tally.clock_us))
     assert recorded.tally.dropped_steps == alone.tally.dropped_steps == 10
     assert recorded.tally.preemptions["kv_blocks"] > 0
+    assert totals(alone.tally) == totals(recorded.tally)
+
+
+@pytest.mark.usefixtures("recording")
+def test_a_step_whose_output_comes_late_counts_as_any_other(monkeypatch):
+    """The writer takes a step that is half a second old without its output."""
+    monkeypatch.setattr(writer, "WRITE_LATEST_NS", -(10**18))
+    monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
+    engine = Driver(traced_class, max_num_seqs=4, max_num_batched_tokens=64)
+    recorded = Meter(by_priority=False)
+    writers = [RECORDERS.get(engine.scheduler).writer]
+    writers[0].measuring.meter = recorded
+    alone = count_beside(engine.scheduler, writers)
+    engine.add("slow", 40, 8)
+    for _ in range(3):
+        engine.schedule()
+        end_s = time.monotonic() + 20
+        while not all(each._early for each in writers):
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        engine.update()
+    while any(each._early for each in writers):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    assert [each.working for each in writers] == [True, True]
+    engine.finish()
+    RECORDERS.get(engine.scheduler).close()
+    for tally in (recorded.tally, alone.tally):
+        tally.advance_to(max(recorded.tally.clock_us, alone.tally.clock_us))
+    assert recorded.tally.busy.device_us > 0
+    assert alone.tally.busy.device_us == recorded.tally.busy.device_us
     assert totals(alone.tally) == totals(recorded.tally)
 
 

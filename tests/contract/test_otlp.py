@@ -24,7 +24,7 @@ from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.loads import FAMILIES as LOADS
 from tests.contract.loads import make_script, play
-from tests.otlp_receiver import plain, receiver
+from tests.otlp_receiver import http_receiver, plain, receiver
 
 pytestmark = pytest.mark.vllm
 
@@ -166,6 +166,30 @@ def test_metrics_have_the_names_units_and_values_of_prometheus(sent):
     )
     assert got.metrics["schedtrace_wait_seconds"].sum.is_monotonic
     assert got.values_of("schedtrace_kv_blocks", "holder_kind") == {"free": 7}
+
+
+def test_http_with_protobuf_carries_the_same(recording, monkeypatch):
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    monkeypatch.setattr("schedtrace.record.metrics.sinks.MULTIPROCESS", "NO_SUCH_VARIABLE")
+    with http_receiver() as (got, endpoint):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        engine = Traced(traced_class)
+        writer = RECORDERS.get(engine.scheduler).writer
+        writer.measuring.meter = meter = meter_for("otlp,spans=all")
+        engine.add("t0-0", 40, 4)
+        engine.add("t0-1", 40, 4)
+        while engine.scheduler.requests:
+            engine.step()
+        RECORDERS.get(engine.scheduler).close()
+        meter.close()
+    roots = by_trace(got.spans_named("schedtrace.request"))
+    assert roots.keys() == {trace_id("t0-0"), trace_id("t0-1")}
+    assert {
+        plain(span.attributes)["schedtrace.request_id"]: span.parent_span_id.hex() for span in roots.values()
+    } == {"t0-0": CLIENT, "t0-1": LLM_REQUEST}
+    (steps,) = got.values_of("schedtrace_steps", "engine").values()
+    assert steps == read_run(recording).traces[0].steps.height
 
 
 def test_a_collector_that_is_gone_loses_spans_and_counts_them(recording, monkeypatch):

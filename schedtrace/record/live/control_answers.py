@@ -50,6 +50,7 @@ from schedtrace.record.live.stall_causes import paused, stacks_here
 from schedtrace.record.live.watchdog import explains, make_watchdog
 from schedtrace.record.log import logger
 from schedtrace.record.metrics.measuring import EngineFacts
+from schedtrace.record.processes import front_end_ended
 from schedtrace.record.queues import Queues, num_in_input_queue, policy
 from schedtrace.record.settings import KEEP
 from schedtrace.record.switches import METRICS, SWITCH, NotUnderstoodError, environment_value, is_switched_off
@@ -342,10 +343,21 @@ class _Engine:
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,
             stall=None if watchdog is None else watchdog.stall,
+            orphaned=_orphaned(core),
+            starved=None if watchdog is None else watchdog.starved,
             paused=paused(core),
             input_requests=num_in_input_queue(core),
             measured=self._metrics.where if self._measures and self._metrics is not None else None,
         )
+
+
+def _orphaned(core: Any) -> str | None:
+    """Return a sentence that the front end has ended; None if it has not, or if that is not known."""
+    inputs = getattr(getattr(core, "addresses", None), "inputs", None) or []
+    front_end = front_end_ended([str(address) for address in inputs])
+    if front_end is None:
+        return None
+    return f"its front end, process {front_end}, has ended: no request reaches the engine"
 
 
 def _blocks_by_holder(scheduler: Any) -> dict[str, int]:

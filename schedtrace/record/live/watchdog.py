@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
+from schedtrace.model.live import socket_of
 from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
@@ -33,6 +35,7 @@ from schedtrace.record.live.stall_causes import (
     thread_place,
 )
 from schedtrace.record.log import logger
+from schedtrace.record.processes import ProcessorWaits, Threads, children, thread_states, threads_of
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import hides_ids
 from schedtrace.record.step_lines import WrittenIds
@@ -54,6 +57,8 @@ STACKS_EVERY_S = 600.0
 """Seconds before stacks of a process are repeated for the same kind of stall at the same place; an engine may
 stall with every long prompt.
 """
+STARVED_EVERY_S = 600.0
+"""Seconds before the log repeats that the engine waits for a processor."""
 SAME_FRAMES = 3
 """Innermost functions of a process's main thread that distinguish its places."""
 MOST_STACK_LINES = 400
@@ -120,6 +125,8 @@ class Watchdog:
         stacks: Function that returns the stacks of this process and its workers, by the name of each process.
         ids: Written form of request ids; by default, the form that the server's settings state.
         note: See ``Note``.
+        threads: Function that returns the states of the threads that a step needs, given the place of the
+            engine's thread; none by default.
     """
 
     def __init__(
@@ -132,16 +139,20 @@ class Watchdog:
         stacks: Callable[[], dict[str, list[str]]] | None = None,
         ids: Ids | None = None,
         note: Note | None = None,
+        threads: Callable[[ThreadPlace | None], Threads] | None = None,
     ) -> None:
         self._engine, self._place, self._causes = engine, place, causes
         self._after_s, self._snapshot, self._stacks = after_s, snapshot, stacks or _all_stacks
-        self._note = note
+        self._note, self._threads = note, threads or (lambda _place: {})
         self._queues = Queues(engine.scheduler)
         self._movement = Movement()
         self._ids = ids or _as_the_server_asks
         self._places: list[ThreadPlace] = []
         """Places of the engine's thread at each check since the latest progress."""
         self._calls = Calls()
+        self._waits: ProcessorWaits | None = None
+        """Waits for a processor since the latest progress; None if there was progress at the latest check."""
+        self._starved_said_s = -STARVED_EVERY_S
         self._moved_s: float | None = None
         self._looked_s = 0.0
         self._paused = False
@@ -207,6 +218,14 @@ class Watchdog:
         """Seconds from the latest progress, or time without work, to the latest check; None before one."""
         return None if self._moved_s is None else self._looked_s - self._moved_s
 
+    @property
+    def starved(self) -> str | None:
+        """Sentence saying that progress takes long because a processor is lacking; None if it does not."""
+        age_s = self.progress_age_s
+        if self._reported is not None or self._waits is None or age_s is None or age_s < self._after_s:
+            return None
+        return f"waits for a processor ({self._waits.waited_s:,.0f} of the last {age_s:,.0f} s)"
+
     def check(self, now_s: float) -> None:
         """Compare the engine with its state at the last check; report stalls that have begun or ended since.
 
@@ -218,34 +237,59 @@ class Watchdog:
         moved = self._movement.has_progressed(scheduler, now_s) or paused != self._paused
         self._paused = paused
         working = has_work(self._engine, self._queues)
-        absent_s = now_s - self._looked_s - EVERY_S
-        self._looked_s = now_s
+        interval_s, self._looked_s = now_s - self._looked_s, now_s
         self._calls.count_calls(scheduler, now_s)
         if moved or not working or self._moved_s is None:
-            self._moved_s = now_s
+            self._moved_s, self._waits = now_s, None
             self._calls.note_progress()
             self._places.clear()
         else:
-            self._moved_s += absent_s if absent_s > ABSENT_S else 0.0
-            if (place := self._place()) is not None:
-                self._places.append(place)
+            absent_s = interval_s - EVERY_S if interval_s > EVERY_S + ABSENT_S else 0.0
+            self._moved_s += absent_s
+            self._look_at_threads(now_s, interval_s - absent_s)
+        waited_s = 0.0 if self._waits is None else self._waits.waited_s
         circling = self._movement.circling(now_s, self._after_s)
-        if now_s - self._moved_s >= self._after_s:
+        if now_s - self._moved_s - waited_s >= self._after_s:
             since_s, cause = self._moved_s, self._cause
         elif circling is not None and working:
             request_id, circle = circling
             since_s, cause = circle.since_s, lambda: circle.stall(self._ids()[request_id])
         else:
             self._ended(now_s, working=working)
+            self._tell_starved(now_s)
             return
         if self._reported is None:
             self._reported_hashed = self._ids().hash_ids
             self._reported, self._reported_since_s = cause(), since_s
             self._report(self._reported, now_s)
 
+    def _look_at_threads(self, now_s: float, interval_s: float) -> None:
+        """Note where the engine's thread is, and whether threads that its step needs wait for a processor.
+
+        Where calls of ``schedule()`` go on and schedule nothing, no wait is the reason.
+        """
+        place = self._place()
+        if place is not None:
+            self._places.append(place)
+        if self._waits is None:
+            self._waits = ProcessorWaits(lambda: self._threads(self._places[-1] if self._places else None))
+        self._waits.look(now_s, interval_s, counts=not self._steps)
+
+    @property
+    def _steps(self) -> bool:
+        """Whether ``schedule()`` is called repeatedly."""
+        return self._calls.goes_on if self._calls.number is not None else _varies(self._places)
+
+    def _tell_starved(self, now_s: float) -> None:
+        """Write into the log, if it has not for a while, that the engine waits for a processor."""
+        starved = self.starved
+        if starved is not None and now_s - self._starved_said_s >= STARVED_EVERY_S:
+            self._starved_said_s = now_s
+            begin = f"schedtrace: no step has made progress for {self.progress_age_s:.0f} s"
+            log.warning("%s: the engine %s", begin, starved)
+
     def _cause(self) -> StallCause:
-        calls = self._calls
-        steps = calls.goes_on if calls.number is not None else _varies(self._places)
+        calls, steps = self._calls, self._steps
         exits: list[Exit] = []
         if steps:
             try:
@@ -349,14 +393,41 @@ def make_watchdog(
         seconds = after_s()
         if seconds is None:
             return None
+        own = next((each.native_id for each in threading.enumerate() if each.ident == thread), None)
         watchdog = Watchdog(
-            engine, lambda: thread_place(thread), causes, seconds, snapshot, ids=ids, note=note
+            engine,
+            lambda: thread_place(thread),
+            causes,
+            seconds,
+            snapshot,
+            ids=ids,
+            note=note,
+            threads=partial(step_threads, own),
         )
         watchdog.start()
     except Exception as error:
         logger.warning("schedtrace: no watchdog ({}): {}", VARIABLE, error)
         return None
     return watchdog
+
+
+def step_threads(own: int | None, place: ThreadPlace | None) -> Threads:
+    """Return the states of the threads that a step needs.
+
+    These are the engine's thread, all threads of its workers and, if the engine waits for other data-parallel
+    ranks, all threads of the ranks that the same process started.
+
+    Args:
+        own: Id that Linux gives the engine's thread; None if it is not known.
+        place: Place of the engine's thread.
+    """
+    pid = os.getpid()
+    processes = children(pid)
+    if place is not None and place.at == "ranks":
+        for rank in children(os.getppid()):
+            if rank != pid and socket_of(rank, os.geteuid()).exists():
+                processes += [rank, *children(rank)]
+    return thread_states([*([] if own is None else [(pid, own)]), *threads_of(processes)])
 
 
 def _as_the_server_asks() -> WrittenIds:

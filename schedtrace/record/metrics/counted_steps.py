@@ -78,6 +78,12 @@ class StepCounter(Assembler):
                 self.tally.note_output(self._output_times(capture, result))
         return {}
 
+    def output(self, capture: Capture, result: Result) -> dict[str, Any]:
+        """Add the times of an output that came back late; return an empty line, as for a step."""
+        if self.tally is not None:
+            self.tally.note_output(self._output_times(capture, result))
+        return {}
+
     def _add_counts(self, tally: Tally, step: CountedStep, capture: StepCounts) -> None:
         """Add a step to the totals, with the requests whose place changed."""
         ids = self._ids

@@ -1,6 +1,7 @@
 """Processor time of threads, against what the threads themselves measure."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -8,7 +9,14 @@ import time
 
 import pytest
 
-from schedtrace.record.processes import EVERY_US, CpuTimes
+from schedtrace.record.processes import (
+    EVERY_US,
+    CpuTimes,
+    ProcessorWaits,
+    process_state,
+    thread_states,
+    threads_of,
+)
 
 pytest.importorskip("vllm")
 
@@ -59,6 +67,38 @@ def test_a_thread_that_shares_its_processor_waits_about_as_long_as_it_runs():
         rival.wait()
     ran, waited = after.ran_us - before.ran_us, after.waited_us - before.waited_us
     assert waited > ran / 2
+
+
+def test_a_process_without_a_processor_waits_and_neither_a_sleeping_nor_a_stopped_one_does():
+    """Victims at the lowest priority beside two rivals on their processor, as on an overloaded machine."""
+    one = {min(os.sched_getaffinity(0))}
+    spins, sleeps = "while True: pass", "import time; time.sleep(60)"
+    programs = [spins, spins, spins, sleeps, spins]
+    started = [subprocess.Popen([sys.executable, "-c", text]) for text in programs]
+    victims = _, sleeping, stopped = started[2:]
+    try:
+        for each in started:
+            os.sched_setaffinity(each.pid, one)
+        for each in victims:
+            os.setpriority(os.PRIO_PROCESS, each.pid, 19)
+        stopped.send_signal(signal.SIGSTOP)
+        while process_state(stopped.pid).state != "T" or process_state(sleeping.pid).state != "S":
+            time.sleep(0.05)
+        waits = [ProcessorWaits(lambda pid=each.pid: thread_states(threads_of([pid]))) for each in victims]
+        begin_s = before_s = time.monotonic()
+        for _ in range(4):
+            now_s = time.monotonic()
+            for each in waits:
+                each.look(now_s, now_s - before_s)
+            before_s = now_s
+            time.sleep(0.5)
+        lasted_s = before_s - begin_s
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+    assert waits[0].waited_s > 0.6 * lasted_s
+    assert [each.waited_s for each in waits[1:]] == [0.0, 0.0]
 
 
 def test_processes_that_it_started_are_workers():

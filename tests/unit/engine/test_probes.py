@@ -1,6 +1,7 @@
 """A probe tells engines that work from those that stall, are silent, or are gone."""
 
 import json
+import re
 
 import pytest
 
@@ -9,6 +10,7 @@ from schedtrace.engine import probes, running_engines
 from schedtrace.engine.running_engines import Listening
 from schedtrace.errors import EngineError, InputError
 from schedtrace.model.live import AskQueue, EngineQueue, QueueNow, Status
+from schedtrace.record.processes import ThreadState
 
 
 class Engine:
@@ -53,6 +55,8 @@ def here(monkeypatch):
     return set_up
 
 
+GONE = "its front end, process 99, has ended: no request reaches the engine"
+STARVED = "waits for a processor (9 of the last 10 s)"
 STALL = {"stalled_s": 12.4, "stall": "the worker does not answer"}
 
 
@@ -62,7 +66,9 @@ STALL = {"stalled_s": 12.4, "stall": "the worker does not answer"}
         ({}, "healthy: 0 running, 0 waiting", 0, 0),
         ({"running": 8, "waiting": 2400}, "busy: 8 running, 2,400 waiting", 0, 0),
         ({"input_requests": 3}, "busy: 0 running, 0 waiting", 0, 0),
+        ({"running": 1, "starved": STARVED}, f"busy: {STARVED}", 0, 0),
         ({"waiting": 1, "paused": "the engine is asleep"}, "paused: the engine is asleep", 0, 1),
+        ({"running": 1, "orphaned": GONE}, f"dead: {GONE}", 4, 4),
         (STALL, "stalled: no step has made progress for 12 s: the worker does not answer", 1, 1),
     ],
 )
@@ -87,6 +93,30 @@ def test_a_process_that_never_answers_is_silent(here, capsys):
     here(Listening([], {100: "engine process 100 has not answered for 2 s"}))
     assert main(["probe", "--timeout", "50ms"]) == 4
     assert capsys.readouterr().out == "pid 100: silent: engine process 100 has not answered for 2 s\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "line"),
+    [
+        ("R", 0, r"pid 100: busy: has not answered: it waits for a processor \((\d) of the last \1 s\)"),
+        ("S", 4, "pid 100: silent: has not answered"),
+        ("T", 4, "pid 100: silent: has not answered"),
+    ],
+)
+def test_a_process_that_waits_for_a_processor_is_busy(here, capsys, monkeypatch, state, code, line):
+    seen = []
+
+    def threads(pids):
+        seen.append(pids)
+        return [(7, 7)]
+
+    monkeypatch.setattr(probes, "threads_of", threads)
+    monkeypatch.setattr(probes, "thread_states", lambda threads: {threads[0]: ThreadState(state, 1, 2, 3)})
+    here(Listening([], {100: "has not answered"}, silent_here={100: 7}))
+    assert main(["probe", "--timeout", "60ms"]) == code
+    assert re.fullmatch(line, capsys.readouterr().out.strip())
+    assert seen[0] == [7]
+    assert len(seen) > 1
 
 
 def test_engines_that_are_missing_are_dead(here, capsys):

@@ -22,7 +22,15 @@ from schedtrace.record.live.stall_causes import (
     stacks_here,
     thread_place,
 )
-from schedtrace.record.live.watchdog import AFTER_S, Watchdog, after_s, explains, make_watchdog
+from schedtrace.record.live.watchdog import (
+    AFTER_S,
+    Watchdog,
+    after_s,
+    explains,
+    make_watchdog,
+    step_threads,
+)
+from schedtrace.record.processes import ThreadState
 from schedtrace.record.step_lines import WrittenIds
 from tests.toys import Queue
 
@@ -195,6 +203,124 @@ def test_a_call_that_hangs_is_told_apart_from_calls_that_schedule_nothing(watche
     assert (begun.since_us, begun.until_us, begun.input_requests) == (101_000_000, None, 3)
     assert begun.stacks == ["Thread 1", "  File x"]
     assert (ended.since_us, ended.until_us) == (101_000_000, 113_000_000)
+
+
+SECOND = 10**9
+HANGS = ThreadState("S", 5 * SECOND, SECOND, 40)
+ENGINE, WORKER, HELPER = (10, 10), (11, 11), (11, 12)
+
+
+def always(state):
+    """A thread that is the same at each look."""
+    return lambda _second: state
+
+
+def waits(share, state="R"):
+    """A thread that waits this share of each second for a processor, and then runs for 1 ms."""
+    return lambda second: ThreadState(state, second * 10**6, int(second * share * SECOND), second)
+
+
+def spins(second):
+    """A thread that runs all the time."""
+    return ThreadState("R", second * SECOND, 0, 3)
+
+
+def waits_for_a_while(second):
+    """A thread that waits all the time for 30 s and then sleeps."""
+    return ThreadState("R" if second < 30 else "S", 0, min(second, 30) * SECOND, min(second, 30))
+
+
+def long_waits(second):
+    """A thread that waits 20 s each time, which Linux counts at the end."""
+    return ThreadState("R", second // 20, second // 20 * 20 * SECOND, second // 20)
+
+
+def with_threads(watched, engine, **options):
+    """An engine whose threads look as the functions say, by the seconds since the beginning."""
+
+    def threads(_place):
+        second = round(seen.now - 100)
+        return {thread: state(second) for thread, state in seen.threads.items()}
+
+    seen = watched(engine, threads=threads, **options)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("threads", "stalled_at_s"),
+    [
+        ({ENGINE: always(HANGS), WORKER: always(HANGS)}, 11),
+        ({WORKER: always(ThreadState("D", 0, 0, 1))}, 11),
+        ({WORKER: spins}, 11),
+        ({WORKER: always(ThreadState("R", 7, 7, 7))}, None),
+        ({ENGINE: always(HANGS), WORKER: waits(0.9)}, 92),
+        ({ENGINE: waits(0.9, "S"), WORKER: always(HANGS)}, 92),
+        ({WORKER: always(HANGS), HELPER: waits(1)}, None),
+        ({WORKER: waits(0.1)}, 12),
+        ({WORKER: waits_for_a_while}, 39),
+        ({WORKER: long_waits}, None),
+        ({WORKER: always(ThreadState("T", 7, 7, 7)), HELPER: waits(1)}, 11),
+        ({}, 11),
+    ],
+)
+def test_time_for_which_threads_wait_for_a_processor_is_no_stall(watched, threads, stalled_at_s):
+    seen = with_threads(watched, Engine([request("a", 10)]))
+    seen.threads = threads
+    seconds = [second for second, _, text in seen.for_s(120) if "[worker]" in text]
+    assert seconds == ([] if stalled_at_s is None else [stalled_at_s])
+
+
+def test_threads_that_a_step_needs_are_the_engines_the_workers_and_those_of_ranks_it_waits_for(
+    monkeypatch, tmp_path
+):
+    """Processes: a front end with two ranks and a helper; each rank has a worker with two threads."""
+    me, parent, rank, helper = os.getpid(), os.getppid(), 20, 30
+    below = {me: [11], parent: [me, rank, helper], rank: [21]}
+    (tmp_path / str(rank)).touch()
+    monkeypatch.setattr(module, "children", lambda pid: list(below[pid]))
+    monkeypatch.setattr(module, "socket_of", lambda pid, _user: tmp_path / str(pid))
+    monkeypatch.setattr(
+        module, "threads_of", lambda pids: [(pid, pid + tid) for pid in pids for tid in (0, 1)]
+    )
+    monkeypatch.setattr(module, "thread_states", list)
+    workers = [(11, 11), (11, 12)]
+    elsewhere = ThreadPlace("output", "f.py:1 f", connector=False)
+    assert step_threads(7, elsewhere) == [(me, 7), *workers]
+    assert step_threads(None, None) == workers
+    other_rank = [(20, 20), (20, 21), (21, 21), (21, 22)]
+    assert step_threads(7, elsewhere._replace(at="ranks")) == [(me, 7), *workers, *other_rank]
+
+
+def test_an_engine_that_waits_for_a_processor_says_so_until_it_goes_on(watched):
+    seen = with_threads(watched, Engine([request("a", 10)]))
+    seen.threads = {WORKER: waits(0.75)}
+    assert seen.for_s(9) == []
+    assert seen.watchdog.starved is None
+    [(second, level, text)] = seen.for_s(20)
+    assert (second, level) == (2, "WARNING")
+    begin, starved = "schedtrace: no step has made progress for 10 s", "(7 of the last 10 s)"
+    assert text == f"{begin}: the engine waits for a processor {starved}"
+    assert seen.watchdog.starved == "waits for a processor (20 of the last 28 s)"
+    assert (seen.watchdog.stalled_s, seen.watchdog.stall_kind) == (None, None)
+    assert seen.for_s(1, lambda: works(seen.engine)) == []
+    assert seen.watchdog.starved is None
+    assert seen.for_s(15) == []  # the log has said so ten seconds ago
+    assert seen.watchdog.starved == "waits for a processor (10 of the last 15 s)"
+
+
+def test_a_stall_lasts_although_a_thread_waits_later(watched):
+    seen = with_threads(watched, Engine([request("a", 10)]))
+    seen.threads = {WORKER: always(HANGS)}
+    assert len(seen.for_s(12)) == 1
+    seen.threads = {WORKER: waits(1)}
+    assert seen.for_s(30) == []
+    assert (seen.watchdog.stalled_s, seen.watchdog.starved) == (41.0, None)
+
+
+def test_a_scheduler_that_refuses_is_no_engine_without_a_processor(watched):
+    seen = with_threads(watched, Engine([], [request("big", status="WAITING")]), causes=[REFUSED])
+    seen.threads = {ENGINE: waits(0.9)}
+    assert [second for second, _, _ in seen.for_s(20, seen.calling)] == [11]
 
 
 @pytest.mark.parametrize(
