@@ -35,8 +35,7 @@ def with_latencies(requests: pl.DataFrame) -> pl.DataFrame:
 def request_latencies(timeline: Timeline) -> pl.DataFrame:
     """Return a row per request that ended or is still present, in order of arrival at the front end.
 
-    Columns: ``request_id``, ``trial``, those of ``ENDS``, ``has_token`` (it had a first token, if only before
-    what the trace shows) and those of ``with_latencies``.
+    Columns: ``request_id``, ``trial``, those of ``ENDS`` and those of ``with_latencies``.
     """
     columns = ["request_id", "trial", *ENDS, "status"]
     ended = timeline.finishes.select(columns)
@@ -47,10 +46,7 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
     first = _first_tokens(timeline, there["request_id"])
     there = there.join(first, on="request_id", how="left", maintain_order="left")
     rows = pl.concat([ended, there], how="diagonal_relaxed").sort("arrived_us", maintain_order=True)
-    decodes = timeline.request_states.filter(pl.col("state") == "decode")["request_id"].unique()
-    had = pl.col("first_token_us").is_not_null() | (pl.col("output_tokens") > 0)
-    had |= pl.col("request_id").is_in(pl.lit(decodes).implode())
-    return with_latencies(rows.with_columns(has_token=had.fill_null(value=False))).drop("status")
+    return with_latencies(rows).drop("status")
 
 
 def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:

@@ -50,8 +50,8 @@ class EngineSums:
     not recorded."""
     requests: pl.DataFrame | None
     """Rows, one per request: ``priority``, ``lora``, ``queue_us``, ``own_us`` and ``queued_us`` (its
-    time in the engine and in the queue), ``has_token``, ``done``, ``ttft_us``, ``tpot_us`` and
-    ``e2e_us``. None: lives of requests are not recorded."""
+    time in the engine and in the queue), ``has_token`` (it had a first token, if only before what the trace
+    shows), ``done``, ``ttft_us``, ``tpot_us`` and ``e2e_us``. None: lives of requests are not recorded."""
     device: pl.DataFrame
     apart: pl.DataFrame
     """Times of steps on the device, and from start to start: ``us`` and ``weight``, each value once."""
@@ -177,9 +177,13 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
     own = LENGTH_US.filter(pl.col("state") != "front_end").sum()
     queued = LENGTH_US.filter(pl.col("state").is_in(QUEUED)).sum()
     spent = timeline.recorded_states.group_by("request_id").agg(own_us=own, queued_us=queued)
+    decodes = timeline.request_states.filter(pl.col("state") == "decode")["request_id"].unique()
+    had = pl.col("first_token_us").is_not_null() | (pl.col("output_tokens") > 0)
+    had |= pl.col("request_id").is_in(pl.lit(decodes).implode())
     latencies = (
         request_latencies(timeline)
         .unique("request_id", keep="last")
+        .with_columns(has_token=had.fill_null(value=False))
         .select("request_id", "has_token", "done", "ttft_us", "tpot_us", "e2e_us")
     )
     queue = timeline.queue_times.select("request_id", "queue_us")

@@ -15,6 +15,7 @@ from schedtrace.diagnose.throughput import (
 )
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.report import StripCell, TrialReport
+from schedtrace.model.statistics import Percentiles
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import Timeline
@@ -22,7 +23,9 @@ from schedtrace.timeline.timeline import Timeline
 STRIP_CELLS = 60
 
 
-def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int = 1) -> list[TrialReport]:
+def trial_reports(
+    timeline: Timeline, manifest: Manifest | None, *, engines: int = 1, queued: bool = True
+) -> list[TrialReport]:
     """Return one report per trial of one engine, in the order of the trials.
 
     Args:
@@ -30,6 +33,7 @@ def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int
         manifest: Manifest with the front end's figures, which refer to all ``engines`` together.
         engines: Number of engines in the run; with several, the throughput comes from each engine's trace and
             is then combined by ``over_all_engines``.
+        queued: Whether to report queue times, for which the states of all requests are built.
     """
     seconds = counted_s([counted_spans(timeline)])
     measured = _by_trial(manifest)
@@ -37,7 +41,8 @@ def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int
     reports = []
     for trial in timeline.trials():
         result = measured.get(trial or 0)
-        report = _report([timeline], trial, result if engines == 1 else None, seconds.get(trial))
+        measured_by = result if engines == 1 else None
+        report = _report([timeline], trial, measured_by, seconds.get(trial), queued=queued)
         report.complete = trial is None or not ended_early or result is not None
         if ended_early and engines == 1 and result is not None and report.requests_finished is not None:
             report.complete = report.requests_finished >= result.num_requests  # fewer if the disk was full
@@ -66,7 +71,9 @@ def over_all_engines(reports: Sequence[TrialReport], counted: Mapping[int | None
         report.throughput_s = whole
 
 
-def pooled_reports(timelines: Sequence[Timeline], manifest: Manifest | None) -> list[TrialReport]:
+def pooled_reports(
+    timelines: Sequence[Timeline], manifest: Manifest | None, *, queued: bool = True
+) -> list[TrialReport]:
     """Return one report per trial of all engines of a run together: their requests and steps on one clock.
 
     Latencies and throughput are those of all requests; preemptions are not counted.
@@ -74,19 +81,25 @@ def pooled_reports(timelines: Sequence[Timeline], manifest: Manifest | None) -> 
     Args:
         timelines: Timelines of the engines, in the order of ranks.
         manifest: Manifest of the run.
+        queued: As for ``trial_reports``.
     """
     if len(timelines) == 1:
-        return trial_reports(timelines[0], manifest)
+        return trial_reports(timelines[0], manifest, queued=queued)
     measured, seconds = _by_trial(manifest), counted_s(counted_spans(timeline) for timeline in timelines)
     trials = {trial for timeline in timelines for trial in timeline.trials()}
     return [
-        _report(timelines, trial, measured.get(trial or 0), seconds.get(trial))
+        _report(timelines, trial, measured.get(trial or 0), seconds.get(trial), queued=queued)
         for trial in sorted(trials, key=lambda trial: trial or 0)
     ]
 
 
 def _report(
-    timelines: Sequence[Timeline], trial: int | None, result: TrialResult | None, seconds: float | None
+    timelines: Sequence[Timeline],
+    trial: int | None,
+    result: TrialResult | None,
+    seconds: float | None,
+    *,
+    queued: bool,
 ) -> TrialReport:
     """Return the report of one trial on these engines together.
 
@@ -95,6 +108,7 @@ def _report(
         trial: Trial; None for a trace without trials.
         result: Measurements of the front end; None if there are none.
         seconds: Seconds that count for throughput without such measurements; None if there are none.
+        queued: As for ``trial_reports``.
     """
     first = timelines[0]
     finishes = _together([timeline.trial_rows(timeline.finishes, trial) for timeline in timelines])
@@ -106,7 +120,6 @@ def _report(
     begin = working.row(0, named=True) if working.height and begins else None
     done = finishes.filter(pl.col("status").is_in(FINISHED))
     latencies = _together([timeline.trial_rows(request_latencies(timeline), trial) for timeline in timelines])
-    queued = _together([timeline.trial_rows(timeline.queue_times, trial) for timeline in timelines])
     lives = Fact.LIVES in first.facts
     report = TrialReport(
         trial=trial,
@@ -128,7 +141,7 @@ def _report(
         throughput_from=None,
         throughput_over=None,
         throughput_s=None,
-        queue_ms=percentiles(queued, pl.col("queue_us") / 1e3),
+        queue_ms=_queue_ms(timelines, trial) if queued else None,
         ttft_ms=percentiles(latencies, pl.col("ttft_us") / 1e3),
         tpot_ms=percentiles(latencies, pl.col("tpot_us") / 1e3),
         e2e_ms=percentiles(latencies, pl.col("e2e_us") / 1e3),
@@ -150,6 +163,11 @@ def _report(
     rates = throughput(*work, report.throughput_s)
     report.requests_per_s, report.total_tokens_per_s, report.output_tokens_per_s = rates
     return report
+
+
+def _queue_ms(timelines: Sequence[Timeline], trial: int | None) -> Percentiles | None:
+    queued = _together([timeline.trial_rows(timeline.queue_times, trial) for timeline in timelines])
+    return percentiles(queued, pl.col("queue_us") / 1e3)
 
 
 def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:

@@ -167,8 +167,8 @@ class Replayed:
 
     @cached_property
     def trials(self) -> list[TrialReport]:
-        """Trials of all engines together."""
-        return pooled_reports(self.timelines, None)
+        """Trials of all engines together, without queue times."""
+        return pooled_reports(self.timelines, None, queued=False)
 
     @property
     def kv_blocks(self) -> int | None:

@@ -55,7 +55,7 @@ EVERYTHING: dict[str, Any] = {
 }  # fmt: skip
 
 FAMILIES = {
-    "fcfs": Family(),
+    "fcfs": Family(per_step=0.8),
     "priority": Family({"scheduling_policy": "priority"}, priorities=3),
     "priority_tight": Family({"scheduling_policy": "priority", "num_blocks": 30}, priorities=3),
     "small_budget": Family({"max_num_batched_tokens": 32}),

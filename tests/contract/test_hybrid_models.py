@@ -87,7 +87,7 @@ def states(monkeypatch):
 def test_asking_again_leaves_the_managers_as_they_were(states, model, full):
     play(
         engine(model, traced_class, max_num_batched_tokens=64, scheduler_reserve_full_isl=full),
-        make_script(FAMILY, 1),
+        make_script(FAMILY, 1, SHORT_STEPS),
     )
     assert len(states) > 20
     assert full == ("full_sequence" in {limit for _, _, limit in states})

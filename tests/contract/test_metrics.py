@@ -33,7 +33,7 @@ from schedtrace.simulate import Driver
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import LOAD, Deciding, first_difference
-from tests.contract.loads import CHOSEN, FAMILIES, make_script, play
+from tests.contract.loads import CHOSEN, FAMILIES, SHORT_STEPS, make_script, play
 from tests.seeds import SOAK
 
 pytestmark = pytest.mark.vllm
@@ -44,7 +44,7 @@ POINTS = 10
 COMPUTING = ["prefill", "decode", "recompute"]
 
 
-EVERY = 12
+EVERY = 7
 """Steps from one copy to the next: more than ten in the shortest load."""
 LOADS = [name for name in (FAMILIES if SOAK else CHOSEN) if name not in SESSIONS]
 
@@ -87,7 +87,7 @@ def counted(name, seed=1):
     meter = Meter(by_priority=engine.config.scheduler_config.policy == "priority")
     lines.measuring.meter = meter
     alone = count_beside(engine.scheduler)
-    play(engine, make_script(family, seed))
+    play(engine, make_script(family, seed, SHORT_STEPS))
     RECORDERS.get(engine.scheduler).close()
     trace, *_ = read_run(lines.path.parent).traces
     timeline = make_timeline(trace, None)

@@ -51,7 +51,7 @@ def simulated(folder, load, *, times=TIMES, trial_ids=False, **options):
     return read_run(folder)
 
 
-def drive(folder, *, requests=20, **options):
+def drive(folder, *, requests=12, **options):
     """Two trials with so many requests each, 1.7 ms apart."""
 
     def load(engine):
@@ -75,8 +75,8 @@ def drive(folder, *, requests=20, **options):
 
 @pytest.fixture(scope="session")
 def seats(tmp_path_factory):
-    """A recorded load that waits for seats, 80 requests in all."""
-    return recorded(drive(tmp_path_factory.mktemp("seats") / "base", requests=40, **LOADS["seats"]))
+    """A recorded load that waits for seats, 40 requests in all."""
+    return recorded(drive(tmp_path_factory.mktemp("seats") / "base", requests=20, **LOADS["seats"]))
 
 
 @pytest.fixture(scope="module", params=LOADS)

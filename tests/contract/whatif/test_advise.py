@@ -20,6 +20,15 @@ def _resampled_once(monkeypatch):
     monkeypatch.setattr("schedtrace.whatif.proposals.RESAMPLES", 1)  # test_random_loads.py judges intervals
 
 
+@pytest.fixture
+def seats_and_budget(monkeypatch):
+    """Try only the part of the menu that is about seats and the token budget."""
+    monkeypatch.setattr(
+        "schedtrace.whatif.proposals.menu",
+        lambda *of: [one for one in menu(*of) if one[0] in {"max_num_seqs", "max_num_batched_tokens"}],
+    )
+
+
 OUTCOMES = {}
 """Of ``seats``, by the key of a configuration: both objectives are about the same ones."""
 
@@ -48,6 +57,7 @@ def test_what_findings_advise_and_the_menu_is_tried(seats):
     assert len(found) == len({str(one) for one in found})
 
 
+@pytest.mark.usefixtures("seats_and_budget")
 def test_more_seats_are_proposed_with_what_they_cost(seats):
     answer = proposals(seats, "ttft_p99=60ms")
     base, first, *others = answer.configurations
@@ -69,6 +79,7 @@ def test_more_seats_are_proposed_with_what_they_cost(seats):
     assert len(answer.configurations) > 5
 
 
+@pytest.mark.usefixtures("seats_and_budget")
 def test_an_objective_that_is_met_leaves_nothing_to_change(seats):
     answer = proposals(seats, "e2e_p99=60m")
     assert answer.recorded.meets_slo

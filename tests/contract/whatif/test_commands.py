@@ -9,6 +9,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.cli.main import main
 from schedtrace.read.run import read_run
+from schedtrace.whatif.prediction import predict
 from tests.contract.whatif.conftest import Here
 
 pytestmark = pytest.mark.vllm
@@ -20,7 +21,8 @@ def run(seats):
     return seats.run.path
 
 
-def test_replay(run, capsys, tmp_path):
+def test_replay(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(predict.__kwdefaults__, "resamples", 1)
     saved = tmp_path / "times.json"
     assert main(["replay", str(run), "--save-step-times", str(saved)]) == 0
     capsys.readouterr()

@@ -30,7 +30,7 @@ def base(seats):
 def slower(folder, factor):
     """What is recorded of the same load where a step takes longer."""
     times = replace(TIMES, base_us=factor * TIMES.base_us)
-    return recorded(drive(folder, requests=40, times=times, **LOADS["seats"]))
+    return recorded(drive(folder, requests=20, times=times, **LOADS["seats"]))
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,17 @@ def seats_and_budgets(*of):
     return [change for change in menu(*of) if change[0] in {"max_num_seqs", "max_num_batched_tokens"}]
 
 
+@pytest.fixture(scope="module")
+def unchanged(base):
+    """Return the replay of the unchanged load."""
+    with Predictor(base) as predictor:
+        assert predictor.replayed.trials
+        return predictor.replayed
+
+
 @pytest.fixture
-def each_once(predicted, monkeypatch):
-    """Each change of seats and budget is replayed once, whichever tests ask for it.
+def each_once(predicted, unchanged, monkeypatch):
+    """Replay the load, and each change of seats and budget, once for all tests.
 
     ``test_random_loads.py`` tries whole menus, and judges intervals.
     """
@@ -59,6 +67,7 @@ def each_once(predicted, monkeypatch):
         return predicted[key]
 
     monkeypatch.setattr(Predictor, "predict", once)
+    monkeypatch.setattr(Predictor, "replayed", unchanged)
     monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)
     monkeypatch.setattr("schedtrace.whatif.advice.menu", seats_and_budgets)
 
@@ -77,11 +86,11 @@ def test_without_changes_the_decisions_are_checked(base):
     assert found["output"].value == pytest.approx(found["output"].before, rel=0.02)
     [row] = replays.configurations
     assert (row.recorded, row.changes, row.folder, replays.load.trials) == (True, {}, None, 2)
-    assert (row.finished, row.too_long, replays.load.requests) == (80, 0, 80)
+    assert (row.finished, row.too_long, replays.load.requests) == (40, 0, 40)
 
 
 def test_more_seats_make_fewer_steps_and_an_earlier_first_token(base, tmp_path):
-    replays = predict(base, {"max_num_seqs": 16}, output=tmp_path / "kept", resamples=3)
+    replays = predict(base, {"max_num_seqs": 16}, output=tmp_path / "kept", resamples=2)
     before, after = replays.configurations
     assert (replays.settings, after.changes) == ({"max_num_seqs": 4}, {"max_num_seqs": 16})
     found = figures(replays)
@@ -111,13 +120,13 @@ def test_the_best_change_is_given_with_what_a_replay_of_it_did(base):
         "output_tokens_per_s",
     )
     [advice] = first.advice
-    assert (advice.setting, advice.value) == ("max_num_seqs", 37)  # as many as were there at once
-    assert first.gain.change_frac == pytest.approx(1.12, abs=0.05)
+    assert (advice.setting, advice.value) == ("max_num_seqs", 16)  # nearly as good as a seat for each
+    assert first.gain.change_frac == pytest.approx(0.73, abs=0.05)
     assert plain(advice.tested).startswith("Replayed on this load: TTFT p50 -")  # the gain says the output
     assert ", steps " in plain(advice.tested)
     assert plain(advice.costs).startswith("TPOT p50 +")
     [advised] = [row for row in replays.configurations if row.place == 1]
-    assert advised.changes == {"max_num_seqs": 37}
+    assert advised.changes == {"max_num_seqs": 16}
     makespan = advised.figure("makespan")
     assert first.gain.change_frac == pytest.approx(1 / (1 + makespan.change_frac) - 1)
     assert (replays.objective, replays.baseline.judged_by) == ("makespan", "makespan")
@@ -128,7 +137,7 @@ def test_the_best_change_is_given_with_what_a_replay_of_it_did(base):
 def test_by_another_objective_another_metric_is_gained(base):
     [first, *_], _ = judged(analyze_run(base.run).findings, base, objective=Objective.LATENCY)
     assert first.gain.metric == "e2e_mean_ms"
-    assert first.gain.change_frac < -0.3
+    assert first.gain.change_frac < -0.25
     mean_ms = fmean(trial.e2e_ms.mean for trial in analyze_run(base.run).trials)
     assert first.gain.before == mean_ms  # the report's figure, not the replay's
     assert first.gain.after == pytest.approx(mean_ms * (1 + first.gain.change_frac))
@@ -156,7 +165,7 @@ def test_fewer_seats_are_taken_back(base):
     [seats] = [finding for finding in found if finding.code == "max-num-seqs-bound"]
     seats.advice[0].value = 2
     [one, *_], _ = judged([seats], base)
-    assert [advice.value for advice in one.advice] == [37]
+    assert [advice.value for advice in one.advice] == [16]
     [told] = one.refuted
     assert plain(told).startswith("--max-num-seqs 2 was tried on a replay of this load and does not help: ")
 
