@@ -181,6 +181,8 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
         steps: ``placed(frames.steps)``.
         waits: ``queue_waits.waits``.
     """
+    if waits.is_empty():
+        return pl.DataFrame(schema=PIECE_SCHEMA)
     queued = waits.select("request_id", "since_step", "left_step", "preempted", "set_aside")
     queued = place_of(place_of(queued, steps, "since_step", "first"), steps, "left_step", "end")
     named = frames.exits.filter(_skips()).select("step", "request_id", "cause")
@@ -204,6 +206,8 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
 
 def arrival_pieces(frames: EngineFrames) -> pl.DataFrame:
     """Return the pieces of requests between the front end and the first step that can schedule them."""
+    if frames.first_arrivals.is_empty():
+        return pl.DataFrame(schema=PIECE_SCHEMA)
     first = {"place": pl.lit(-1)}
     arrivals = _where_known(frames, frames.first_arrivals)
     through_front_end = arrivals.filter(pl.col("arrived_us") < pl.col("queued_us"))
@@ -230,10 +234,10 @@ def arrival_pieces(frames: EngineFrames) -> pl.DataFrame:
 
 def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the pieces of requests that were present when the trace began, or after a gap."""
+    if frames.there_first.is_empty() and frames.there_after.is_empty():
+        return pl.DataFrame(schema=PIECE_SCHEMA)
     first = frames.there_first.with_columns(next_step=pl.lit(0, pl.Int64))
     there = pl.concat([first, after(frames)], how="diagonal")
-    if there.is_empty():
-        return pl.DataFrame(schema=PIECE_SCHEMA)
     there = place_of(there, steps, "next_step", "first_place")
     runs = pl.col("state") == "running"
     again = pl.col("computed_tokens") < known_loss()
@@ -265,10 +269,12 @@ def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
     """Let a request begin at the next recorded step if the step after its arrival was not recorded."""
-    gaps = after_gaps(frames)
+    gaps, arrivals = after_gaps(frames), next_steps(frames, arrivals, "queued_us")
+    if gaps.is_empty():
+        return arrivals
     unknown = pl.col("next_step").is_in(pl.lit(gaps).implode()) & pl.col("step").is_null()
     since = pl.when(unknown).then(pl.max_horizontal("queued_us", "begin_us")).otherwise("queued_us")
-    return next_steps(frames, arrivals, "queued_us").with_columns(
+    return arrivals.with_columns(
         queued_us=since, arrived_us=pl.when(unknown).then(None).otherwise("arrived_us")
     )
 
@@ -311,10 +317,15 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
     """
     portions = _portions(frames, steps)
     lost = place_of(frames.preemptions.select("request_id", "step"), steps, "step", "lost_place")
-    again = after(frames).filter(pl.col("state") != "running").select("request_id", step="next_step")
-    queued = pl.concat([frames.set_aside.select("request_id", "step"), again])
+    queued = frames.set_aside.select("request_id", "step")
+    if not frames.there_after.is_empty():
+        again = after(frames).filter(pl.col("state") != "running").select("request_id", step="next_step")
+        queued = pl.concat([queued, again])
     queued = place_of(queued, steps, "step", "lost_place")
-    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, queued]).sort("lost_place"))
+    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, queued]))
+    stalled_pieces = _stalled_pieces(frames, stalled)
+    if portions.is_empty():
+        return stalled_pieces
     resumed = stalled.select("request_id", place="resume_place", after_stall=pl.lit(value=True)).unique()
     behind = frames.gaps["next_step"].sort()
     portions = portions.hstack(
@@ -362,14 +373,25 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
             piece_table(
                 first, place=pl.col("output_place"), since_us=pl.col("output_us"), rank=pl.lit(DECODES)
             ),
-            piece_table(
-                stalled,
-                rank=pl.lit(WAITS),
-                state=pl.when(_is_session(frames)).then(pl.lit("waiting")).otherwise(pl.lit("stalled")),
-                **{name: pl.col(name) for name in ("cause", "begin_step", "end_step")},
-            ),
+            stalled_pieces,
         ]
     )
+
+
+def _stalled_pieces(frames: EngineFrames, stalled: pl.DataFrame) -> pl.DataFrame:
+    """Return the pieces of the rows of ``_stalls``."""
+    if stalled.is_empty():
+        return pl.DataFrame(schema=PIECE_SCHEMA)
+    return piece_table(
+        stalled,
+        rank=pl.lit(WAITS),
+        state=pl.when(_is_session(frames)).then(pl.lit("waiting")).otherwise(pl.lit("stalled")),
+        **{name: pl.col(name) for name in ("cause", "begin_step", "end_step")},
+    )
+
+
+NO_PORTIONS = {"request_id": pl.String, "admission": pl.UInt32, "place": pl.Int64, "last_place": pl.Int64}
+"""Columns of portions by which stalls are found."""
 
 
 def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
@@ -380,6 +402,8 @@ def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
     and the place of its step, ``output_place``; null if there was no token.
     """
     stretches = with_work(frames, frames.measured_stretches.collect()).sort("request_id", "step")
+    if stretches.is_empty():
+        return pl.DataFrame(schema=NO_PORTIONS)
     stretches = place_of(stretches, steps, "step", "place").with_columns(
         admission=(pl.col("phase") != "running").cum_sum().over("request_id")
     )
@@ -447,12 +471,14 @@ def _stalls(
 ) -> pl.DataFrame:
     """Return the runs of steps that did not schedule a running request, with one row per cause.
 
-    ``lost`` has the place of each preemption, and of each step that found a request set aside, sorted.
+    ``lost`` has the place of each preemption, and of each step that found a request set aside.
     Columns of the result: ``STALL_SCHEMA``; ``resume_place`` is the place of the step that scheduled the
     request again.
     """
     gone_place = steps["start_us"].search_sorted(ends["end_us"], side="left")
     gone = ends.hstack([pl.Series("gone_place", gone_place, dtype=pl.Int64)])
+    if portions.is_empty() and frames.there_first.is_empty():
+        return pl.DataFrame(schema=STALL_SCHEMA)
     ran = frames.there_first.filter(pl.col("state") == "running").select(
         "request_id",
         *(
@@ -469,7 +495,7 @@ def _stalls(
         )
         .sort("last_place")
         .join_asof(
-            lost.select("request_id", "lost_place"),
+            lost.select("request_id", "lost_place").sort("lost_place"),
             left_on="last_place",
             right_on="lost_place",
             by="request_id",
@@ -496,13 +522,16 @@ def _stalls(
     )
     usual, named = _causes(frames)
     # Between two parts a session is no longer running but in the queue, its blocks kept.
-    in_queue = gaps.filter(_is_session(frames))
-    runs = pl.concat(
-        [
-            cause_runs(gaps.filter(~_is_session(frames)), usual, named, steps),
-            cause_runs(in_queue, loop_ends(frames), named, steps),
-        ]
-    )
+    if frames.sessions.is_empty():
+        runs = cause_runs(gaps, usual, named, steps)
+    else:
+        in_queue = gaps.filter(_is_session(frames))
+        runs = pl.concat(
+            [
+                cause_runs(gaps.filter(~_is_session(frames)), usual, named, steps),
+                cause_runs(in_queue, loop_ends(frames), named, steps),
+            ]
+        )
     number, starts = steps["step"], steps["start_us"]
     next_us = pl.lit(starts.gather((runs["last"] + 1).clip(0, last)))
     ended = pl.when(pl.col("last") + 1 < pl.col("end")).then(next_us).otherwise("over_us")

@@ -49,19 +49,12 @@ def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
         queued = there.filter(pl.col("state") != "running")
         queued = queued.with_columns(preempted=was_preempted(), set_aside=pl.lit(value=False))
         entries.insert(0, queued.select(entries[0].columns))
-    about = pl.concat([there.select(arrivals.columns), arrivals]).unique("request_id", keep="first")
-    if not frames.preemptions.is_empty():
-        entries.append(
-            _preemptions(frames, about).with_columns(
-                preempted=pl.lit(value=True), set_aside=pl.lit(value=False)
+    if not (frames.preemptions.is_empty() and frames.set_aside.is_empty()):
+        about = pl.concat([there.select(arrivals.columns), arrivals]).unique("request_id", keep="first")
+        for rows, preempted in ((_preemptions(frames, about), True), (_set_aside(frames, about), False)):
+            entries.append(
+                rows.with_columns(preempted=pl.lit(value=preempted), set_aside=pl.lit(value=not preempted))
             )
-        )
-    if not frames.set_aside.is_empty():
-        entries.append(
-            _set_aside(frames, about).with_columns(
-                preempted=pl.lit(value=False), set_aside=pl.lit(value=True)
-            )
-        )
     # Who waits after a gap waits anew: whether it had run meanwhile is not known.
     told_steps = frames.gaps.drop_nulls("told_us").select(told_step="next_step").sort("told_step")
     left = pl.min_horizontal("scheduled_step", "ended_step", "told_step").fill_null(NEVER)
@@ -135,10 +128,9 @@ def make_mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
 
 def _arrivals(frames: EngineFrames) -> pl.DataFrame:
     """Return the arrivals with ``place`` and the first step that could have scheduled them."""
-    arrivals = frames.arrivals.filter(~pl.col("streaming_update"))
     place = pl.coalesce("arrived_us", "queued_us") if frames.by_priority else pl.int_range(pl.len())
     return (
-        next_steps(frames, arrivals, "queued_us")
+        next_steps(frames, frames.new_requests, "queued_us")
         .select(
             "request_id",
             "trial",
@@ -242,6 +234,8 @@ def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
         .select("request_id", ended_step=pl.coalesce("step", "next_step"))
         .unique("request_id", keep="last")
     )
+    if departures.is_empty():
+        return ended
     unrecorded = departures.select("request_id", ended_step="gone_step")
     return pl.concat(
         [ended, unrecorded.select(pl.col(name).cast(kind) for name, kind in ended.schema.items())]
