@@ -34,7 +34,6 @@ from schedtrace.read.tables import (
     structs_of,
 )
 
-
 NO_EVENTS = {name: empty_table(name).drop("start_us") for name in EVENTS}
 """Tables of ``EVENTS`` without rows."""
 
@@ -215,7 +214,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         finishes=finishes,
         present=present,
         gaps=gaps,
-        there_after=listed.filter(pl.col("at_us").is_in(pl.lit(gaps["told_us"].drop_nulls()).implode())),
+        there_after=listed if listed.is_empty() else _listed_in(gaps, listed),
         **side_tables(events),
         cpu=cpu_times(other_lines[Cpu]),
         stalls=stalls_in(other_lines[Notice]),
@@ -255,6 +254,11 @@ def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.Data
         return present
     has_arrived = pl.col("request_id").is_in(pl.lit(arrivals["request_id"]).implode())
     return present.filter(~has_arrived | (pl.col("at_us") <= steps["start_us"][0]))
+
+
+def _listed_in(gaps: pl.DataFrame, listed: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests that were listed at the end of a gap of the kind ``TOLD``."""
+    return listed.filter(pl.col("at_us").is_in(pl.lit(gaps["told_us"].drop_nulls()).implode()))
 
 
 def _missing_parts(gaps: pl.DataFrame) -> list[tuple[int, int, int, int]]:

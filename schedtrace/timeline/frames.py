@@ -288,7 +288,7 @@ class EngineFrames:
 
 def first_moment_us(steps: pl.DataFrame) -> int:
     """Return the start of the first step; 0 if there is none."""
-    return int(steps.select(pl.col("start_us").min()).item() or 0)
+    return int(steps["start_us"].min() or 0)  # type: ignore[arg-type]  # integers
 
 
 def last_moment_us(
@@ -321,8 +321,9 @@ def last_moment_us(
     ]
     request_ids = pl.concat([present["request_id"], arrivals["request_id"]])
     if not request_ids.is_in(finishes["request_id"].implode()).all():
-        calls = controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()
-        moments_us += [calls, cpu["at_us"].max()]
+        moments_us.append(cpu["at_us"].max())
+        if not controls.is_empty():
+            moments_us.append((controls["at_us"] + controls["took_us"].fill_null(0)).max())
     return max((int(us) for us in moments_us if us is not None), default=0)
 
 

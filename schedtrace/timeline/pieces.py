@@ -115,12 +115,9 @@ def cause_runs(
         return spans.drop("span").with_columns(
             pl.lit(None, dtype).alias(name) for name, dtype in columns.items()
         )
-    ends = (
-        usual.alias("cause").to_frame().with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
-    )
-    changes = _step_changes(spans, ends)
+    changes = _step_changes(spans, usual)
     if not named.is_empty():
-        changes = pl.concat([changes, _name_changes(spans, ends, named, steps)])
+        changes = pl.concat([changes, _name_changes(spans, usual, named, steps)])
     changes = changes.sort("span", "place", "weight").unique(
         ["span", "place"], keep="last", maintain_order=True
     )
@@ -133,22 +130,24 @@ def cause_runs(
     )
 
 
-def _step_changes(spans: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+def _step_changes(spans: pl.DataFrame, usual: pl.Series) -> pl.DataFrame:
     """Return for each span the places where the usual cause changes."""
-    changed = pl.col("cause").ne_missing(pl.col("cause").shift(1)).fill_null(value=True)
-    run = ends.select(run=changed.cum_sum().cast(pl.Int64))["run"]
-    begins = ends.with_columns(run=run).unique("run", keep="first", maintain_order=True)
-    return (
-        spans.with_columns(first_run=run.gather(spans["first"]), last_run=run.gather(spans["end"] - 1))
-        .with_columns(run=pl.int_ranges("first_run", pl.col("last_run") + 1))
-        .explode("run")
-        .join(begins, on="run", how="left", maintain_order="left")
-        .select(*spans.columns, place=pl.max_horizontal("first", "place"), cause="cause", weight=_weight(0))
+    import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
+
+    run = usual.rle_id().to_numpy().astype(np.int64)
+    begins = np.flatnonzero(np.diff(run, prepend=-1))
+    first, end = (spans[name].to_numpy() for name in ("first", "end"))
+    counts = run[end - 1] - run[first] + 1
+    span = np.repeat(np.arange(spans.height), counts)
+    nth = np.arange(len(span)) - np.repeat(counts.cumsum() - counts, counts)
+    place = np.maximum(begins[run[first][span] + nth], first[span])
+    return spans[span].with_columns(
+        pl.Series("place", place), usual.gather(place).alias("cause"), weight=_weight(0)
     )
 
 
 def _name_changes(
-    spans: pl.DataFrame, ends: pl.DataFrame, named: pl.DataFrame, steps: pl.DataFrame
+    spans: pl.DataFrame, usual: pl.Series, named: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
     """Return the places of steps that name a request, and of the step after each, which may not name it."""
     latest = named.drop_nulls().unique(["step", "request_id"], keep="last", maintain_order=True)
@@ -158,14 +157,12 @@ def _name_changes(
         .filter((pl.col("first") <= pl.col("place")) & (pl.col("place") < pl.col("end")))
         .select(*spans.columns, "place", "cause", weight=_weight(2))
     )
-    after = (
-        own.with_columns(pl.col("place") + 1)
-        .filter(pl.col("place") < pl.col("end"))
-        .drop("cause", "weight")
-        .join(ends, on="place", how="left", maintain_order="left")
-        .select(*spans.columns, "place", "cause", weight=_weight(1))
+    if own.is_empty():
+        return own
+    after = own.with_columns(pl.col("place") + 1).filter(pl.col("place") < pl.col("end"))
+    return pl.concat(
+        [own, after.with_columns(usual.gather(after["place"]).alias("cause"), weight=_weight(1))]
     )
-    return pl.concat([own, after])
 
 
 def _weight(value: int) -> pl.Expr:
@@ -564,6 +561,9 @@ def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
     """
     exits = frames.exits.filter("refusal")
     in_loop = exits.filter(pl.col("loop") == "running")
+    named = exits.filter(pl.col("request_id").is_not_null()).select("step", "request_id", "cause")
+    if in_loop.is_empty():
+        return pl.Series("cause", [str(Cause.OTHER)]).new_from_index(0, frames.steps.height), named
     skips = (pl.col("kind") == "continue") & pl.col("request_id").is_null()
     unnamed = in_loop.filter(skips).unique("step", keep="last").select("step", skipped="cause")
     ended = (
@@ -575,9 +575,7 @@ def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
         .join(ended, on="step", how="left", maintain_order="left")
         .select(cause=pl.coalesce("skipped", "ended", OTHER))
     )
-    return usual["cause"], exits.filter(pl.col("request_id").is_not_null()).select(
-        "step", "request_id", "cause"
-    )
+    return usual["cause"], named
 
 
 def with_work(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:

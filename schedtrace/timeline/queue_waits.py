@@ -55,12 +55,10 @@ def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
             entries.append(
                 rows.with_columns(preempted=pl.lit(value=preempted), set_aside=pl.lit(value=not preempted))
             )
-    # Who waits after a gap waits anew: whether it had run meanwhile is not known.
-    told_steps = frames.gaps.drop_nulls("told_us").select(told_step="next_step").sort("told_step")
     left = pl.min_horizontal("scheduled_step", "ended_step", "told_step").fill_null(NEVER)
     first = pl.col("priority") if frames.by_priority else pl.col("preempted").not_()
     columns = ("wanted_tokens", "preempted", "set_aside", "priority", "order")
-    return (
+    rows = (
         pl.concat(entries)
         .sort("request_id", "since_step", maintain_order=True)
         .sort("since_step")
@@ -74,20 +72,32 @@ def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
             check_sortedness=False,
         )
         .join(_ends(frames, departures), on="request_id", how="left", maintain_order="left")
-        .join_asof(
-            told_steps,
-            left_on="since_step",
-            right_on="told_step",
-            strategy="forward",
-            allow_exact_matches=False,
-            check_sortedness=False,
-            coalesce=False,
-        )
+    )
+    return (
+        _until_gaps(frames.gaps, rows)
         .with_columns(left_step=left)
         .filter(pl.col("left_step") > pl.col("since_step"))
         .sort(first, "place", "request_id")
         .with_row_index("order")
         .select("request_id", "trial", "since_step", "left_step", *columns)
+    )
+
+
+def _until_gaps(gaps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add ``told_step``, the first step after the next gap; a request that waits then waits anew.
+
+    Whether it ran in the gap is not known.
+    """
+    if gaps.is_empty():
+        return rows.with_columns(told_step=pl.lit(None, pl.Int64))
+    return rows.join_asof(
+        gaps.drop_nulls("told_us").select(told_step="next_step").sort("told_step"),
+        left_on="since_step",
+        right_on="told_step",
+        strategy="forward",
+        allow_exact_matches=False,
+        check_sortedness=False,
+        coalesce=False,
     )
 
 
@@ -393,8 +403,9 @@ def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) 
         ``seats_left`` are what the step left unused; ``tokens`` and ``blocks`` are what the request would
         have got; ``left_step`` is the step in which it really left the queue (``queue_waits.NEVER``: none).
     """
-    need = need_of(frames, heads)
-    if need is None or heads.is_empty() or frames.header.foreign_queues:  # who comes next is not known
+    unknown_order = bool(frames.header.foreign_queues)
+    need = None if heads.is_empty() or unknown_order else need_of(frames, heads)
+    if need is None:
         return pl.DataFrame(schema=PASSED_SCHEMA)
     queue = _queue(frames, waits)
     rows = queue.to_dicts()

@@ -83,13 +83,13 @@ def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     ended = frames.finishes.group_by("request_id").agg(pl.col("finished_us").max())
     ids = pl.concat(
         [
-            frames.present.select("request_id"),
-            frames.arrivals.select("request_id"),
-            frames.finishes.select("request_id"),
-            frames.stretches.select("request_id").unique().collect(),
+            frames.present["request_id"],
+            frames.arrivals["request_id"],
+            frames.finishes["request_id"],
+            frames.stretches.select("request_id").unique().collect()["request_id"],
         ]
-    ).unique()
-    left, moments = ids.join(ended, on="request_id", how="left"), ["finished_us"]
+    )
+    left, moments = ids.unique().to_frame().join(ended, on="request_id", how="left"), ["finished_us"]
     if not departures.is_empty():
         gone_in_gaps = departures.select("request_id", "gone_us")
         left, moments = left.join(gone_in_gaps, on="request_id", how="left"), ["finished_us", "gone_us"]

@@ -273,7 +273,7 @@ def make_timeline(
 
     def without_warmup(rows: pl.DataFrame) -> pl.DataFrame:
         has_trials = trace.header.trial_ids or rows["trial"].null_count() < rows.height
-        return rows.filter(measured) if has_trials and not whole else rows
+        return rows.filter(measured) if has_trials and not (whole or rows.is_empty()) else rows
 
     requests = pl.concat([frame.select("request_id", "trial") for frame in (trace.arrivals, trace.present)])
     trial_of = requests.unique("request_id")
