@@ -293,6 +293,20 @@ class AdmissionNeed:
         return max(chunk, sum(self.kv.sequence(wanted) or ())) if self.whole else chunk
 
 
+HEAD_SCHEMA = {
+    "num_not_ready_after": pl.Int64,
+    "budget_left": pl.Int64,
+    "kv_blocks_free": pl.Int64,
+    "seats_left": pl.Int64,
+    "since_step": pl.Int64,
+    "left_step": pl.Int64,
+    "order": pl.UInt32,
+    "head_tokens": pl.Int64,
+    "fresh": pl.Boolean,
+}
+"""Columns of ``refused_heads`` that ``EngineFrames.exits`` does not have."""
+
+
 def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
     """Return one row per step whose waiting loop ended at a request that was too large.
 
@@ -307,6 +321,17 @@ def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl
     ``waits``), ``head_tokens``, ``fresh`` (it was not preempted before), and ``num_not_ready_after``,
     ``budget_left``, ``kv_blocks_free`` and ``seats_left`` after the step.
     """
+    by_size = (
+        (pl.col("loop") == "waiting")
+        & (pl.col("kind") == "break")
+        & pl.col("cause").is_in(OF_ITS_OWN_SIZE)
+        & pl.col("refusal")
+    )
+    refused = frames.exits.filter(by_size).drop("budget_left")
+    if refused.is_empty():
+        return refused.rename({"request_id": "head"}).with_columns(
+            pl.lit(None, kind).alias(name) for name, kind in HEAD_SCHEMA.items()
+        )
     left_over = frames.steps.select(
         "step",
         "num_not_ready_after",
@@ -315,14 +340,7 @@ def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl
         seats_left=frames.seats - pl.col("num_running_after"),
     )
     refused = (
-        frames.exits.filter(
-            (pl.col("loop") == "waiting")
-            & (pl.col("kind") == "break")
-            & pl.col("cause").is_in(OF_ITS_OWN_SIZE)
-            & pl.col("refusal")
-        )
-        .drop("budget_left")
-        .unique("step", keep="last", maintain_order=True)
+        refused.unique("step", keep="last", maintain_order=True)
         .join(left_over, on="step", maintain_order="left")
         .join(mismatches, on="step", how="anti", maintain_order="left")
         .filter(pl.col("kv_blocks_free").is_not_null())
