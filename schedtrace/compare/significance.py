@@ -11,7 +11,7 @@ from math import ceil, comb, pi, sqrt
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
-from scipy.stats import PermutationMethod, bootstrap, mannwhitneyu, rankdata
+from scipy.stats import PermutationMethod, bootstrap, mannwhitneyu
 
 ALPHA = 0.05
 """Probability that a whole comparison reports any difference although there is none."""
@@ -84,7 +84,8 @@ def effective_count(values: Values) -> float:
     count = len(values)
     if count < FEWEST_TO_CORRELATE or not spreads(values):
         return float(count)
-    ranks = rankdata(values) - (count + 1) / 2
+    _, places, ties = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (ties.cumsum() - (ties - 1) / 2)[places] - (count + 1) / 2  # those of equal values: their mean
     r = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
     chance = -ndtri(ALPHA) / sqrt(count) - 1 / count
     return count * (1 - r) / (1 + r) if r > chance else float(count)

@@ -144,6 +144,8 @@ class Use:
 
 def capped_steps(timeline: Timeline) -> CappedSteps:
     """Return the steps with budget left in which the threshold, or its adaptive form, capped chunks."""
+    if timeline.caps.is_empty():
+        return CappedSteps(steps=0, withheld_tokens=0, full_steps=0)
     capped = (
         timeline.caps.filter(pl.col("cap").is_in([Cap.LONG_PREFILL, Cap.LONG_PREFILL_ADAPTIVE]))
         .filter(pl.col("remaining_budget") > 0)

@@ -26,12 +26,16 @@ from schedtrace.read.tables import (
     between_steps,
     columns_of,
     cpu_times,
+    empty_table,
     entries_of,
     frame_of,
     present_in,
     stalls_in,
     structs_of,
 )
+
+NO_EVENTS = {name: empty_table(name).drop("start_us") for name in EVENTS}
+"""Tables of ``EVENTS`` without rows."""
 
 
 class StepTables:
@@ -45,7 +49,7 @@ class StepTables:
         self._tables = tables
         self.chain = Chain(lambda table: tables.put({STRETCHES: table}))
         self._frames: list[pl.DataFrame] = []
-        self._events: dict[str, list[pl.DataFrame]] = {name: [] for name in EVENTS}
+        self._events = {name: [rows] for name, rows in NO_EVENTS.items()}
 
     def add(self, lines: list[Any]) -> None:
         """Add the steps and deltas of a chunk; None stands for a line that may have been a step."""
@@ -54,7 +58,8 @@ class StepTables:
         self._tables.put({name: entries_of(columns, name) for name in LISTS})
         self._frames.append(frame_of(columns, FLAT))
         for name, frames in self._events.items():
-            frames.append(entries_of(columns, name).drop("start_us"))
+            if any(columns[name]):
+                frames.append(entries_of(columns, name).drop("start_us"))
 
     def end(self) -> None:
         """End the last step: there are no more lines."""
@@ -68,6 +73,8 @@ class StepTables:
     def events(self, column: str, idle: list[Any]) -> pl.DataFrame:
         """Return an ``EVENTS`` column of the whole trace: entries of steps and of the lines between steps."""
         with_steps = self._sorted(pl.concat(self._events[column]))
+        if not any(getattr(line, column) for line in idle):
+            return with_steps
         return pl.concat([with_steps, between_steps(column, idle)], how="diagonal")
 
     def _sorted(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -80,7 +87,8 @@ BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us", "kv_s
 
 def side_tables(events: dict[str, pl.DataFrame]) -> dict[str, Any]:
     """Return the tables of ``BESIDE``, without the steps that recorded them."""
-    return {name: events[name].drop("step", "trial").sort(at) for name, at in BESIDE.items()}
+    rows = {name: events[name].drop("step", "trial") for name in BESIDE}
+    return {name: rows[name] if rows[name].is_empty() else rows[name].sort(at) for name, at in BESIDE.items()}
 
 
 @dataclass(kw_only=True)
@@ -206,7 +214,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         finishes=finishes,
         present=present,
         gaps=gaps,
-        there_after=listed.filter(pl.col("at_us").is_in(pl.lit(gaps["told_us"].drop_nulls()).implode())),
+        there_after=listed if listed.is_empty() else _listed_in(gaps, listed),
         **side_tables(events),
         cpu=cpu_times(other_lines[Cpu]),
         stalls=stalls_in(other_lines[Notice]),
@@ -233,7 +241,7 @@ def _before_the_end(
     listed: pl.DataFrame, begun_anew: Sequence[tuple[int, int]], steps: pl.DataFrame
 ) -> pl.DataFrame:
     """Return the listed requests without those of heads that no step follows."""
-    if steps.is_empty():
+    if steps.is_empty() or listed.is_empty():
         return listed
     late = [at_us for first, at_us in begun_anew if first > steps["step"][-1]]
     return listed.filter(~pl.col("at_us").is_in(late))
@@ -242,14 +250,21 @@ def _before_the_end(
 def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the requests present when the trace began, and those first seen after a gap."""
     present = listed.unique("request_id", keep="first", maintain_order=True)
-    if steps.is_empty():
+    if steps.is_empty() or present.is_empty():
         return present
     has_arrived = pl.col("request_id").is_in(pl.lit(arrivals["request_id"]).implode())
     return present.filter(~has_arrived | (pl.col("at_us") <= steps["start_us"][0]))
 
 
+def _listed_in(gaps: pl.DataFrame, listed: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests that were listed at the end of a gap of the kind ``TOLD``."""
+    return listed.filter(pl.col("at_us").is_in(pl.lit(gaps["told_us"].drop_nulls()).implode()))
+
+
 def _missing_parts(gaps: pl.DataFrame) -> list[tuple[int, int, int, int]]:
     """Return the gaps with missing parts: first and last step, begin and end in microseconds."""
+    if gaps.is_empty():
+        return []
     lacks = (pl.col("first_step") <= pl.col("last_step")) | (pl.col("from_us") < pl.col("to_us"))
     missing = gaps.filter(lacks, kind=TOLD).select("first_step", "last_step", "from_us", "to_us")
     return [(first, last, from_us, to_us) for first, last, from_us, to_us in missing.iter_rows()]

@@ -47,6 +47,11 @@ def gaps_of(
     """
     if steps.is_empty():
         return pl.DataFrame(schema=GAP_SCHEMA)
+    numbers = steps["step"].cast(pl.Int64)
+    begin, end = int(numbers.min()), int(numbers.max())  # type: ignore[arg-type]  # integers
+    begins_late = first_step is not None and first_step < begin
+    if not begun_anew and not begins_late and numbers.n_unique() == end - begin + 1:
+        return pl.DataFrame(schema=GAP_SCHEMA)
     over = pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), pl.col("output_us"))
     numbered = (
         steps.sort("step")

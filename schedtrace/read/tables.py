@@ -47,6 +47,7 @@ FOLDED = frozenset({"also"})
 """Fields of a trace's line that become additional rows of its table, not columns."""
 
 
+@cache
 def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the Polars type of each column that ``struct`` has in its table, by name.
 
@@ -404,6 +405,8 @@ def frame_of(columns: Columns, schema: dict[str, Any]) -> pl.DataFrame:
 def structs_of(rows: Sequence[Any], struct: type[msgspec.Struct]) -> pl.DataFrame:
     """Return a frame with a row per struct and a column per field."""
     schema = schema_of(struct)
+    if not rows:
+        return pl.DataFrame(schema=schema)
     return frame_of({name: list(map(attrgetter(name), rows)) for name in schema}, schema)
 
 
@@ -433,12 +436,19 @@ def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") ->
     The first columns are ``at_us`` and ``trial`` of the ``events`` line.
     """
     entries = [(line, entry) for line in lines for entry in line.present]
+    if not entries:
+        return _nobody_present()
     of_line = {name: [getattr(line, name) for line, _ in entries] for name in ("at_us", "trial")}
     present = structs_of([entry for _, entry in entries], Present)
     columns = (pl.Series(name, values, pl.Int64) for name, values in of_line.items())
     rows = present.select(*columns, pl.all())
     once = ["request_id"] if keep == "first" else ["request_id", "at_us"]
     return rows.unique(once, keep="first", maintain_order=True)
+
+
+@cache
+def _nobody_present() -> pl.DataFrame:
+    return pl.DataFrame(schema={"at_us": pl.Int64, "trial": pl.Int64, **schema_of(Present)})
 
 
 def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:

@@ -32,9 +32,9 @@ def abandoned_requests(frames: EngineFrames) -> pl.Series:
     got the answer.
     """
     aborted = frames.finishes.filter(is_aborted()).with_columns(us=pl.coalesce("abort_us", "finished_us"))
-    ages = (aborted["us"] - aborted.select(pl.coalesce("arrived_us", "queued_us")).to_series()).drop_nulls()
     if aborted.height < FEWEST_ABORTED:
         return aborted["request_id"].clear()
+    ages = (aborted["us"] - aborted.select(pl.coalesce("arrived_us", "queued_us")).to_series()).drop_nulls()
     certain = aborted if have_same_age(ages) else aborted.filter(pl.col("output_tokens") == 0)
     return certain["request_id"].unique()
 

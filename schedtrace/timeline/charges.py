@@ -179,8 +179,9 @@ def make_long_prefills(frames: EngineFrames, prefills: pl.DataFrame) -> pl.DataF
         frames: Frames of one engine.
         prefills: ``make_prefills`` of the engine.
     """
-    arrivals = frames.arrivals.filter(~pl.col("streaming_update"))
-    prompts = pl.concat([frames.present["prompt_tokens"], arrivals["prompt_tokens"]])
+    if not (prefills["prompt_tokens"] > frames.token_budget).any():
+        return prefills.clear().with_columns(prefill_tokens="scheduled_tokens").drop("computed_tokens")
+    prompts = pl.concat([frames.present["prompt_tokens"], frames.new_requests["prompt_tokens"]])
     usual = prompts.quantile(0.5, "lower") or 0
     return (
         prefills.with_columns(prefill_tokens=pl.col("scheduled_tokens").sum().over("step"))
@@ -277,6 +278,9 @@ def make_charges(
     waits = states.filter(
         pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
     ).with_columns(pl.col("cause").fill_null(str(Cause.OTHER)))
+    recomputed = states.filter(pl.col("state") == "recompute")
+    if waits.is_empty() and recomputed.is_empty():
+        return pl.DataFrame(schema=SCHEMA)
     parts = _behind_heads(frames, waits, held_up)
     steps = _labelled(frames, states, idle, long)
     charged = [
@@ -285,9 +289,7 @@ def make_charges(
             _divided(frames, states, rows, steps, rows["cause"][0])
             for rows in parts.filter(~pl.col("held_up")).partition_by("cause", maintain_order=True)
         ),
-        states.filter(pl.col("state") == "recompute").with_columns(
-            charge=pl.lit(RECOMPUTE), time_us=LENGTH_US
-        ),
+        recomputed.with_columns(charge=pl.lit(RECOMPUTE), time_us=LENGTH_US),
     ]
     rows_by_charge = pl.concat(
         rows.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items()) for rows in charged
@@ -299,9 +301,9 @@ def make_charges(
 
 def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
     """Charge rows to a reset if the request's last preemption was a reset: nothing else took its blocks."""
-    taken = frames.preemptions.select("request_id", "in_schedule", "step").sort("step")
-    if taken["in_schedule"].all():
+    if frames.preemptions["in_schedule"].all():
         return rows
+    taken = frames.preemptions.select("request_id", "in_schedule", "step").sort("step")
     after = (
         rows.with_columns(step="begin_step")
         .sort("step", nulls_last=True)
@@ -334,6 +336,8 @@ def _in_vain(work: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFrame) -> pl.DataFrame:
     """Return the waits, cut where a refused head began to hold up the request (``held_up``)."""
+    if held_up.is_empty():
+        return waits.with_columns(held_up=pl.lit(value=False))
     starts = frames.steps.select("step", held_us="start_us")
     held = held_up.join(starts, on="step").sort("held_us")
     held = held.select("request_id", "held_us", "left_step")

@@ -168,7 +168,9 @@ def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
         frames: Frames of one engine.
         engine: ``engine_states`` of the engine.
     """
-    cpu = frames.cpu.filter(pl.col("role") != "front_end").sort("at_us")
+    cpu = frames.cpu
+    if not cpu.is_empty():
+        cpu = cpu.filter(pl.col("role") != "front_end").sort("at_us")
     if cpu.is_empty():
         return pl.DataFrame(schema=THREADS)
     turns = [

@@ -148,18 +148,23 @@ class EngineFrames:
         return rows_between(self.stretches, self.steps, step, step)
 
     @cached_property
+    def new_requests(self) -> pl.DataFrame:
+        """Arrivals without the later parts of streaming sessions."""
+        if self.arrivals["streaming_update"].not_().all(ignore_nulls=False):
+            return self.arrivals
+        return self.arrivals.filter(~pl.col("streaming_update"))
+
+    @cached_property
     def first_arrivals(self) -> pl.DataFrame:
         """Table with a row per arrival, in their order, without the later parts of streaming sessions."""
-        return self.arrivals.filter(~pl.col("streaming_update")).unique(
-            "request_id", keep="first", maintain_order=True
-        )
+        return self.new_requests.unique("request_id", keep="first", maintain_order=True)
 
     @cached_property
     def prompt_lengths(self) -> pl.DataFrame:
         """``request_id`` and ``prompt_tokens`` of each request, once."""
         lengths = [
             self.present.select("request_id", "prompt_tokens"),
-            self.arrivals.filter(~pl.col("streaming_update")).select("request_id", "prompt_tokens"),
+            self.new_requests.select("request_id", "prompt_tokens"),
             self.finishes.select("request_id", "prompt_tokens"),
         ]
         return pl.concat(lengths).unique("request_id", keep="first")
@@ -206,9 +211,11 @@ class EngineFrames:
             )
             if not rows.is_empty()
         ]
+        losses = pl.concat([*there, self.preemptions.select("request_id", "step", "lost_tokens")])
+        if losses.is_empty():
+            return losses
         return (
-            pl.concat([*there, self.preemptions.select("request_id", "step", "lost_tokens")])
-            .sort("step", maintain_order=True)
+            losses.sort("step", maintain_order=True)
             .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
             .unique(["request_id", "step"], keep="last", maintain_order=True)
         )
@@ -221,8 +228,9 @@ class EngineFrames:
     @cached_property
     def sessions(self) -> pl.Series:
         """Ids of streaming sessions, which wait in the queue and keep their blocks between two inputs."""
-        parts = self.arrivals.filter("streaming_update")["request_id"]
-        paused = self.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))["request_id"]
+        parts = self.arrivals["request_id"].filter(self.arrivals["streaming_update"])
+        pauses = self.exits["cause"] == str(Cause.STREAMING_INPUT_PENDING)
+        paused = self.exits["request_id"].filter(pauses)
         return pl.concat([parts, paused]).drop_nulls().unique()
 
     @property
@@ -280,7 +288,7 @@ class EngineFrames:
 
 def first_moment_us(steps: pl.DataFrame) -> int:
     """Return the start of the first step; 0 if there is none."""
-    return int(steps.select(pl.col("start_us").min()).item() or 0)
+    return int(steps["start_us"].min() or 0)  # type: ignore[arg-type]  # integers
 
 
 def last_moment_us(
@@ -313,8 +321,9 @@ def last_moment_us(
     ]
     request_ids = pl.concat([present["request_id"], arrivals["request_id"]])
     if not request_ids.is_in(finishes["request_id"].implode()).all():
-        calls = controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()
-        moments_us += [calls, cpu["at_us"].max()]
+        moments_us.append(cpu["at_us"].max())
+        if not controls.is_empty():
+            moments_us.append((controls["at_us"] + controls["took_us"].fill_null(0)).max())
     return max((int(us) for us in moments_us if us is not None), default=0)
 
 
@@ -363,7 +372,9 @@ def make_gone(frames: EngineFrames) -> pl.DataFrame:
     Columns: ``request_id``; ``gone_us``, from which nothing is known; ``gone_step``, the first step after the
     gap.
     """
-    gaps = frames.gaps.filter(pl.col("kind") != DROPPED).sort("next_step")
+    gaps = frames.gaps
+    if not gaps.is_empty():
+        gaps = gaps.filter(pl.col("kind") != DROPPED).sort("next_step")
     if gaps.is_empty():
         return pl.DataFrame(schema={"request_id": pl.String, "gone_us": pl.Int64, "gone_step": pl.Int64})
     signs = [
@@ -454,7 +465,8 @@ def cut_by_gaps(states: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
         states: ``begin_us``, ``end_us``, ``state``, ``cause``, ``begin_step``, ``end_step`` and ``tokens``.
         gaps: ``EngineFrames.gaps``.
     """
-    gaps = gaps.filter(pl.col("to_us") > pl.col("from_us")).sort("from_us")
+    if not gaps.is_empty():
+        gaps = gaps.filter(pl.col("to_us") > pl.col("from_us")).sort("from_us")
     if gaps.is_empty() or states.is_empty():
         return states
     first = gaps["to_us"].search_sorted(states["begin_us"], side="right").cast(pl.Int64)

@@ -115,12 +115,9 @@ def cause_runs(
         return spans.drop("span").with_columns(
             pl.lit(None, dtype).alias(name) for name, dtype in columns.items()
         )
-    ends = (
-        usual.alias("cause").to_frame().with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
-    )
-    changes = _step_changes(spans, ends)
+    changes = _step_changes(spans, usual)
     if not named.is_empty():
-        changes = pl.concat([changes, _name_changes(spans, ends, named, steps)])
+        changes = pl.concat([changes, _name_changes(spans, usual, named, steps)])
     changes = changes.sort("span", "place", "weight").unique(
         ["span", "place"], keep="last", maintain_order=True
     )
@@ -133,22 +130,24 @@ def cause_runs(
     )
 
 
-def _step_changes(spans: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+def _step_changes(spans: pl.DataFrame, usual: pl.Series) -> pl.DataFrame:
     """Return for each span the places where the usual cause changes."""
-    changed = pl.col("cause").ne_missing(pl.col("cause").shift(1)).fill_null(value=True)
-    run = ends.select(run=changed.cum_sum().cast(pl.Int64))["run"]
-    begins = ends.with_columns(run=run).unique("run", keep="first", maintain_order=True)
-    return (
-        spans.with_columns(first_run=run.gather(spans["first"]), last_run=run.gather(spans["end"] - 1))
-        .with_columns(run=pl.int_ranges("first_run", pl.col("last_run") + 1))
-        .explode("run")
-        .join(begins, on="run", how="left", maintain_order="left")
-        .select(*spans.columns, place=pl.max_horizontal("first", "place"), cause="cause", weight=_weight(0))
+    import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
+
+    run = usual.rle_id().to_numpy().astype(np.int64)
+    begins = np.flatnonzero(np.diff(run, prepend=-1))
+    first, end = (spans[name].to_numpy() for name in ("first", "end"))
+    counts = run[end - 1] - run[first] + 1
+    span = np.repeat(np.arange(spans.height), counts)
+    nth = np.arange(len(span)) - np.repeat(counts.cumsum() - counts, counts)
+    place = np.maximum(begins[run[first][span] + nth], first[span])
+    return spans[span].with_columns(
+        pl.Series("place", place), usual.gather(place).alias("cause"), weight=_weight(0)
     )
 
 
 def _name_changes(
-    spans: pl.DataFrame, ends: pl.DataFrame, named: pl.DataFrame, steps: pl.DataFrame
+    spans: pl.DataFrame, usual: pl.Series, named: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
     """Return the places of steps that name a request, and of the step after each, which may not name it."""
     latest = named.drop_nulls().unique(["step", "request_id"], keep="last", maintain_order=True)
@@ -158,14 +157,12 @@ def _name_changes(
         .filter((pl.col("first") <= pl.col("place")) & (pl.col("place") < pl.col("end")))
         .select(*spans.columns, "place", "cause", weight=_weight(2))
     )
-    after = (
-        own.with_columns(pl.col("place") + 1)
-        .filter(pl.col("place") < pl.col("end"))
-        .drop("cause", "weight")
-        .join(ends, on="place", how="left", maintain_order="left")
-        .select(*spans.columns, "place", "cause", weight=_weight(1))
+    if own.is_empty():
+        return own
+    after = own.with_columns(pl.col("place") + 1).filter(pl.col("place") < pl.col("end"))
+    return pl.concat(
+        [own, after.with_columns(usual.gather(after["place"]).alias("cause"), weight=_weight(1))]
     )
-    return pl.concat([own, after])
 
 
 def _weight(value: int) -> pl.Expr:
@@ -181,6 +178,8 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
         steps: ``placed(frames.steps)``.
         waits: ``queue_waits.waits``.
     """
+    if waits.is_empty():
+        return pl.DataFrame(schema=PIECE_SCHEMA)
     queued = waits.select("request_id", "since_step", "left_step", "preempted", "set_aside")
     queued = place_of(place_of(queued, steps, "since_step", "first"), steps, "left_step", "end")
     named = frames.exits.filter(_skips()).select("step", "request_id", "cause")
@@ -204,6 +203,8 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
 
 def arrival_pieces(frames: EngineFrames) -> pl.DataFrame:
     """Return the pieces of requests between the front end and the first step that can schedule them."""
+    if frames.first_arrivals.is_empty():
+        return pl.DataFrame(schema=PIECE_SCHEMA)
     first = {"place": pl.lit(-1)}
     arrivals = _where_known(frames, frames.first_arrivals)
     through_front_end = arrivals.filter(pl.col("arrived_us") < pl.col("queued_us"))
@@ -230,10 +231,10 @@ def arrival_pieces(frames: EngineFrames) -> pl.DataFrame:
 
 def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the pieces of requests that were present when the trace began, or after a gap."""
+    if frames.there_first.is_empty() and frames.there_after.is_empty():
+        return pl.DataFrame(schema=PIECE_SCHEMA)
     first = frames.there_first.with_columns(next_step=pl.lit(0, pl.Int64))
     there = pl.concat([first, after(frames)], how="diagonal")
-    if there.is_empty():
-        return pl.DataFrame(schema=PIECE_SCHEMA)
     there = place_of(there, steps, "next_step", "first_place")
     runs = pl.col("state") == "running"
     again = pl.col("computed_tokens") < known_loss()
@@ -265,10 +266,12 @@ def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
     """Let a request begin at the next recorded step if the step after its arrival was not recorded."""
-    gaps = after_gaps(frames)
+    gaps, arrivals = after_gaps(frames), next_steps(frames, arrivals, "queued_us")
+    if gaps.is_empty():
+        return arrivals
     unknown = pl.col("next_step").is_in(pl.lit(gaps).implode()) & pl.col("step").is_null()
     since = pl.when(unknown).then(pl.max_horizontal("queued_us", "begin_us")).otherwise("queued_us")
-    return next_steps(frames, arrivals, "queued_us").with_columns(
+    return arrivals.with_columns(
         queued_us=since, arrived_us=pl.when(unknown).then(None).otherwise("arrived_us")
     )
 
@@ -311,10 +314,15 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
     """
     portions = _portions(frames, steps)
     lost = place_of(frames.preemptions.select("request_id", "step"), steps, "step", "lost_place")
-    again = after(frames).filter(pl.col("state") != "running").select("request_id", step="next_step")
-    queued = pl.concat([frames.set_aside.select("request_id", "step"), again])
+    queued = frames.set_aside.select("request_id", "step")
+    if not frames.there_after.is_empty():
+        again = after(frames).filter(pl.col("state") != "running").select("request_id", step="next_step")
+        queued = pl.concat([queued, again])
     queued = place_of(queued, steps, "step", "lost_place")
-    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, queued]).sort("lost_place"))
+    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, queued]))
+    stalled_pieces = _stalled_pieces(frames, stalled)
+    if portions.is_empty():
+        return stalled_pieces
     resumed = stalled.select("request_id", place="resume_place", after_stall=pl.lit(value=True)).unique()
     behind = frames.gaps["next_step"].sort()
     portions = portions.hstack(
@@ -362,14 +370,25 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
             piece_table(
                 first, place=pl.col("output_place"), since_us=pl.col("output_us"), rank=pl.lit(DECODES)
             ),
-            piece_table(
-                stalled,
-                rank=pl.lit(WAITS),
-                state=pl.when(_is_session(frames)).then(pl.lit("waiting")).otherwise(pl.lit("stalled")),
-                **{name: pl.col(name) for name in ("cause", "begin_step", "end_step")},
-            ),
+            stalled_pieces,
         ]
     )
+
+
+def _stalled_pieces(frames: EngineFrames, stalled: pl.DataFrame) -> pl.DataFrame:
+    """Return the pieces of the rows of ``_stalls``."""
+    if stalled.is_empty():
+        return pl.DataFrame(schema=PIECE_SCHEMA)
+    return piece_table(
+        stalled,
+        rank=pl.lit(WAITS),
+        state=pl.when(_is_session(frames)).then(pl.lit("waiting")).otherwise(pl.lit("stalled")),
+        **{name: pl.col(name) for name in ("cause", "begin_step", "end_step")},
+    )
+
+
+NO_PORTIONS = {"request_id": pl.String, "admission": pl.UInt32, "place": pl.Int64, "last_place": pl.Int64}
+"""Columns of portions by which stalls are found."""
 
 
 def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
@@ -380,6 +399,8 @@ def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
     and the place of its step, ``output_place``; null if there was no token.
     """
     stretches = with_work(frames, frames.measured_stretches.collect()).sort("request_id", "step")
+    if stretches.is_empty():
+        return pl.DataFrame(schema=NO_PORTIONS)
     stretches = place_of(stretches, steps, "step", "place").with_columns(
         admission=(pl.col("phase") != "running").cum_sum().over("request_id")
     )
@@ -447,12 +468,14 @@ def _stalls(
 ) -> pl.DataFrame:
     """Return the runs of steps that did not schedule a running request, with one row per cause.
 
-    ``lost`` has the place of each preemption, and of each step that found a request set aside, sorted.
+    ``lost`` has the place of each preemption, and of each step that found a request set aside.
     Columns of the result: ``STALL_SCHEMA``; ``resume_place`` is the place of the step that scheduled the
     request again.
     """
     gone_place = steps["start_us"].search_sorted(ends["end_us"], side="left")
     gone = ends.hstack([pl.Series("gone_place", gone_place, dtype=pl.Int64)])
+    if portions.is_empty() and frames.there_first.is_empty():
+        return pl.DataFrame(schema=STALL_SCHEMA)
     ran = frames.there_first.filter(pl.col("state") == "running").select(
         "request_id",
         *(
@@ -469,7 +492,7 @@ def _stalls(
         )
         .sort("last_place")
         .join_asof(
-            lost.select("request_id", "lost_place"),
+            lost.select("request_id", "lost_place").sort("lost_place"),
             left_on="last_place",
             right_on="lost_place",
             by="request_id",
@@ -496,13 +519,16 @@ def _stalls(
     )
     usual, named = _causes(frames)
     # Between two parts a session is no longer running but in the queue, its blocks kept.
-    in_queue = gaps.filter(_is_session(frames))
-    runs = pl.concat(
-        [
-            cause_runs(gaps.filter(~_is_session(frames)), usual, named, steps),
-            cause_runs(in_queue, loop_ends(frames), named, steps),
-        ]
-    )
+    if frames.sessions.is_empty():
+        runs = cause_runs(gaps, usual, named, steps)
+    else:
+        in_queue = gaps.filter(_is_session(frames))
+        runs = pl.concat(
+            [
+                cause_runs(gaps.filter(~_is_session(frames)), usual, named, steps),
+                cause_runs(in_queue, loop_ends(frames), named, steps),
+            ]
+        )
     number, starts = steps["step"], steps["start_us"]
     next_us = pl.lit(starts.gather((runs["last"] + 1).clip(0, last)))
     ended = pl.when(pl.col("last") + 1 < pl.col("end")).then(next_us).otherwise("over_us")
@@ -535,6 +561,9 @@ def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
     """
     exits = frames.exits.filter("refusal")
     in_loop = exits.filter(pl.col("loop") == "running")
+    named = exits.filter(pl.col("request_id").is_not_null()).select("step", "request_id", "cause")
+    if in_loop.is_empty():
+        return pl.Series("cause", [str(Cause.OTHER)]).new_from_index(0, frames.steps.height), named
     skips = (pl.col("kind") == "continue") & pl.col("request_id").is_null()
     unnamed = in_loop.filter(skips).unique("step", keep="last").select("step", skipped="cause")
     ended = (
@@ -546,9 +575,7 @@ def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
         .join(ended, on="step", how="left", maintain_order="left")
         .select(cause=pl.coalesce("skipped", "ended", OTHER))
     )
-    return usual["cause"], exits.filter(pl.col("request_id").is_not_null()).select(
-        "step", "request_id", "cause"
-    )
+    return usual["cause"], named
 
 
 def with_work(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:

@@ -49,25 +49,16 @@ def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
         queued = there.filter(pl.col("state") != "running")
         queued = queued.with_columns(preempted=was_preempted(), set_aside=pl.lit(value=False))
         entries.insert(0, queued.select(entries[0].columns))
-    about = pl.concat([there.select(arrivals.columns), arrivals]).unique("request_id", keep="first")
-    if not frames.preemptions.is_empty():
-        entries.append(
-            _preemptions(frames, about).with_columns(
-                preempted=pl.lit(value=True), set_aside=pl.lit(value=False)
+    if not (frames.preemptions.is_empty() and frames.set_aside.is_empty()):
+        about = pl.concat([there.select(arrivals.columns), arrivals]).unique("request_id", keep="first")
+        for rows, preempted in ((_preemptions(frames, about), True), (_set_aside(frames, about), False)):
+            entries.append(
+                rows.with_columns(preempted=pl.lit(value=preempted), set_aside=pl.lit(value=not preempted))
             )
-        )
-    if not frames.set_aside.is_empty():
-        entries.append(
-            _set_aside(frames, about).with_columns(
-                preempted=pl.lit(value=False), set_aside=pl.lit(value=True)
-            )
-        )
-    # Who waits after a gap waits anew: whether it had run meanwhile is not known.
-    told_steps = frames.gaps.drop_nulls("told_us").select(told_step="next_step").sort("told_step")
     left = pl.min_horizontal("scheduled_step", "ended_step", "told_step").fill_null(NEVER)
     first = pl.col("priority") if frames.by_priority else pl.col("preempted").not_()
     columns = ("wanted_tokens", "preempted", "set_aside", "priority", "order")
-    return (
+    rows = (
         pl.concat(entries)
         .sort("request_id", "since_step", maintain_order=True)
         .sort("since_step")
@@ -81,20 +72,32 @@ def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
             check_sortedness=False,
         )
         .join(_ends(frames, departures), on="request_id", how="left", maintain_order="left")
-        .join_asof(
-            told_steps,
-            left_on="since_step",
-            right_on="told_step",
-            strategy="forward",
-            allow_exact_matches=False,
-            check_sortedness=False,
-            coalesce=False,
-        )
+    )
+    return (
+        _until_gaps(frames.gaps, rows)
         .with_columns(left_step=left)
         .filter(pl.col("left_step") > pl.col("since_step"))
         .sort(first, "place", "request_id")
         .with_row_index("order")
         .select("request_id", "trial", "since_step", "left_step", *columns)
+    )
+
+
+def _until_gaps(gaps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add ``told_step``, the first step after the next gap; a request that waits then waits anew.
+
+    Whether it ran in the gap is not known.
+    """
+    if gaps.is_empty():
+        return rows.with_columns(told_step=pl.lit(None, pl.Int64))
+    return rows.join_asof(
+        gaps.drop_nulls("told_us").select(told_step="next_step").sort("told_step"),
+        left_on="since_step",
+        right_on="told_step",
+        strategy="forward",
+        allow_exact_matches=False,
+        check_sortedness=False,
+        coalesce=False,
     )
 
 
@@ -135,10 +138,9 @@ def make_mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
 
 def _arrivals(frames: EngineFrames) -> pl.DataFrame:
     """Return the arrivals with ``place`` and the first step that could have scheduled them."""
-    arrivals = frames.arrivals.filter(~pl.col("streaming_update"))
     place = pl.coalesce("arrived_us", "queued_us") if frames.by_priority else pl.int_range(pl.len())
     return (
-        next_steps(frames, arrivals, "queued_us")
+        next_steps(frames, frames.new_requests, "queued_us")
         .select(
             "request_id",
             "trial",
@@ -242,6 +244,8 @@ def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
         .select("request_id", ended_step=pl.coalesce("step", "next_step"))
         .unique("request_id", keep="last")
     )
+    if departures.is_empty():
+        return ended
     unrecorded = departures.select("request_id", ended_step="gone_step")
     return pl.concat(
         [ended, unrecorded.select(pl.col(name).cast(kind) for name, kind in ended.schema.items())]
@@ -289,6 +293,20 @@ class AdmissionNeed:
         return max(chunk, sum(self.kv.sequence(wanted) or ())) if self.whole else chunk
 
 
+HEAD_SCHEMA = {
+    "num_not_ready_after": pl.Int64,
+    "budget_left": pl.Int64,
+    "kv_blocks_free": pl.Int64,
+    "seats_left": pl.Int64,
+    "since_step": pl.Int64,
+    "left_step": pl.Int64,
+    "order": pl.UInt32,
+    "head_tokens": pl.Int64,
+    "fresh": pl.Boolean,
+}
+"""Columns of ``refused_heads`` that ``EngineFrames.exits`` does not have."""
+
+
 def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
     """Return one row per step whose waiting loop ended at a request that was too large.
 
@@ -303,6 +321,17 @@ def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl
     ``waits``), ``head_tokens``, ``fresh`` (it was not preempted before), and ``num_not_ready_after``,
     ``budget_left``, ``kv_blocks_free`` and ``seats_left`` after the step.
     """
+    by_size = (
+        (pl.col("loop") == "waiting")
+        & (pl.col("kind") == "break")
+        & pl.col("cause").is_in(OF_ITS_OWN_SIZE)
+        & pl.col("refusal")
+    )
+    refused = frames.exits.filter(by_size).drop("budget_left")
+    if refused.is_empty():
+        return refused.rename({"request_id": "head"}).with_columns(
+            pl.lit(None, kind).alias(name) for name, kind in HEAD_SCHEMA.items()
+        )
     left_over = frames.steps.select(
         "step",
         "num_not_ready_after",
@@ -311,14 +340,7 @@ def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl
         seats_left=frames.seats - pl.col("num_running_after"),
     )
     refused = (
-        frames.exits.filter(
-            (pl.col("loop") == "waiting")
-            & (pl.col("kind") == "break")
-            & pl.col("cause").is_in(OF_ITS_OWN_SIZE)
-            & pl.col("refusal")
-        )
-        .drop("budget_left")
-        .unique("step", keep="last", maintain_order=True)
+        refused.unique("step", keep="last", maintain_order=True)
         .join(left_over, on="step", maintain_order="left")
         .join(mismatches, on="step", how="anti", maintain_order="left")
         .filter(pl.col("kv_blocks_free").is_not_null())
@@ -399,8 +421,9 @@ def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) 
         ``seats_left`` are what the step left unused; ``tokens`` and ``blocks`` are what the request would
         have got; ``left_step`` is the step in which it really left the queue (``queue_waits.NEVER``: none).
     """
-    need = need_of(frames, heads)
-    if need is None or heads.is_empty() or frames.header.foreign_queues:  # who comes next is not known
+    unknown_order = bool(frames.header.foreign_queues)
+    need = None if heads.is_empty() or unknown_order else need_of(frames, heads)
+    if need is None:
         return pl.DataFrame(schema=PASSED_SCHEMA)
     queue = _queue(frames, waits)
     rows = queue.to_dicts()

@@ -81,17 +81,19 @@ def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: p
 def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     """Return ``request_id`` and ``end_us`` of every request: when it left, or was last recorded."""
     ended = frames.finishes.group_by("request_id").agg(pl.col("finished_us").max())
-    gone_in_gaps = departures.select("request_id", "gone_us")
     ids = pl.concat(
         [
-            frames.present.select("request_id"),
-            frames.arrivals.select("request_id"),
-            frames.finishes.select("request_id"),
-            frames.stretches.select("request_id").unique().collect(),
+            frames.present["request_id"],
+            frames.arrivals["request_id"],
+            frames.finishes["request_id"],
+            frames.stretches.select("request_id").unique().collect()["request_id"],
         ]
-    ).unique()
-    left = ids.join(ended, on="request_id", how="left").join(gone_in_gaps, on="request_id", how="left")
-    return left.select("request_id", end_us=pl.coalesce("finished_us", "gone_us", pl.lit(frames.end_us)))
+    )
+    left, moments = ids.unique().to_frame().join(ended, on="request_id", how="left"), ["finished_us"]
+    if not departures.is_empty():
+        gone_in_gaps = departures.select("request_id", "gone_us")
+        left, moments = left.join(gone_in_gaps, on="request_id", how="left"), ["finished_us", "gone_us"]
+    return left.select("request_id", end_us=pl.coalesce(*moments, pl.lit(frames.end_us)))
 
 
 def _trials(frames: EngineFrames) -> pl.DataFrame:

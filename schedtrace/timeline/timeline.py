@@ -273,16 +273,17 @@ def make_timeline(
 
     def without_warmup(rows: pl.DataFrame) -> pl.DataFrame:
         has_trials = trace.header.trial_ids or rows["trial"].null_count() < rows.height
-        return rows.filter(measured) if has_trials and not whole else rows
+        return rows.filter(measured) if has_trials and not (whole or rows.is_empty()) else rows
 
     requests = pl.concat([frame.select("request_id", "trial") for frame in (trace.arrivals, trace.present)])
     trial_of = requests.unique("request_id")
-    finishes = trace.finishes.join(
-        trial_of, on="request_id", how="left", maintain_order="left", suffix="_of_arrival"
-    )
-    if "trial_of_arrival" in finishes.columns:  # of those that came before the trace began: when they went
-        finishes = finishes.with_columns(trial=pl.coalesce("trial_of_arrival", "trial")).drop(
-            "trial_of_arrival"
+    finishes = trace.finishes
+    if not finishes.is_empty():  # of those that came before the trace began: when they went
+        of_arrival = trial_of.rename({"trial": "trial_of_arrival"})
+        finishes = (
+            finishes.join(of_arrival, on="request_id", how="left", maintain_order="left")
+            .with_columns(trial=pl.coalesce("trial_of_arrival", "trial"))
+            .drop("trial_of_arrival")
         )
     exits = _exits(trace)
     measured_steps = (
@@ -330,7 +331,7 @@ def make_timeline(
         there_first=_there_first(present, gaps),
         facts=trace.facts,
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
-        warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
+        warmup_steps=int((steps["trial"] == WARMUP_TRIAL).sum()),
         warmup_requests=trial_of.filter((pl.col("trial") == WARMUP_TRIAL) & (not whole))["request_id"],
         lists={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
         cpu=trace.cpu,
@@ -345,6 +346,8 @@ def make_timeline(
 
 def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
     """Return the requests listed at the trace's beginning, not those listed in or after a gap."""
+    if present.is_empty():
+        return present
     spans = gaps.select("from_us", "to_us").sort("from_us")
     listed = present.filter(~pl.col("at_us").is_in(pl.lit(gaps["told_us"].drop_nulls()).implode()))
     place = spans["from_us"].search_sorted(listed["at_us"], side="left").cast(pl.Int64) - 1
@@ -381,6 +384,8 @@ def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
     spent = exits.filter(
         pl.col("cause") == str(Cause.TOKEN_BUDGET), pl.col("via") == "source", pl.col("budget_left") <= 0
     ).select(pl.col("step").unique(), spent=True)
+    if spent.is_empty():
+        return steps
     marked = steps.join(spent, on="step", how="left", maintain_order="left")
     lacking = pl.when("spent").then("remaining_budget").otherwise(0)
     return marked.with_columns(

@@ -13,7 +13,7 @@ from tests import makers
 from tests.unit.judged_once import judge_once, make_tables_once, one_engine_once
 from tests.unit.recorded_words import RecordedWords
 
-READ_JUDGEMENTS = {"cli", "compare", "fleet", "present", "watch", "test_rank_findings.py"}
+READ_JUDGEMENTS = {"cli", "compare", "explain", "fleet", "present", "watch", "test_rank_findings.py"}
 """Folders and files of tests of what follows from a judgement of single engines."""
 
 
