@@ -72,8 +72,9 @@ def throughput_counts(timeline: Timeline) -> bool:
 
 
 def shows_fuller(timeline: Timeline, waits: Charged) -> bool:
-    """Return whether the step times show that fuller steps shorten the latencies of requests that arrive at
-    times of their own, however little throughput rises.
+    """Return whether fuller steps are shown to shorten latencies, however little throughput rises.
+
+    This is about requests that arrive at times of their own.
     """
     if throughput_counts(timeline):
         return False

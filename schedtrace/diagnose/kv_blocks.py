@@ -126,7 +126,7 @@ def _with_set_aside(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
-    """Return the blocks for all requests at once: the largest recorded need, at least that of mean requests."""
+    """Return the blocks for all requests at once: at least the need of as many mean ones."""
     peak = timeline.demand.requests
     peak = min(peak, timeline.seats) if timeline.seats else peak
     each = timeline.demand.blocks_each
@@ -147,7 +147,7 @@ def _most_together(timeline: Timeline, requests: int) -> int:
     lengths = ended["prompt_tokens"] + ended["output_tokens"]
     need = {tokens: sum(blocks_needed(timeline.header, tokens) or ()) for tokens in lengths.unique()}
     blocks = lengths.replace_strict(need, return_dtype=pl.Int64)
-    return int(blocks.rolling_sum(max(1, requests), min_samples=1).max() or 0)
+    return int(blocks.rolling_sum(max(1, requests), min_samples=1).max() or 0)  # type: ignore[arg-type]  # of integers
 
 
 def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, str | None, int | None]:

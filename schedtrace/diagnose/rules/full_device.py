@@ -109,7 +109,7 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | No
         waits.steps.filter(pl.col("total_requests") > 0)
         .select(
             waited=fewer.sum(),
-            widest=(pl.col("total_requests") * (1 + joining / ran)).max(),
+            widest=(pl.col("total_requests") * (1 + (joining / ran).fill_nan(0))).max(),
             saved_us=(fewer * (base_us + host)).sum(),
         )
         .row(0)
