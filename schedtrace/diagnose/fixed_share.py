@@ -71,6 +71,17 @@ def throughput_counts(timeline: Timeline) -> bool:
     return offered_load(timeline).pace in ("at_once", "answers")
 
 
+def shows_fuller(timeline: Timeline, waits: Charged) -> bool:
+    """Return whether fuller steps are shown to shorten latencies, however little throughput rises.
+
+    This is about requests that arrive at times of their own.
+    """
+    if throughput_counts(timeline):
+        return False
+    share = fixed_share(timeline, waits)
+    return share is not None and share.favours_fuller
+
+
 def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> list[Advice]:
     """Return the advice, with larger limits as values to replay unless fuller steps shorten the latency.
 

@@ -90,14 +90,26 @@ def with_more_running(
     ).row(0)
     if not waited:
         return None
-    # Jobs that share so many places take at least as long as the longest one, or as all of them in full
-    # steps; at most as long as both added up (Graham's bound of list scheduling).
+    least, most_saved = steps_saved(timeline, waited, widest)
+    again_us = recomputed_tokens * model.per_prefill_token_us
+    return throughput_gain(timeline, least_us * least / waited, most_saved * fixed_us + again_us)
+
+
+def steps_saved(timeline: Timeline, waited: float, widest: float) -> tuple[float, float]:
+    """Return the fewest and the most steps that are saved if up to ``widest`` requests share a step.
+
+    Jobs that share so many places take at least as long as the longest one, or as all of them in full steps,
+    and at most as long as both added up (Graham's bound of list scheduling).
+
+    Args:
+        timeline: The engine's trace.
+        waited: Steps that are saved while requests wait.
+        widest: Most requests of a step then.
+    """
     working = timeline.steps.filter(RAN > 0)
     shared, longest = int(working["total_requests"].sum()) / widest, _longest(timeline)
     least = max(0.0, min(waited, working.height - shared - longest))
-    most_saved = max(waited, working.height - max(shared, longest))
-    again_us = recomputed_tokens * model.per_prefill_token_us
-    return throughput_gain(timeline, least_us * least / waited, most_saved * fixed_us + again_us)
+    return least, max(waited, working.height - max(shared, longest))
 
 
 def _longest(timeline: Timeline) -> int:

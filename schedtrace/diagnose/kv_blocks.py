@@ -63,8 +63,8 @@ class Need:
     blocks_needed: int | None
     blocks_total: int | None
     blocks_for_all: int | None
-    """Blocks for the largest number of requests that were present at once, as far as seats allow; None: the
-    cache has that many.
+    """Blocks for the largest number of requests that were present at once, as far as seats allow, with the
+    largest need of as many requests in a row; None: the cache has that many.
     """
     largest_holder: str | None
     largest_holder_blocks: int | None
@@ -126,14 +126,28 @@ def _with_set_aside(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
-    """Return the blocks for all requests at once, each with its recorded length or else the mean length."""
+    """Return the blocks for all requests at once: at least the need of as many mean ones."""
     peak = timeline.demand.requests
     peak = min(peak, timeline.seats) if timeline.seats else peak
-    each = timeline.demand.blocks_each or held_each
+    each = timeline.demand.blocks_each
+    together = 0 if each is None else _most_together(timeline, peak)
+    each = each or held_each
     if each is None:
         return None
-    wanted = round(peak * each) + 1  # vLLM keeps one block for itself
+    wanted = max(round(peak * each), together) + 1  # vLLM keeps one block for itself
     return wanted if wanted > (timeline.header.kv_blocks_total or 0) else None
+
+
+def _most_together(timeline: Timeline, requests: int) -> int:
+    """Return the largest need for blocks of this many requests that vLLM admitted one after the other.
+
+    A few large requests need far more than as many mean requests.
+    """
+    ended = timeline.finishes.filter(pl.col("output_tokens") > 0).sort("trial", "scheduled_us")
+    lengths = ended["prompt_tokens"] + ended["output_tokens"]
+    need = {tokens: sum(blocks_needed(timeline.header, tokens) or ()) for tokens in lengths.unique()}
+    blocks = lengths.replace_strict(need, return_dtype=pl.Int64)
+    return int(blocks.rolling_sum(max(1, requests), min_samples=1).max() or 0)  # type: ignore[arg-type]  # of integers
 
 
 def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, str | None, int | None]:

@@ -9,8 +9,8 @@ from typing import Unpack
 
 import polars as pl
 
-from schedtrace.diagnose.fixed_share import unless_shown
-from schedtrace.diagnose.gains import host_us
+from schedtrace.diagnose.fixed_share import shows_fuller, throughput_counts, unless_shown
+from schedtrace.diagnose.gains import host_us, steps_saved
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, Fields, Values, advise, wait_finding
 from schedtrace.diagnose.waits import Charged
@@ -56,7 +56,7 @@ def limit_finding(
     fields["cause"] = limit
     gain = gain_without(timeline, waits, limit)
     load = offered_load(timeline)
-    if gain is None or not _is_full(load, gain):
+    if gain is None or not _is_full(load, gain) or (limit not in OF_TOKENS and shows_fuller(timeline, waits)):
         fields["advice"] = unless_shown(timeline, waits, fields["advice"])
         return wait_finding(timeline, waits, evidence, values=values, **fields)
     resource, wider = LIMITS[limit]
@@ -93,7 +93,8 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | No
     """Return the rise of throughput if no request waited for this limit; None without a step-time model.
 
     Requests that waited at a step would have been in it, as far as the other limits had room, so fewer steps
-    would do the work. No request would have recomputed tokens after a preemption.
+    would do the work. No request would have recomputed tokens after a preemption. Where the last request ends
+    the run, steps with few requests may be saved as well, because a long request would have begun sooner.
     """
     model, working = timeline.step_time, timeline.steps.filter(pl.col("total_requests") > 0)
     if model is None or working.is_empty() or not timeline.busy_us:
@@ -102,9 +103,21 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | No
         return None
     of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
     base_us = pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)
-    each_us = _saved(timeline, cause) * (base_us + host_us(timeline) / working.height)
-    again_us = int(working["recomputed_tokens"].sum() or 0) * model.per_prefill_token_us
-    saved_us = waits.steps.filter(pl.col("total_requests") > 0).select(each_us.sum()).item() + again_us
+    joining, ran = _joining(timeline, cause)
+    fewer, host = (joining / (joining + ran)).fill_nan(0), host_us(timeline) / working.height
+    waited, widest, saved_us = (
+        waits.steps.filter(pl.col("total_requests") > 0)
+        .select(
+            waited=fewer.sum(),
+            widest=(pl.col("total_requests") * (1 + (joining / ran).fill_nan(0))).max(),
+            saved_us=(fewer * (base_us + host)).sum(),
+        )
+        .row(0)
+    )
+    if waited and throughput_counts(timeline):
+        sooner = steps_saved(timeline, waited, widest)[1] - waited
+        saved_us += sooner * (of_decodes_us + host)
+    saved_us += int(working["recomputed_tokens"].sum() or 0) * model.per_prefill_token_us
     return saved_us / (timeline.busy_us - saved_us) if saved_us < timeline.busy_us else None
 
 
@@ -120,8 +133,8 @@ OF_TOKENS = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 """Causes for which the number of waiting tokens decides what a larger limit would save."""
 
 
-def _saved(timeline: Timeline, cause: Cause) -> pl.Expr:
-    """Return the part of each step that would be saved if the waiting requests joined it."""
+def _joining(timeline: Timeline, cause: Cause) -> tuple[pl.Expr, pl.Expr]:
+    """Return what would have joined a step if the waiting requests did, and what the step had."""
     ran, joining = pl.col("total_requests"), pl.col("num_waiting_after").fill_null(0)
     if cause != Cause.MAX_NUM_SEQS and timeline.seats:
         joining = pl.min_horizontal(joining, timeline.seats - pl.col("num_running_after"))
@@ -131,7 +144,7 @@ def _saved(timeline: Timeline, cause: Cause) -> pl.Expr:
     if cause in OF_TOKENS:
         waiting = pl.col("num_waiting_after")
         ran, joining = pl.col("used_tokens"), pl.col("waiting_tokens_after") * joining / waiting
-    return (joining / (joining + ran)).fill_nan(0)
+    return joining, ran
 
 
 def _is_full(load: OfferedLoad, gain_frac: float) -> bool:

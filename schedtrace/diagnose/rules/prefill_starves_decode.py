@@ -5,7 +5,9 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replay_advice
 from schedtrace.diagnose.rules.arrival_limited import late_requests
-from schedtrace.diagnose.rules.common import Fields, StepExample, share_of_requests, step_finding
+from schedtrace.diagnose.rules.common import Fields, StepExample, Values, share_of_requests, step_finding
+from schedtrace.diagnose.rules.smaller_budget import smaller_budget
+from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
@@ -16,6 +18,11 @@ FOUND_FROM_FRAC = 0.10
 """Least share of the time that decoding requests spent in steps."""
 
 CRITICAL_FROM_FRAC = 0.25
+
+WORTH_FRAC = 0.05
+"""Least share of the requests' time that a smaller budget saves, from which large chunks are a root cause."""
+SIZES = ("size", "step_us", "larger_us")
+"""Figures of a smaller budget that the verdict states."""
 
 PAUSE_TIMES = 10
 """Least ratio to the usual time at which users notice a step as a pause."""
@@ -79,7 +86,19 @@ def _find(timeline: Timeline) -> Findings:
         "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
         "cost_error_frac": None if model is None else model.error_frac,
     }
-    if _interrupts(evidence) and not _came_too_late(timeline, mixed):
+    smaller = smaller_budget(timeline)
+    if smaller is not None and smaller.saved_frac >= WORTH_FRAC:
+        fields |= {
+            "title": "Prefill chunks are too large for the decodes beside them",
+            "verdict": "Steps with prefill delay the decodes in them: steps of about {size:n token} took "
+            "{step_us:us}, larger ones {larger_us:us} on average; smaller chunks would save at least "
+            "{share:%} of the requests' time.",
+            "holder": _holder(timeline, mixed),
+            "share_frac": smaller.saved_frac,
+            "cause": Cause.TOKEN_BUDGET,
+            "advice": [smaller.advice(timeline)],
+        }
+    elif _interrupts(evidence) and not _came_too_late(timeline, mixed):
         fields |= {
             "title": "Large prefill chunks interrupt the decodes",
             "verdict": "Prefill chunks interrupt the decodes: {steps:n step} with up to "
@@ -92,7 +111,8 @@ def _find(timeline: Timeline) -> Findings:
     else:
         fields["severity"] = severity
     most = max(evidence.examples, key=lambda step: step.busy_us).prefill_tokens
-    yield step_finding(timeline, mixed, evidence, values={"most": most}, **fields)
+    sizes: Values = {} if smaller is None else {name: getattr(smaller, name) for name in SIZES}
+    yield step_finding(timeline, mixed, evidence, values={"most": most, **sizes}, **fields)
 
 
 def _interrupts(evidence: StretchedDecodes) -> bool:

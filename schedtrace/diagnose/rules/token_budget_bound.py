@@ -18,6 +18,7 @@ from schedtrace.diagnose.rules.common import (
     wait_finding,
 )
 from schedtrace.diagnose.rules.full_device import knows_waiting_tokens, limit_finding
+from schedtrace.diagnose.rules.smaller_budget import smaller_budget
 from schedtrace.diagnose.waits import Charged, charged, totals
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Advice, Finding
@@ -77,7 +78,7 @@ def _find(timeline: Timeline) -> Findings:
         int(waits.rows.filter(pl.col("charge") == Cause.INPUT_BUDGET)["time_us"].sum()) > waits.time_us / 2
     )
     advice = _advice(timeline, waits, evidence, drafts=drafts)
-    halved = advice[0].value == batched_tokens(timeline) // 2
+    halved = advice[0].value is not None and int(advice[0].value) < batched_tokens(timeline)
     largest = evidence.largest_prefill if (evidence.largest_prefill_frac or 0) >= NAMED_FROM_FRAC else None
     yield limit_finding(
         timeline,
@@ -202,6 +203,9 @@ def shown_budget(timeline: Timeline, waits: Charged, *, only_smaller: bool = Fal
     share = fixed_share(timeline, waits)
     times = share and budget_times(timeline, waits, share)
     now = batched_tokens(timeline)
+    smaller = smaller_budget(timeline)
+    if smaller is not None and (times is None or times < 1):
+        return smaller.advice(timeline)
     if share is None or times is None or (only_smaller and times > 1):
         return None
     if times > 1:
