@@ -113,6 +113,29 @@ def test_prefix_caching_is_off_although_prompts_begin_alike(found, hashes, token
         recorded_words(finding.verdict)
 
 
+DROPS = {"scheduler.use_eagle": True, "scheduler.use_eagle_block_drop": True}
+KEEPS = DROPS | {"scheduler.use_eagle_block_drop": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "dropped"), [(DROPS, 90), ({"scheduler.use_eagle": True}, 90), (KEEPS, None), ({}, None)]
+)
+def test_drafts_that_read_hidden_states_lose_the_last_block(found, recorded_words, settings, dropped):
+    """Nine of ten find 2 of 3 blocks of 10: the last one is computed again."""
+    lines = [admits_alike(n, f"r{n}", 20 if n else 0, "abc") for n in range(10)]
+    [finding] = found(CODE, *lines, settings=settings)
+    assert (finding.evidence.missed_tokens, finding.evidence.dropped_tokens) == (90, dropped)
+    assert [advice.setting for advice in finding.advice] == (["block_size"] if dropped else [])
+    recorded_words(finding.holder)
+
+
+def test_what_was_lost_besides_the_last_block_is_told_apart(found):
+    """Five find 2 of 4 blocks, and four find 3: each lost one to the drafts, and five lost one more."""
+    lines = [admits_alike(n, f"r{n}", (20 if n % 2 else 30) if n else 0, "abcd") for n in range(10)]
+    [finding] = found(CODE, *lines, settings=DROPS)
+    assert (finding.evidence.missed_tokens, finding.evidence.dropped_tokens) == (140, 90)
+
+
 WINDOW = CacheGroup("SlidingWindow", 10, 1, window=10)
 GROUPS = [CacheGroup("FullAttention", 10, 1), WINDOW, WINDOW]
 RETENTION = "cache_config.prefix_cache_retention_interval"
