@@ -73,7 +73,8 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     """Fit the model; return None if too few steps have an output.
 
     Args:
-        steps: Steps with ``busy_us`` and the columns ``FEATURES``; only rows with ``busy_us`` > 0 and tokens are used.
+        steps: Steps with ``busy_us`` and the columns ``FEATURES``; only rows with ``busy_us`` > 0 and with
+            tokens are used.
     """
     import numpy as np  # noqa: PLC0415  # most runs need no model
 
