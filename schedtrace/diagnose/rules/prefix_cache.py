@@ -179,9 +179,11 @@ def _find(timeline: Timeline) -> Findings:
         title="Prefix cache misses"
         if again
         else "No prefix cache hits[: {salted:n} of {requests:n request} had a cache salt]",
-        verdict="{tokens:n token} that had been computed before were not in the prefix cache and were "
-        "computed again[, which took {felt:%} of the requests' time][{too_many:?}: what prompts share takes "
-        "{needed_blocks:n} of {usable_blocks:n block}[{ends_fit:?}, and {shared_end_blocks:n} if sliding "
+        verdict="{tokens:n token} that had been computed before [{dropped:!}were not in the prefix cache "
+        "and ]were computed again[, which took {felt:%} of the requests' time][; {dropped:n} of them are in "
+        "the last cached block of each prompt, which vLLM does not reuse with drafts of this kind]"
+        "[{too_many:?}: what prompts share takes {needed_blocks:n} of {usable_blocks:n block}"
+        "[{ends_fit:?}, and {shared_end_blocks:n} if sliding "
         "windows kept their ends only]]."
         if again
         else ("" if alone else "The prefix cache gave nothing: none of the prompts found a block in it."),
@@ -190,7 +192,7 @@ def _find(timeline: Timeline) -> Findings:
         count=shown["step"].n_unique(),
         tokens=again,
         message=joined(_sentences(evidence, block_size, missed=missed, nothing=nothing)),
-        values={"felt": _felt(share)},
+        values={"felt": _felt(share), "dropped": evidence.dropped_tokens or None},
         advice=_advice(timeline, evidence, block_size, missed=missed, nothing=nothing),
         example="{request_id:id} found {found_tokens:n} of "
         "{computed_before_tokens:n token/tokens that had been computed before} in {at}.",
@@ -392,11 +394,6 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
 def _holder(evidence: PrefixCache) -> Message:
     """Describe the requests or resets that emptied the cache."""
     parts = [
-        say(
-            "[{dropped:n token} of these are the last block of each shared beginning, which vLLM computes "
-            "again for this kind of drafts.]",
-            dropped=evidence.dropped_tokens or None,
-        ),
         say(
             "[{group_lost_tokens:n token} of these were still in one KV cache group and lost in another.]",
             evidence,

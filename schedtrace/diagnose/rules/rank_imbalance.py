@@ -15,7 +15,7 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
-from schedtrace.model.message import Message, joined
+from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
@@ -231,11 +231,13 @@ def _dummies_finding(ranks: RecordedRanks, dummies: DummyBatches) -> Finding:
 
 
 def _idle_words(dummies: DummyBatches | None) -> Message:
-    """State how much longer steps are while a rank has no request."""
+    """State how much longer steps are while a rank has no request, if they are."""
+    if dummies is None or dummies.longer_ms is None:
+        return NOTHING
     return say(
-        "[While a rank has no request, common steps take {longer_frac:%} longer than others with as "
+        "While a rank has no request, common steps take {longer_frac:%} longer than others with as "
         "many requests on the fullest rank: {longer_ms:ms} in all, {longer_requests_frac:%} of the "
-        "requests' time.]",
+        "requests' time.",
         dummies,
     )
 

@@ -126,7 +126,7 @@ def test_drafts_that_read_hidden_states_lose_the_last_block(found, recorded_word
     [finding] = found(CODE, *lines, settings=settings)
     assert (finding.evidence.missed_tokens, finding.evidence.dropped_tokens) == (90, dropped)
     assert [advice.setting for advice in finding.advice] == (["block_size"] if dropped else [])
-    recorded_words(finding.holder)
+    recorded_words(finding.verdict)
 
 
 def test_what_was_lost_besides_the_last_block_is_told_apart(found):
@@ -256,10 +256,10 @@ def test_readers_that_skip_the_cache(found, recorded_words):
 
 
 WORK = [
-    step(n, took=0, back=1000 + 100 * (n % 5), got={"y": 9}, prefill_tokens=10 * (n % 5))
+    step(n, took=0, back=998 + 100 * (n % 5) + n % 2 * 4, prefill_tokens=10 * (n % 5), decode_tokens=1)
     for n in range(10, 50)
 ]
-"""Steps of 1,000 us and 10 us a prefill token."""
+"""Steps of 1,000 us, 2 us more or less, and 10 us a prefill token."""
 
 
 @pytest.mark.parametrize(("lost", "cost_ms"), [(2047, 20.2), (47, None)])
