@@ -256,10 +256,17 @@ def test_readers_that_skip_the_cache(found, recorded_words):
 
 
 WORK = [
-    step(n, took=0, back=998 + 100 * (n % 5) + n % 2 * 4, prefill_tokens=10 * (n % 5), decode_tokens=1)
+    step(
+        n,
+        took=0,
+        back=995 + 100 * (n % 5) + n % 2 * 10,
+        got={"y": 9},
+        prefill_tokens=10 * (n % 5),
+        decode_tokens=1,
+    )
     for n in range(10, 50)
 ]
-"""Steps of 1,000 us, 2 us more or less, and 10 us a prefill token."""
+"""Steps of 1,000 us, 5 us more or less, and 10 us a prefill token."""
 
 
 @pytest.mark.parametrize(("lost", "cost_ms"), [(2047, 20.2), (47, None)])
@@ -277,7 +284,7 @@ def test_its_share_is_the_time_of_all_who_wait_for_missed_tokens(found, view_of)
     for line in lines:
         line.total_requests = 3
     [finding] = found(CODE, *lines, *WORK)
-    lived_us = 10 * 491_400 + 391_400
+    lived_us = 10 * 491_405 + 391_405
     token_us = view_of(*lines, *WORK).step_time.per_prefill_token_us
     assert finding.share_frac == pytest.approx(270 * token_us * 3 / lived_us)
 
