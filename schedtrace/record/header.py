@@ -197,6 +197,8 @@ OF_SCHEDULER = (
     "draft_slots",
     "num_prefill_lookahead",
     "max_num_encoder_input_tokens",
+    "use_eagle",
+    "use_eagle_block_drop",
 )
 
 

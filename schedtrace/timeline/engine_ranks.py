@@ -15,7 +15,7 @@ Only a few numbers per step are kept for each rank (``RankSummary``), so that it
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import NamedTuple, Self
 
 import polars as pl
 
@@ -409,6 +409,24 @@ def prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls |
     )
 
 
+FEWEST_ALIKE, FEWEST_IDLE = 3, 30
+"""Fewest passes of a size with and without an idle rank that are compared, and of all sizes together."""
+LONGER_FRAC, MOST_SIZES = 0.1, 0.9
+"""Least relative additional time of passes with an idle rank, and least share of them in whose size it shows.
+"""
+
+
+class IdleExcess(NamedTuple):
+    """Additional time of passes in which a rank has no request."""
+
+    us: float
+    """Sum over the passes, in microseconds."""
+    frac: float
+    """Share of the time of as many passes in which every rank computes."""
+    requests_us: float
+    """Sum of the additional time of all requests that were computed meanwhile."""
+
+
 @dataclass
 class RecordedRanks:
     """All ranks of one run together, without their timelines."""
@@ -574,6 +592,39 @@ class RecordedRanks:
             batches=whole - pl.col("turns").fill_null(0).cast(pl.Int64),
             time_us=whole_us - pl.col("own_us").fill_null(0),
         )
+
+    @cached_property
+    def idle_excess(self) -> IdleExcess | None:
+        """Additional time of passes while a rank has no request; None: none, or not known.
+
+        Passes without prefill are compared with passes that have as many requests on the fullest rank.
+        """
+        if self.missing_ranks or self.passes.is_empty():
+            return None
+        idle, length = pl.col("computing") < len(self.each), pl.col("length_us")
+        sizes = (
+            self.passes.filter(pl.col("prefilling") == 0)
+            .group_by("largest")
+            .agg(
+                passes=idle.sum(),
+                full=(~idle).sum(),
+                usual_us=length.filter(~idle).median(),
+                longer_us=length.filter(idle).median() - length.filter(~idle).median(),
+                requests=pl.col("requests").filter(idle).mean(),
+            )
+            .filter(pl.min_horizontal("passes", "full") >= FEWEST_ALIKE)
+        )
+        sums = sizes.select(
+            pl.col("passes").sum(),
+            shows=pl.col("passes").filter(pl.col("longer_us") > 0).sum(),
+            us=(pl.col("passes") * pl.col("longer_us")).sum(),
+            usual_us=(pl.col("passes") * pl.col("usual_us")).sum(),
+            requests_us=(pl.col("passes") * pl.col("longer_us") * pl.col("requests")).sum(),
+        ).row(0, named=True)
+        shown = sums["passes"] >= FEWEST_IDLE and sums["shows"] >= MOST_SIZES * sums["passes"]
+        if not shown or sums["us"] < LONGER_FRAC * sums["usual_us"]:
+            return None
+        return IdleExcess(sums["us"], sums["us"] / sums["usual_us"], sums["requests_us"])
 
     @cached_property
     def prefill_stalls(self) -> PrefillStalls | None:

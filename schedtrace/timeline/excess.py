@@ -64,6 +64,7 @@ KINDS = {
     "new": FeatureKind(CAUSE, "prefill", "num_new"),
     "resumed": FeatureKind(CAUSE, "resumed", "num_resumed"),
     "drafts": FeatureKind(CAUSE, "drafts", "draft_tokens"),
+    "external": FeatureKind(CAUSE, "cached"),
     "cached": FeatureKind(CAUSE, "cached", "cached_tokens"),
     "parked": FeatureKind(CAUSE, "connector", "kv_loads_parked"),
     "sessions": FeatureKind(CAUSE, "sessions", "sessions_paused"),
@@ -76,6 +77,7 @@ KINDS = {
     "running": FeatureKind(WORK, "batch", "num_running_before"),
     "decode_only": FeatureKind(CAUSE, "prefill"),
     "mixed": FeatureKind(CAUSE, "mixed"),
+    "encoder": FeatureKind(CAUSE, "encoder"),
     "exits": FeatureKind(CAUSE, "exits"),
     "loads": FeatureKind(CAUSE, "connector"),
     "preemptions": FeatureKind(CAUSE, "preemptions"),
@@ -280,10 +282,23 @@ def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     if steps["kv_blocks_free_before"].count():
         used = pl.col("kv_blocks_total") - pl.col("kv_blocks_free_before")
         yield Feature("kv_used", steps.select(used.cast(pl.Float64).fill_null(0)).to_series().to_numpy())
+    if "encoder_slots_freeable" in timeline.steps.columns:
+        yield Feature("encoder", _encoded(timeline.steps, steps))
     if sizes := graph_sizes(timeline.header):
         padding = [graph_use(tokens, sizes)[0] or 0 for tokens in steps["used_tokens"].to_list()]
         yield Feature("padding", np.array(padding, float))
     yield Feature("age", _oldest_steps(timeline, start.to_numpy()))
+
+
+def _encoded(every: pl.DataFrame, steps: pl.DataFrame) -> Array:
+    """Return the embeddings for which each step took room in the encoder cache, as far as it shows.
+
+    Room that was given back since the step before hides as much of it.
+    """
+    left = pl.col("encoder_slots_freeable")
+    taken = every.sort("step").select("step", taken=-left.diff().over("trial"))
+    joined = steps.select("step").join(taken, on="step", how="left", maintain_order="left")
+    return joined["taken"].cast(pl.Float64).fill_null(0).clip(0).to_numpy()
 
 
 def _first_sizes(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
@@ -336,6 +351,9 @@ def _listed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     for kind, rows in lists.items():
         if "step" in rows.columns and rows.height:
             yield Feature(kind, _counts(steps, rows, pl.len()))
+    if "admitted" in timeline.lists:
+        admitted = timeline.lists["admitted"].select("step", "external_tokens").collect()
+        yield Feature("external", _counts(steps, admitted, pl.col("external_tokens").sum()))
 
 
 def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:

@@ -73,7 +73,8 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     """Fit the model; return None if too few steps have an output.
 
     Args:
-        steps: Steps with ``busy_us`` and the columns ``FEATURES``; only rows with ``busy_us`` > 0 are used.
+        steps: Steps with ``busy_us`` and the columns ``FEATURES``; only rows with ``busy_us`` > 0 and with
+            tokens are used.
     """
     import numpy as np  # noqa: PLC0415  # most runs need no model
 
@@ -180,7 +181,8 @@ def median(values: pl.Series) -> float:
 def _timed(steps: pl.DataFrame) -> pl.DataFrame | None:
     """Return the steps to fit a model to, or an even sample of many; None if too few have an output."""
     has_all = pl.all_horizontal(pl.col(name).is_not_null() for name in FEATURES)
-    used = steps.filter((pl.col("busy_us") > 0) & has_all).select("busy_us", *FEATURES)
+    computes = pl.col("prefill_tokens") + pl.col("decode_tokens") > 0
+    used = steps.filter((pl.col("busy_us") > 0) & has_all & computes).select("busy_us", *FEATURES)
     return None if used.height < FEWEST_STEPS else used.gather_every(-(-used.height // MOST_STEPS))
 
 

@@ -109,12 +109,12 @@ def together(timeline: Timeline) -> pl.DataFrame:
 
 
 def _base_us(timeline: Timeline) -> float | None:
-    """Return the median time of a step without a prompt; else the model's base; None if unknown."""
+    """Return the median time of a step without a prompt; else the model's largest base; None if unknown."""
     decodes = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))
     usual = decodes["busy_us"].median()
     if usual is not None:
         return float(usual)  # type: ignore[arg-type]  # integers
-    return None if timeline.step_time is None else timeline.step_time.base_us
+    return None if timeline.step_time is None else timeline.step_time.most_base_us
 
 
 RULE = Rule(

@@ -2,6 +2,8 @@
 
 import polars as pl
 
+from schedtrace.diagnose.batches_in_flight import executed_batches
+from schedtrace.diagnose.gains import host_us
 from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_load, rounds_of
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import advise, finding_of, severity_by_weight
@@ -12,11 +14,20 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.clients import clients_of
 
+MOST_IN_FLIGHT = 0.75
+"""Share of a pipeline's batches from which their mean number in flight is not stated."""
 EMPTY_FROM_FRAC = 0.10
 """Least mean share of places left empty by rounds at which the finding is reported."""
+FULL_FROM_FRAC, FULL_GAIN = 0.95, 0.25
+"""Least share of the time in which a full engine works, and most gain from more requests at once."""
 FEW = (
     "{client_words}; [{several:!}the engine[ has {seats:n seat} and] {works}]"
-    "[{several:?}the engines have {seats:n seat}]."
+    "[{several:?}the engines have {seats:n seat}]"
+    "[; on average {in_flight:n1} of the pipeline's {depth:n} batches are in flight]."
+)
+FULL = (
+    "The device is the limit: {client_words}; the engine {works}, and more requests at once would raise "
+    "throughput by at most {most_gain_frac:%}, because only the fixed part of a step is shared."
 )
 ROUNDS = (
     "{client_words} ({rounds:n round}); until the last one is done, {empty_frac:%} of "
@@ -54,6 +65,13 @@ class ClientPace(Evidence, kw_only=True):
     without rounds."""
     engines: int = 1
     """Number of engines that received the requests."""
+    batches_in_flight: float | None = None
+    """Mean number of a pipeline's batches in flight; None: no pipeline, or not recorded."""
+    pipeline_batches: int | None = None
+    """Most batches in flight of the pipeline."""
+    most_gain_frac: float | None = None
+    """Most throughput that more requests at once would gain, if that is little and the engine always works;
+    None: more, or not known."""
 
 
 ADVICE = {
@@ -63,6 +81,7 @@ ADVICE = {
     "barrier": "send the next request when one of {clients:n} is done, not when all are, to load {engine}",
     NONE: "a higher request rate, to load {engine}",
 }
+ELSEWHERE = "another engine, or fewer tokens per request, for more requests/s"
 TITLES = {"barrier": "The client sends in rounds", "limit": "A queue in front holds requests back"}
 FITTED = {
     "loop": "Each further request followed an answer. ",
@@ -76,7 +95,7 @@ FITTED = {
 def _find(timeline: Timeline) -> Findings:
     load = offered_load(timeline)
     if _waits_for_clients(load, timeline.seats):
-        finding = _finding(load, timeline.seats, engines=1)
+        finding = _finding(load, timeline.seats, engines=1, timeline=timeline)
         if finding.cost_frac is not None:
             finding.cost_ms = finding.cost_frac * (timeline.end_us - timeline.begin_us) / 1e3
         finding.count, finding.engine_rank = timeline.steps.height, timeline.rank
@@ -141,8 +160,46 @@ def _slower_frac(load: OfferedLoad) -> float | None:
     return max(0.0, load.working_frac - load.at_fullest_frac)
 
 
-def _finding(load: OfferedLoad, seats: int, *, engines: int) -> Finding:
-    """Return the finding without its step count and rank, which the caller adds."""
+def _is_pipeline(timeline: Timeline) -> bool:
+    return (timeline.header.pipeline_parallel_size or 1) > 1
+
+
+def _in_flight(timeline: Timeline) -> tuple[float | None, int | None]:
+    """Return the mean and the most batches in flight of a pipeline that lacks batches; None without one."""
+    depth, batches = timeline.header.batches_in_flight, executed_batches(timeline)["in_flight"]
+    mean = batches.mean()
+    if not _is_pipeline(timeline) or depth is None or not isinstance(mean, float):
+        return None, None
+    return (mean, depth) if mean < MOST_IN_FLIGHT * depth else (None, None)
+
+
+def _most_gain(timeline: Timeline, load: OfferedLoad) -> float | None:
+    """Return the most throughput that fuller steps gain, if the engine always works and it is little.
+
+    A pipeline also gains from more batches.
+    """
+    model, busy_us = timeline.step_time, timeline.busy_us
+    if load.working_frac < FULL_FROM_FRAC or model is None or not busy_us or _is_pipeline(timeline):
+        return None
+    of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
+    base_us = pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)
+    steps = timeline.steps.filter(pl.col("total_requests") > 0)
+    work_us = busy_us - steps.select(base_us.sum()).item() - host_us(timeline)
+    gain = busy_us / work_us - 1 if work_us > 0 else None
+    return gain if gain is not None and gain <= FULL_GAIN else None
+
+
+def _finding(load: OfferedLoad, seats: int, *, engines: int, timeline: Timeline | None = None) -> Finding:
+    """Return the finding without its step count and rank, which the caller adds.
+
+    Args:
+        load: Offered load.
+        seats: Seats of all engines.
+        engines: Number of engines.
+        timeline: Timeline of the engine, if it is one.
+    """
+    in_flight, depth = (None, None) if timeline is None else _in_flight(timeline)
+    most_gain = None if timeline is None or load.rounds else _most_gain(timeline, load)
     clients = load.clients if load.clients is not None and load.clients.pattern != "retries" else None
     pattern = NONE if clients is None else clients.pattern
     evidence = ClientPace(
@@ -156,8 +213,11 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int) -> Finding:
         empty_frac=load.rounds.empty_frac if load.rounds else None,
         at_fullest_frac=load.at_fullest_frac if load.rounds else None,
         engines=engines,
+        batches_in_flight=in_flight,
+        pipeline_batches=depth,
+        most_gain_frac=most_gain,
     )
-    slower_frac = _slower_frac(load)
+    slower_frac, is_full = _slower_frac(load), most_gain is not None and pattern != NONE
     places = seats if clients is None else min(seats or clients.clients, clients.clients)
     engine = "this engine" if engines == 1 else f"these {engines} engines"
     return finding_of(
@@ -170,12 +230,16 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int) -> Finding:
             "seats": seats or None,
             "few_seats": clients is not None and 0 < seats < clients.clients,
             "several": engines > 1,
+            "in_flight": in_flight,
+            "depth": depth,
         },
-        title=TITLES.get(pattern, "The client sends too little"),
-        verdict="The client is the limit: " + (TIMES if pattern == NONE else ROUNDS if load.rounds else FEW),
+        title="The device is full" if is_full else TITLES.get(pattern, "The client sends too little"),
+        verdict=FULL
+        if is_full
+        else "The client is the limit: " + (TIMES if pattern == NONE else ROUNDS if load.rounds else FEW),
         message=FITTED[pattern] + "The pattern is a hint: the trace does not see the client.",
         severity="info" if slower_frac is None else severity_by_weight(None, slower_frac),
-        advice=[advise(ADVICE[pattern], evidence, engine=engine)],
+        advice=[advise(ELSEWHERE if is_full else ADVICE[pattern], evidence, engine=engine)],
         engine_rank=0,
         count=0,
         trials=[],

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.cache_use import cache_use
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replay_advice
 from schedtrace.diagnose.rules.arrival_limited import late_requests
@@ -98,7 +99,7 @@ def _find(timeline: Timeline) -> Findings:
             "cause": Cause.TOKEN_BUDGET,
             "advice": [smaller.advice(timeline)],
         }
-    elif _interrupts(evidence) and not _came_too_late(timeline, mixed):
+    elif _interrupts(evidence) and not (_came_too_late(timeline, mixed) or _computed_again(timeline, mixed)):
         fields |= {
             "title": "Large prefill chunks interrupt the decodes",
             "verdict": "Prefill chunks interrupt the decodes: {steps:n step} with up to "
@@ -129,6 +130,13 @@ def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
     each = timeline.prefills.join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
     of_late = each.join(late, on="request_id", how="semi")["scheduled_tokens"].sum()
     return int(of_late) >= MOST_FRAC * int(mixed["prefill_tokens"].sum())
+
+
+def _computed_again(timeline: Timeline, mixed: pl.DataFrame) -> bool:
+    """Return whether most prefill is of tokens that earlier prompts had computed: the cache lost them."""
+    each = timeline.prefills.join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
+    missed = cache_use(timeline).join(each, on="request_id", how="semi")["missed_tokens"].sum() or 0
+    return int(missed) >= MOST_FRAC * int(mixed["prefill_tokens"].sum())
 
 
 def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
@@ -166,6 +174,6 @@ RULE = Rule(
     summary="steps with prefill chunks stretched the time between the tokens of running requests",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS}),
     find=_find,
-    symptom_of=("token-budget-bound", "long-prompt", "arrival-limited"),
+    symptom_of=("prefix-cache", "token-budget-bound", "long-prompt", "arrival-limited"),
     threshold=Threshold(FOUND_FROM_FRAC, lambda finding: getattr(finding.evidence, "stretch_frac", None)),
 )

@@ -23,6 +23,7 @@ from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import NOTHING, Message, Setting, joined
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
@@ -34,6 +35,8 @@ FEWEST_REQUESTS = 10
 """Fewest requests without a hit at which this is reported."""
 SMALL_BLOCK = 16
 """vLLM's block size on GPUs; prompts that share fewer tokens do not count as beginning alike."""
+KEEPS_BLOCK = "speculative_config.disable_eagle_block_drop"
+"""Setting with which vLLM does not compute the last cached block of every prompt again."""
 LEAST_FRAC = 0.01
 """Least share of the requests' time that is stated."""
 
@@ -77,6 +80,10 @@ class PrefixCache(Evidence, kw_only=True):
     group_lost_tokens: int | None
     """Missed tokens that one KV cache group still had and another had lost; None: there are none, or vLLM
     does not report it (before 0.32).
+    """
+    dropped_tokens: int | None
+    """Missed tokens in the last block of a shared beginning, which vLLM computes again for a drafter that
+    reads hidden states (EAGLE, MTP and similar); None: no such drafter, or not recorded.
     """
     shared_blocks: int | None
     """KV blocks of all beginnings that prompts share, each counted once; None: not known."""
@@ -174,9 +181,11 @@ def _find(timeline: Timeline) -> Findings:
         title="Prefix cache misses"
         if again
         else "No prefix cache hits[: {salted:n} of {requests:n request} had a cache salt]",
-        verdict="{tokens:n token} that had been computed before were not in the prefix cache and were "
-        "computed again[, which took {felt:%} of the requests' time][{too_many:?}: what prompts share takes "
-        "{needed_blocks:n} of {usable_blocks:n block}[{ends_fit:?}, and {shared_end_blocks:n} if sliding "
+        verdict="{tokens:n token} that had been computed before [{dropped:!}were not in the prefix cache "
+        "and ]were computed again[, which took {felt:%} of the requests' time][; {dropped:n} of them are in "
+        "the last cached block of each prompt, which vLLM does not reuse with drafts of this kind]"
+        "[{too_many:?}: what prompts share takes {needed_blocks:n} of {usable_blocks:n block}"
+        "[{ends_fit:?}, and {shared_end_blocks:n} if sliding "
         "windows kept their ends only]]."
         if again
         else ("" if alone else "The prefix cache gave nothing: none of the prompts found a block in it."),
@@ -185,7 +194,7 @@ def _find(timeline: Timeline) -> Findings:
         count=shown["step"].n_unique(),
         tokens=again,
         message=joined(_sentences(evidence, block_size, missed=missed, nothing=nothing)),
-        values={"felt": _felt(share)},
+        values={"felt": _felt(share), "dropped": evidence.dropped_tokens or None},
         advice=_advice(timeline, evidence, block_size, missed=missed, nothing=nothing),
         example="{request_id:id} found {found_tokens:n} of "
         "{computed_before_tokens:n token/tokens that had been computed before} in {at}.",
@@ -284,6 +293,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
     )
     group_lost = of_a_group.select((pl.col("had") - pl.col("cached_tokens")).clip(0).sum()).item()
     shared, end_blocks = _shared_blocks(timeline)
+    dropped = use.select(pl.col("missed_tokens").clip(upper_bound=timeline.header.block_size).sum()).item()
     free = timeline.steps["kv_blocks_free_after"].min()
     missed_ttft, reused_ttft = _first_token_ms(timeline, use)
     total = timeline.header.kv_blocks_total
@@ -295,6 +305,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         shareable_tokens=int(use["shareable_tokens"].sum()) if counted else None,
         missed_tokens=int(use["missed_tokens"].sum()) if counted else None,
         group_lost_tokens=int(group_lost) if group_lost else None,
+        dropped_tokens=int(dropped or 0) if _drops_last_block(timeline.header) else None,
         shared_blocks=shared,
         shared_end_blocks=end_blocks,
         keeps_windows=keeps_windows(timeline.header),
@@ -313,6 +324,12 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         reused_ttft_ms=reused_ttft,
         examples=Found.first(_examples(use, back)),
     )
+
+
+def _drops_last_block(header: Header) -> bool:
+    """Return whether vLLM computes the last cached block of every prompt again."""
+    settings = header.settings
+    return bool(settings.get("scheduler.use_eagle_block_drop", settings.get("scheduler.use_eagle")))
 
 
 def _first_token_ms(timeline: Timeline, use: pl.DataFrame) -> tuple[float | None, float | None]:
@@ -404,7 +421,8 @@ def _holder(evidence: PrefixCache) -> Message:
         say("[The cache was reset {resets:n time}.]", evidence),
         say("[Running requests took at least {evicted_blocks:n block} that were cached.]", evidence),
     ]
-    if evidence.missed_tokens and evidence.evicted_blocks == 0 and not evidence.resets:
+    left = (evidence.missed_tokens or 0) - (evidence.dropped_tokens or 0)
+    if left and evidence.evicted_blocks == 0 and not evidence.resets:
         parts.append(
             say(
                 "The number of cached blocks never fell between two steps: the cache was reset while nothing "
@@ -480,6 +498,10 @@ def _advice(
     """Return advice: more or smaller blocks, only the ends of windows, or requests that read the cache."""
     advice = []
     gone = evidence.evicted_tokens or evidence.evicted_blocks or evidence.group_lost_tokens
+    dropped = evidence.dropped_tokens or 0
+    if dropped >= MISSED_FRAC * evidence.prompt_tokens:
+        advice += _smaller_drop(timeline, block_size)
+    missed = missed and (evidence.missed_tokens or 0) - dropped >= MISSED_FRAC * evidence.prompt_tokens
     if missed and evidence.ends_fit:
         advice.append(_window_ends(timeline, evidence))
     elif missed and evidence.too_many is False and evidence.group_lost_tokens and not evidence.keeps_windows:
@@ -520,6 +542,29 @@ def _advice(
                 setting="block_size",
                 now=block_size,
                 costs="More blocks for vLLM to manage.",
+            )
+        )
+    return advice
+
+
+def _smaller_drop(timeline: Timeline, block_size: int) -> list[Advice]:
+    """Return advice that makes the blocks smaller that vLLM computes again, or keeps them."""
+    advice = [
+        advise(
+            "a smaller {option} (now {now:n}), as far as the model and its attention backend accept it: vLLM "
+            "computes one block of each prompt again",
+            setting="block_size",
+            now=block_size,
+            costs="More blocks for vLLM to manage.",
+        )
+    ]
+    if timeline.header.settings.get(KEEPS_BLOCK) is False:
+        advice.append(
+            advise(
+                "{option} true in {drafts:setting}, an experiment of vLLM",
+                option=KEEPS_BLOCK.partition(".")[2],
+                drafts="--speculative-config",
+                costs="Perhaps fewer accepted drafts.",
             )
         )
     return advice

@@ -7,8 +7,15 @@ import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import even_cycle_frac
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, step_numbers, trial_numbers
-from schedtrace.model.message import Message, joined
+from schedtrace.diagnose.rules.common import (
+    Fields,
+    StepExample,
+    advise,
+    finding_of,
+    step_numbers,
+    trial_numbers,
+)
+from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
@@ -107,6 +114,14 @@ class DummyBatches(Evidence, kw_only=True):
     """Time of the dummy batches, added up over the ranks."""
     time_frac: float
     """Share of the time of all ranks' batches."""
+    longer_ms: float | None
+    """Additional time of common steps without prefill in which a rank had no request, compared with steps
+    of as many requests on the fullest rank; None: they are less than a tenth longer, or it is not known.
+    """
+    longer_frac: float | None
+    """Share of the time of as many steps in which every rank computed."""
+    longer_requests_frac: float | None
+    """Share of all requests' time that this took."""
     ranks: list[RankDummies]
     """Figures of each rank."""
     examples: list[DummyExample]
@@ -166,7 +181,8 @@ def _find(ranks: RecordedRanks) -> Findings:
 
 
 def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
-    share = evidence.avoidable_frac + (evidence.lockstep_frac or 0.0)
+    longer = evidence.dummies and evidence.dummies.longer_requests_frac
+    share = min(1.0, evidence.avoidable_frac + (evidence.lockstep_frac or 0.0) + (longer or 0.0))
     steps = ranks.timeline(evidence.largest).steps
     if evidence.avoidable_ms:
         steps = steps.filter(pl.col("num_waiting_after") > 0)
@@ -174,7 +190,7 @@ def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
         evidence,
         steps,
         title="Ranks are loaded unevenly",
-        verdict=_verdict(evidence),
+        verdict=joined([_verdict(evidence), _idle_words(evidence.dummies)]),
         share_frac=share or None,
         holder=_holder(evidence),
         engine_rank=evidence.largest,
@@ -188,16 +204,41 @@ def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
 def _dummies_finding(ranks: RecordedRanks, dummies: DummyBatches) -> Finding:
     """Return the finding about dummy batches of ranks that are loaded evenly otherwise."""
     rank = dummies.most.rank
+    fields: Fields = {"severity": "info"}
+    if dummies.longer_ms is not None:
+        fields = {
+            "title": "Ranks without requests slow the others",
+            "verdict": _idle_words(dummies),
+            "share_frac": dummies.longer_requests_frac,
+            "advice": [
+                advise(
+                    "Give every rank requests, or run fewer ranks; and profile the dummy batch of a rank: if "
+                    "it leaves the captured graphs, all ranks may have to."
+                )
+            ],
+        }
     return finding_of(
         dummies,
         engine_rank=rank,
         steps=step_numbers(_dummy_gaps(ranks).filter(pl.col("rank") == rank)),
-        severity="info",
         engine_ranks=[figures.rank for figures in dummies.ranks if figures.batches],
         count=dummies.batches,
         trials=trial_numbers(ranks.turns),
         message=_dummies_message(dummies),
         example="Before {at} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
+        **fields,
+    )
+
+
+def _idle_words(dummies: DummyBatches | None) -> Message:
+    """State how much longer steps are while a rank has no request, if they are."""
+    if dummies is None or dummies.longer_ms is None:
+        return NOTHING
+    return say(
+        "While a rank has no request, common steps take {longer_frac:%} longer than others with as "
+        "many requests on the fullest rank: {longer_ms:ms} in all, {longer_requests_frac:%} of the "
+        "requests' time.",
+        dummies,
     )
 
 
@@ -517,7 +558,12 @@ def _dummies(ranks: RecordedRanks) -> DummyBatches | None:
     frac = 1e3 * time_ms / (ranks.lockstep_us * len(each))
     if not batches or frac < DUMMIES_FROM_FRAC:
         return None
+    longer = ranks.idle_excess
+    felt = longer and ranks.total_requests_us and longer.requests_us / ranks.total_requests_us
     return DummyBatches(
+        longer_ms=longer and longer.us / 1e3,
+        longer_frac=longer and longer.frac,
+        longer_requests_frac=felt,
         batches=batches,
         steps_frac=batches / (batches + sum(turns.values())),
         time_ms=time_ms,

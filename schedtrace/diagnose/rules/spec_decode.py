@@ -1,4 +1,7 @@
-"""``spec-decode``: so few drafts are accepted that verifying them costs more than they save."""
+"""``spec-decode``: verifying drafts costs more than they save, or fewer and fewer drafts are accepted."""
+
+import math
+from typing import NamedTuple
 
 import polars as pl
 
@@ -6,7 +9,7 @@ from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, share_of_requests, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message, joined
-from schedtrace.model.report import Evidence
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
@@ -14,6 +17,12 @@ from schedtrace.timeline.timeline import Timeline
 FEWEST_STEPS = 20
 LEAST_CHANGE = 0.02
 """Least relative change that exceeds the variation between runs."""
+FEWEST_REQUESTS = 20
+"""Fewest finished requests in whose order a trend is looked for."""
+CERTAIN = 4.0
+"""Least number of standard deviations by which a rank correlation differs from chance."""
+LEAST_FALL = 0.1
+"""Least part of the tokens per step and request that falling acceptance takes away."""
 
 
 class DraftStep(StepExample, kw_only=True):
@@ -42,6 +51,10 @@ class SpecDecode(Evidence, kw_only=True):
     """Tokens accepted: ``output_tokens - total_requests``."""
     acceptance_frac: float
     """Share of the draft tokens that were accepted."""
+    early_frac: float | None
+    """The same for the first quarter of the finished requests; None: acceptance does not fall over time."""
+    late_frac: float | None
+    """The same for the last quarter."""
     wasted_frac: float
     """Share of the steps' scheduled tokens that were rejected drafts."""
     verify_us_per_token: float
@@ -71,9 +84,11 @@ def _find(timeline: Timeline) -> Findings:
         return
     rate, plain_rate = output / busy_us * 1e6, requests / plain_us * 1e6
     change = plain_rate / rate - 1 if rate else 0.0
-    if change <= max(LEAST_CHANGE, model.error_frac):
-        return
+    loses = change > max(LEAST_CHANGE, model.error_frac)
     accepted = max(0, output - requests)
+    fall = _falling_acceptance(timeline, drafts / requests)
+    if not loses and fall is None:
+        return
     slot_steps, slot_tokens = _draft_slots(timeline)
     settings = timeline.header.settings
     evidence = SpecDecode(
@@ -82,6 +97,8 @@ def _find(timeline: Timeline) -> Findings:
         draft_tokens=drafts,
         accepted_tokens=accepted,
         acceptance_frac=accepted / drafts,
+        early_frac=fall and fall.early,
+        late_frac=fall and fall.late,
         wasted_frac=(drafts - accepted) / int(steps["used_tokens"].sum()),
         verify_us_per_token=model.per_decode_token_us,
         output_tokens_per_s=rate,
@@ -90,22 +107,81 @@ def _find(timeline: Timeline) -> Findings:
         draft_slot_tokens=slot_tokens,
         examples=DraftStep.largest(steps, "busy_us"),
     )
-    lost_us = busy_us * (1 - rate / plain_rate)
+    kept = rate / plain_rate if loses or fall is None else fall.kept(accepted / drafts)
+    lost_us = busy_us * (1 - kept)
     yield step_finding(
         timeline,
         steps,
         evidence,
-        title="Drafts cost more than they give",
+        title="Drafts cost more than they give" if loses else "Fewer and fewer drafts are accepted",
         verdict="Speculative decoding slows this run: {acceptance_frac:%} of its draft tokens are "
-        "accepted, and decode steps would finish {change:%} more tokens a second without them.",
-        share_frac=_share(timeline, steps, rate / plain_rate),
+        "accepted, and decode steps would finish {change:%} more tokens a second without them."
+        if loses
+        else "Speculative decoding gets worse over time: {early_frac:%} of the draft tokens of the first "
+        "quarter of the requests were accepted, {late_frac:%} of those of the last quarter.",
+        share_frac=_share(timeline, steps, kept),
         holder=_holder(evidence),
         tokens=drafts - accepted,
         message="{steps:n step} without prefill verified {draft_tokens:n draft token} and accepted "
         "{accepted_tokens:n}. By the model of step times, a draft token takes {verify_us_per_token:us}; "
-        "the drafter's own time is not in the trace, so the loss is at least this.",
-        values={"change": change},
-        advice=[
+        "the drafter's own time is not in the trace, so the loss is at least this."
+        "[ Acceptance falls with the order in which requests finish, from {early:%} of the first quarter to "
+        "{late_frac:%} of the last.]",
+        values={"change": change, "early": evidence.early_frac if loses else None},
+        advice=_advice(evidence, loses=loses),
+        example="{at} verified {draft_tokens:n draft token} for {total_requests:n request} in "
+        "{busy_us:us} and finished {output_tokens:n token}.",
+        cost=Cost(lost_us / 1e3, lost_us / timeline.busy_us, model.error_frac if loses else None),
+    )
+
+
+class _Fall(NamedTuple):
+    """Acceptance that falls over time."""
+
+    early: float
+    """Share of the draft tokens of the first quarter of the finished requests that were accepted."""
+    late: float
+    """The same for the last quarter."""
+    drafts: float
+    """Draft tokens per step and request."""
+
+    def kept(self, accepted: float) -> float:
+        """Return the part of the tokens of the early acceptance that another acceptance gives."""
+        return (1 + self.drafts * accepted) / (1 + self.drafts * self.early)
+
+
+def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
+    """Return the acceptance of early and late requests if it falls with their order, beyond chance.
+
+    Args:
+        timeline: Timeline of the engine.
+        drafts: Draft tokens per step and request.
+    """
+    finishes = timeline.finishes
+    if not {"drafts", "drafts_accepted"} <= {*finishes.columns}:
+        return None
+    tried = finishes.filter(pl.col("drafts") > 0).sort("step", maintain_order=True)
+    if tried.height < FEWEST_REQUESTS:
+        return None
+    order = pl.int_range(pl.len())
+    accepted = (pl.col("drafts_accepted") / pl.col("drafts")).rank()
+    correlation = tried.select(pl.corr(order, accepted)).item()
+    if correlation is None or -correlation * math.sqrt(tried.height - 1) < CERTAIN:  # NaN if all are alike
+        return None
+    quarter = tried.height // 4
+    early, late = (
+        float(part["drafts_accepted"].sum() / part["drafts"].sum())
+        for part in (tried.head(quarter), tried.tail(quarter))
+    )
+    fall = _Fall(early, late, drafts)
+    return fall if 1 - fall.kept(late) >= LEAST_FALL else None
+
+
+def _advice(evidence: SpecDecode, *, loses: bool) -> list[Advice]:
+    """Return advice: without drafts where they lose, and what would tell why acceptance falls."""
+    advice = []
+    if loses:
+        advice += [
             advise(
                 "Run without {option}[ (now {method} with {num_speculative_tokens:n token})].",
                 evidence,
@@ -116,11 +192,16 @@ def _find(timeline: Timeline) -> Findings:
                 "Or draft fewer tokens with {tokens:setting}: later drafts are accepted less often.",
                 tokens="num_speculative_tokens",
             ),
-        ],
-        example="{at} verified {draft_tokens:n draft token} for {total_requests:n request} in "
-        "{busy_us:us} and finished {output_tokens:n token}.",
-        cost=Cost(lost_us / 1e3, lost_us / timeline.busy_us, model.error_frac),
-    )
+        ]
+    if evidence.late_frac is not None:
+        advice.append(
+            advise(
+                "Send requests of the beginning again, then once more after a reset of the prefix cache and "
+                "after a restart. If acceptance is still low, their texts are no reason, so the drafter's "
+                "state is; if it is high at once, later texts are harder to draft."
+            )
+        )
+    return advice
 
 
 def _draft_steps(timeline: Timeline) -> pl.DataFrame:

@@ -66,3 +66,16 @@ def test_where_the_settings_are_not_recorded_it_is_found_without_advice(found):
     unknown = {"max_num_seqs": 8}
     [finding] = found("batched-prefill", *prompts("abcd", outputs=2, busy=9000), scheduler_config=unknown)
     assert finding.advice == []
+
+
+def test_what_a_prompt_costs_is_not_known_if_all_steps_are_alike(view_of):
+    """Without decodes and other sizes, the whole time of a step may be its constant part."""
+    lines = []
+    for number in range(30):
+        names = [f"r{number}-{place}" for place in range(4)]
+        came = [arrival(name, None, 0, prompt_tokens=20) for name in names]
+        got, us = dict.fromkeys(names, 20), 20_000 * number
+        lines.append(
+            step(number, start=us, took=10, back=9010, got=got, new=names, arrived=came, prefill_tokens=80)
+        )
+    assert together(view_of(*lines))["others_us"].to_list() == [0] * 30

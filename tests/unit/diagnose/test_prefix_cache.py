@@ -113,6 +113,29 @@ def test_prefix_caching_is_off_although_prompts_begin_alike(found, hashes, token
         recorded_words(finding.verdict)
 
 
+DROPS = {"scheduler.use_eagle": True, "scheduler.use_eagle_block_drop": True}
+KEEPS = DROPS | {"scheduler.use_eagle_block_drop": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "dropped"), [(DROPS, 90), ({"scheduler.use_eagle": True}, 90), (KEEPS, None), ({}, None)]
+)
+def test_drafts_that_read_hidden_states_lose_the_last_block(found, recorded_words, settings, dropped):
+    """Nine of ten find 2 of 3 blocks of 10: the last one is computed again."""
+    lines = [admits_alike(n, f"r{n}", 20 if n else 0, "abc") for n in range(10)]
+    [finding] = found(CODE, *lines, settings=settings)
+    assert (finding.evidence.missed_tokens, finding.evidence.dropped_tokens) == (90, dropped)
+    assert [advice.setting for advice in finding.advice] == (["block_size"] if dropped else [])
+    recorded_words(finding.verdict)
+
+
+def test_what_was_lost_besides_the_last_block_is_told_apart(found):
+    """Five find 2 of 4 blocks, and four find 3: each lost one to the drafts, and five lost one more."""
+    lines = [admits_alike(n, f"r{n}", (20 if n % 2 else 30) if n else 0, "abcd") for n in range(10)]
+    [finding] = found(CODE, *lines, settings=DROPS)
+    assert (finding.evidence.missed_tokens, finding.evidence.dropped_tokens) == (140, 90)
+
+
 WINDOW = CacheGroup("SlidingWindow", 10, 1, window=10)
 GROUPS = [CacheGroup("FullAttention", 10, 1), WINDOW, WINDOW]
 RETENTION = "cache_config.prefix_cache_retention_interval"
@@ -233,10 +256,17 @@ def test_readers_that_skip_the_cache(found, recorded_words):
 
 
 WORK = [
-    step(n, took=0, back=1000 + 100 * (n % 5), got={"y": 9}, prefill_tokens=10 * (n % 5))
+    step(
+        n,
+        took=0,
+        back=995 + 100 * (n % 5) + n % 2 * 10,
+        got={"y": 9},
+        prefill_tokens=10 * (n % 5),
+        decode_tokens=1,
+    )
     for n in range(10, 50)
 ]
-"""Steps of 1,000 us and 10 us a prefill token."""
+"""Steps of 1,000 us, 5 us more or less, and 10 us a prefill token."""
 
 
 @pytest.mark.parametrize(("lost", "cost_ms"), [(2047, 20.2), (47, None)])
@@ -254,7 +284,7 @@ def test_its_share_is_the_time_of_all_who_wait_for_missed_tokens(found, view_of)
     for line in lines:
         line.total_requests = 3
     [finding] = found(CODE, *lines, *WORK)
-    lived_us = 10 * 491_400 + 391_400
+    lived_us = 10 * 491_405 + 391_405
     token_us = view_of(*lines, *WORK).step_time.per_prefill_token_us
     assert finding.share_frac == pytest.approx(270 * token_us * 3 / lived_us)
 

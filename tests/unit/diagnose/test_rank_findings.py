@@ -100,6 +100,26 @@ def test_uneven_ranks_have_their_dummy_batches_as_figures(report_of, recorded_wo
     recorded_words(finding.message)
 
 
+@pytest.mark.parametrize(("factor", "frac"), [(1.0, None), (1.05, None), (2.0, 1.0)])
+def test_steps_that_are_longer_while_a_rank_has_no_request(
+    report_of, recorded_words, monkeypatch, factor, frac
+):
+    """60 of 120 steps of 5.8 ms; in the other 60, rank 1 runs dummy batches."""
+    plain = rank_traces.length_us
+    monkeypatch.setattr(
+        rank_traces,
+        "length_us",
+        lambda turns, factors: round(plain(turns, factors) * (factor if None in turns else 1)),
+    )
+    report = report_of([[(8, 0), (8, 0) if step // 10 % 2 else None] for step in range(120)])
+    [finding] = [finding for finding in flat(report.findings) if finding.code == "rank-imbalance"]
+    dummies = finding.evidence.dummies
+    assert dummies.longer_frac == (frac and pytest.approx(frac, rel=0.05))
+    assert dummies.longer_ms == (frac and pytest.approx(60 * 5.8, rel=0.05))
+    if frac:
+        recorded_words(finding.verdict)
+
+
 def test_independent_ranks_have_no_findings_of_lockstep(report_of):
     report = report_of(prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}), lockstep=False)
     assert codes(report) & OF_LOCKSTEP == set()

@@ -2,7 +2,7 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
-from tests.makers import arrival, step
+from tests.makers import arrival, finish, step
 
 CODE = "spec-decode"
 SETTINGS = {"speculative_config.method": "ngram", "speculative_config.num_speculative_tokens": 3}
@@ -76,3 +76,35 @@ def test_slots_that_the_drafter_takes_from_the_budget(found, recorded_words):
 
 def test_without_drafts_there_is_nothing_to_say(found):
     assert found(CODE, *run(0, drafts=0)) == []
+
+
+def finishing(rates):
+    """Steps that lose nothing; a request ends every second step, with so many of its 100 drafts accepted."""
+    lines = run(3)
+    for number, accepted in enumerate(rates):
+        ended = finish(f"r{number}", drafts=100, drafts_accepted=accepted)
+        lines[2 * number].finished.append(ended)
+    return lines
+
+
+def test_acceptance_that_falls_over_time(found, recorded_words):
+    """A round of three drafts gives 1 + 3 * 0.82 tokens at first, and 1 + 3 * 0.28 tokens at last."""
+    [finding] = found(CODE, *finishing([90 - 2 * number for number in range(36)]), settings=SETTINGS)
+    evidence = finding.evidence
+    assert (evidence.early_frac, evidence.late_frac) == (pytest.approx(0.82), pytest.approx(0.28))
+    recorded_words(finding.title, finding.verdict, finding.advice[0])
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        [60] * 36,
+        [90, 30] * 18,
+        [20 + 2 * number for number in range(36)],
+        [90 - 2 * number for number in range(19)],
+        [64 - number // 9 for number in range(36)],
+    ],
+    ids=["even", "mixed", "it rises", "too few requests", "it falls by little"],
+)
+def test_acceptance_that_does_not_fall(found, rates):
+    assert found(CODE, *finishing(rates), settings=SETTINGS) == []

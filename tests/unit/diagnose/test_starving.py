@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.diagnose.rules import RULES
 from schedtrace.model.causes import Cap, Cause
-from schedtrace.model.trace import ChunkCap
+from schedtrace.model.trace import ChunkCap, ScheduledRequest
 from tests.makers import arrival, step
 
 
@@ -74,6 +74,20 @@ def test_prefills_of_those_that_were_sent_with_the_decoding_ones_are_no_cause(vi
     [finding] = RULES["prefill-starves-decode"](view)
     assert finding.evidence.stretch_frac > 0.5
     assert bool(finding.title) is root
+
+
+@pytest.mark.parametrize(("hashes", "root"), [("aaaabbbb", False), (None, True)])
+def test_prefills_of_what_the_cache_has_lost_are_an_effect(view_of, hashes, root):
+    """Five prompts of 30 tokens beside decodes, of which the last four begin with 20 tokens of the first."""
+    lines = [timed(number, 0, 4) for number in range(20)]
+    for number in range(20, 25):
+        name = f"p{number}"
+        line = timed(number, 30, 4, per_prefill=1000)
+        line.requests = [*line.requests, ScheduledRequest(name, 0, 30, "new")]
+        line.arrived = [arrival(name, 0, prompt_tokens=30, prefix_hashes=hashes)]
+        lines.append(line)
+    [finding] = RULES["prefill-starves-decode"](view_of(*lines))
+    assert finding.is_root == root
 
 
 def full(number, decode, prefill=0, **fields):

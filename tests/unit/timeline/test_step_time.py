@@ -7,7 +7,7 @@ from schedtrace.timeline.step_time import fit_step_time
 
 def steps(count):
     """Steps that take 1 ms and 2, 3 and 0.01 us a token of each kind."""
-    at = pl.int_range(count, eager=True)
+    at = pl.int_range(1, count + 1, eager=True)
     work = pl.DataFrame(
         {"prefill_tokens": at * 7 % 500, "decode_tokens": at * 3 % 64, "context_tokens": at * 131 % 20_000}
     )
@@ -29,6 +29,13 @@ def test_of_many_steps_evenly_chosen_ones_give_the_same_model(monkeypatch, most,
 def test_too_few_steps_have_no_model():
     assert fit_step_time(steps(19)) is None
     assert fit_step_time(steps(20)).steps == 20
+
+
+def test_steps_without_tokens_show_nothing():
+    """An asynchronous engine runs steps without tokens before an output is back."""
+    empty = pl.DataFrame(dict.fromkeys(step_time.FEATURES, [0] * 200) | {"busy_us": [100] * 200})
+    assert fit_step_time(pl.concat([steps(100), empty], how="vertical_relaxed")) == fit_step_time(steps(100))
+    assert fit_step_time(empty) is None
 
 
 def test_work_that_no_step_has_costs_nothing():
