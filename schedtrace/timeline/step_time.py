@@ -181,7 +181,9 @@ def _timed(steps: pl.DataFrame) -> pl.DataFrame | None:
     """Return the steps to fit a model to, or an even sample of many; None if too few have an output."""
     has_all = pl.all_horizontal(pl.col(name).is_not_null() for name in FEATURES)
     used = steps.filter((pl.col("busy_us") > 0) & has_all).select("busy_us", *FEATURES)
-    return None if used.height < FEWEST_STEPS else used.gather_every(-(-used.height // MOST_STEPS))
+    if used.height < FEWEST_STEPS:
+        return None
+    return used if used.height <= MOST_STEPS else used.gather_every(-(-used.height // MOST_STEPS))
 
 
 def _work(steps: pl.DataFrame) -> Any:
