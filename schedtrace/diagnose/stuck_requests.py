@@ -98,8 +98,10 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
 def _refusals(timeline: Timeline) -> pl.DataFrame:
     """Return exits that refused, for its own size, a request that never got the requested output."""
     refused = timeline.exits.filter("refusal", pl.col("cause").is_in(list(OF_ITS_OWN_SIZE)))
-    done = timeline.finishes.filter(~pl.col("status").is_in(GONE))
     steps = timeline.steps.select("step", "num_waiting_after", "end_us")
+    if refused.is_empty():
+        return refused.drop("num_waiting_after").join(steps, on="step")
+    done = timeline.finishes.filter(~pl.col("status").is_in(GONE))
     return (
         refused.drop_nulls("request_id")
         .drop("num_waiting_after")

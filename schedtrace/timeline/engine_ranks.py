@@ -629,7 +629,9 @@ class RecordedRanks:
     @cached_property
     def prefill_stalls(self) -> PrefillStalls | None:
         """Time that ranks in lock-step waited for prefills of other ranks; None if unknown."""
-        return None if self.missing_ranks else prefill_stalls(self.passes, self.turns)
+        if self.missing_ranks or not self.lockstep:
+            return None
+        return prefill_stalls(self.passes, self.turns)
 
     @cached_property
     def loads(self) -> RankLoads | None:

@@ -183,7 +183,9 @@ def _timed(steps: pl.DataFrame) -> pl.DataFrame | None:
     has_all = pl.all_horizontal(pl.col(name).is_not_null() for name in FEATURES)
     computes = pl.col("prefill_tokens") + pl.col("decode_tokens") > 0
     used = steps.filter((pl.col("busy_us") > 0) & has_all & computes).select("busy_us", *FEATURES)
-    return None if used.height < FEWEST_STEPS else used.gather_every(-(-used.height // MOST_STEPS))
+    if used.height < FEWEST_STEPS:
+        return None
+    return used if used.height <= MOST_STEPS else used.gather_every(-(-used.height // MOST_STEPS))
 
 
 def _work(steps: pl.DataFrame) -> Any:

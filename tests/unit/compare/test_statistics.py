@@ -76,6 +76,8 @@ def test_independent_trials_count_in_full_and_slow_phases_do_not():
     phases = [1, 2, 3, 4, 5, 6, 7, 8]
     r = sum((a - 4.5) * (b - 4.5) for a, b in pairwise(phases)) / 42
     assert significance.effective_count(phases) == pytest.approx(8 * (1 - r) / (1 + r))
+    two_levels = [1, 1, 1, 1, 2, 2, 2, 2]  # equal trials have the mean of their ranks: 2.5 and 6.5
+    assert significance.effective_count(two_levels) == pytest.approx(8 * (1 - 20 / 32) / (1 + 20 / 32))
 
 
 def test_p_of_trials_that_hang_together_is_larger():

@@ -109,3 +109,13 @@ def test_a_workload_is_closed_if_the_offline_front_end_hands_it_over(trace_of, f
     trace = trace_of(step(0))
     assert make_timeline(trace, manifest(front_end=front_end)).closed_workload is closed
     assert make_timeline(trace).closed_workload is False
+
+
+def test_a_later_part_of_a_session_is_no_new_request(view_of):
+    whole = [arrival("s", 1, prompt_tokens=40), arrival("r", 2)]
+    part = arrival("s", 3, prompt_tokens=90, streaming_update=True)
+    view = view_of(step(0, arrived=[*whole, part]))
+    assert view.new_requests["request_id"].to_list() == ["s", "r"]
+    assert dict(view.prompt_lengths.rows()) == {"s": 40, "r": 100}
+    assert view.waits["request_id"].to_list() == ["s", "r"]
+    assert view.sessions.to_list() == ["s"]
