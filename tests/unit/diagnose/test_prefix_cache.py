@@ -288,7 +288,7 @@ def test_prompts_of_which_no_two_share_a_block_are_no_verdict(found, lines, bloc
 
 
 def test_waits_that_missed_tokens_cause_are_charged_to_them(monkeypatch):
-    """Of 80 prefill tokens 60 were missed; prefill took 80 of 100 tokens where requests waited for budget."""
+    """Of 80 prefill tokens 60 were missed; prefill took 80 of 100 tokens of steps with waiters."""
     steps = pl.DataFrame({"prefill_tokens": [80], "used_tokens": [100]})
     ended = pl.DataFrame({"prompt_tokens": [80], "output_tokens": [40]})
     timeline = SimpleNamespace(steps=steps, finishes=ended, requests_us=1000)
