@@ -42,7 +42,7 @@ def _open_load(monkeypatch):
 def test_a_device_that_hides_small_prefills_gets_the_smallest_recorded_size():
     budget = smaller_budget(engine(lambda tokens: 50 * max(tokens, 200)))
     assert (budget.tokens, budget.size, budget.step_us) == (220, 220, 11_000)
-    # Twenty larger steps of 600 prefill tokens on average become three each, of 200: 40 steps more. Each costs
+    # Twenty larger steps of 600 prefill tokens on average become three each, of 200: 40 more. Each costs
     # 21 requests 1,000 us, the decodes' share of a step, and gives 20 decodes a token of 10,000 us.
     assert budget.larger_us == 31_000
     assert budget.saved_frac == pytest.approx(40 * (20 * 10_000 - 21 * 1000) / 100_000_000)
