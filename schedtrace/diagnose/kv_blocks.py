@@ -145,8 +145,9 @@ def _most_together(timeline: Timeline, requests: int) -> int:
     """
     ended = timeline.finishes.filter(pl.col("output_tokens") > 0).sort("trial", "scheduled_us")
     lengths = ended["prompt_tokens"] + ended["output_tokens"]
-    need = {tokens: sum(blocks_needed(timeline.header, tokens) or ()) for tokens in lengths.unique()}
-    blocks = lengths.replace_strict(need, return_dtype=pl.Int64)
+    need = need_of_engine(timeline.header)
+    each = {tokens: sum((need and need.sequence(tokens)) or ()) for tokens in lengths.unique()}
+    blocks = lengths.replace_strict(each, return_dtype=pl.Int64)
     return int(blocks.rolling_sum(max(1, requests), min_samples=1).max() or 0)  # type: ignore[arg-type]  # of integers
 
 

@@ -55,8 +55,9 @@ def limit_finding(
     """
     fields["cause"] = limit
     gain = gain_without(timeline, waits, limit)
-    load = offered_load(timeline)
-    if gain is None or not _is_full(load, gain) or (limit not in OF_TOKENS and shows_fuller(timeline, waits)):
+    most, load = gain_without(timeline, waits, limit, tail=True), offered_load(timeline)
+    fuller = limit not in OF_TOKENS and shows_fuller(timeline, waits)
+    if gain is None or most is None or not _is_full(load, most) or fuller:
         fields["advice"] = unless_shown(timeline, waits, fields["advice"])
         return wait_finding(timeline, waits, evidence, values=values, **fields)
     resource, wider = LIMITS[limit]
@@ -89,12 +90,18 @@ def limit_finding(
     return wait_finding(timeline, waits, evidence, values=values, **full)
 
 
-def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | None:
+def gain_without(timeline: Timeline, waits: Charged, cause: Cause, *, tail: bool = False) -> float | None:
     """Return the rise of throughput if no request waited for this limit; None without a step-time model.
 
     Requests that waited at a step would have been in it, as far as the other limits had room, so fewer steps
-    would do the work. No request would have recomputed tokens after a preemption. Where the last request ends
-    the run, steps with few requests may be saved as well, because a long request would have begun sooner.
+    would do the work. No request would have recomputed tokens after a preemption.
+
+    Args:
+        timeline: The engine's trace.
+        waits: Waits for the limit.
+        cause: Cause of the waits.
+        tail: Whether to add the steps with few requests that may be saved as well where the last request ends
+            the run, because a long request would have begun sooner.
     """
     model, working = timeline.step_time, timeline.steps.filter(pl.col("total_requests") > 0)
     if model is None or working.is_empty() or not timeline.busy_us:
@@ -114,7 +121,7 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | No
         )
         .row(0)
     )
-    if waited and throughput_counts(timeline):
+    if tail and waited and throughput_counts(timeline):
         sooner = steps_saved(timeline, waited, widest)[1] - waited
         saved_us += sooner * (of_decodes_us + host)
     saved_us += int(working["recomputed_tokens"].sum() or 0) * model.per_prefill_token_us

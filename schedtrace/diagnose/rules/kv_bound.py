@@ -59,7 +59,8 @@ class KvSpace(LongestWaited, kw_only=True):
     blocks_for_all: int | None
     """About how many KV blocks hold all requests at once: ``ceil((prompt + output tokens) / block_size)`` of
     a finished request on average, times the most requests that were in the scheduler at once (at most the
-    seats), plus one, vLLM's null block. With several cache groups, what a running request held on average
+    seats), or the largest need of as many requests that vLLM admitted in a row, plus one, vLLM's null block.
+    With several cache groups, what a running request held on average
     counts instead. None: the cache has as many."""
     largest_holder: str | None
     """Request that held the most blocks at that refusal, if the trace lists the holders."""

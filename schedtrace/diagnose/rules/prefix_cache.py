@@ -244,11 +244,11 @@ def _with_waits(timeline: Timeline, share: float | None, again: int) -> float | 
     Of the budget they take their part of the prefill in these steps; of the blocks, their part of all tokens
     that requests hold.
     """
-    computed = timeline.steps["prefill_tokens"].sum()
-    held = timeline.finishes.select((pl.col("prompt_tokens") + pl.col("output_tokens")).sum()).item()
+    computed = int(timeline.steps["prefill_tokens"].sum())
+    held = int(timeline.finishes.select((pl.col("prompt_tokens") + pl.col("output_tokens")).sum()).item())
     caused_us = 0.0
     if (waits := charged(timeline, Cause.TOKEN_BUDGET)) and computed:
-        prefill, used = waits.steps["prefill_tokens"].sum(), waits.steps["used_tokens"].sum()
+        prefill, used = (int(waits.steps[name].sum()) for name in ("prefill_tokens", "used_tokens"))
         caused_us += waits.time_us * prefill / max(1, used) * min(1.0, again / computed)
     if (waits := charged(timeline, Cause.KV_BLOCKS)) and held:
         caused_us += waits.time_us * min(1.0, again / held)

@@ -7,7 +7,7 @@ from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import HeadRefusal
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
-from tests.makers import header, step, write_trace
+from tests.makers import finish, header, step, write_trace
 
 TOTAL = 64
 
@@ -78,3 +78,16 @@ def test_where_holders_are_recorded_it_is_the_refusal_that_lasted_longest(tmp_pa
     found = need_at_refusals(make_timeline(read_trace(path)))
     assert (found.held_step, found.running, found.blocks_held, found.blocks_free) == (1, 5, 62, 1)
     assert (found.largest_holder, found.largest_holder_blocks) == ("b", 40)
+
+
+def test_large_requests_in_a_row_need_more_than_mean_ones(tmp_path):
+    """Two seats; requests of 1, 1, 9, 9 and 1 blocks: two mean ones need 8 blocks, the two large ones 18."""
+    sizes = [16, 16, 144, 144, 16]
+    done = [
+        finish(f"r{at}", prompt_tokens=size - 10, output_tokens=10, scheduled_us=at)
+        for at, size in enumerate(sizes)
+    ]
+    lines = [step(0, running=2, waiting=3, kv_blocks_total=12), step(1, running=0, finished=done)]
+    head = header(kv_blocks_total=12, max_num_running_reqs=2, block_size=16)
+    path = write_trace(tmp_path / "engine-0.jsonl", head, *lines)
+    assert need_at_refusals(make_timeline(read_trace(path))).blocks_for_all == 18 + 1
