@@ -181,7 +181,7 @@ def _find(ranks: RecordedRanks) -> Findings:
 
 
 def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
-    longer = evidence.dummies and evidence.dummies.longer_requests_frac
+    longer = evidence.dummies.longer_requests_frac if evidence.dummies is not None else None
     share = min(1.0, evidence.avoidable_frac + (evidence.lockstep_frac or 0.0) + (longer or 0.0))
     steps = ranks.timeline(evidence.largest).steps
     if evidence.avoidable_ms:
@@ -204,9 +204,19 @@ def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
 def _dummies_finding(ranks: RecordedRanks, dummies: DummyBatches) -> Finding:
     """Return the finding about dummy batches of ranks that are loaded evenly otherwise."""
     rank = dummies.most.rank
-    fields: Fields = {"severity": "info"}
-    if dummies.longer_ms is not None:
-        fields = {
+    fields: Fields = {
+        "engine_rank": rank,
+        "steps": step_numbers(_dummy_gaps(ranks).filter(pl.col("rank") == rank)),
+        "engine_ranks": [figures.rank for figures in dummies.ranks if figures.batches],
+        "count": dummies.batches,
+        "trials": trial_numbers(ranks.turns),
+        "message": _dummies_message(dummies),
+        "example": "Before {at} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
+    }
+    if dummies.longer_ms is None:
+        fields["severity"] = "info"
+    else:
+        fields |= {
             "title": "Ranks without requests slow the others",
             "verdict": _idle_words(dummies),
             "share_frac": dummies.longer_requests_frac,
@@ -217,17 +227,7 @@ def _dummies_finding(ranks: RecordedRanks, dummies: DummyBatches) -> Finding:
                 )
             ],
         }
-    return finding_of(
-        dummies,
-        engine_rank=rank,
-        steps=step_numbers(_dummy_gaps(ranks).filter(pl.col("rank") == rank)),
-        engine_ranks=[figures.rank for figures in dummies.ranks if figures.batches],
-        count=dummies.batches,
-        trials=trial_numbers(ranks.turns),
-        message=_dummies_message(dummies),
-        example="Before {at} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
-        **fields,
-    )
+    return finding_of(dummies, **fields)
 
 
 def _idle_words(dummies: DummyBatches | None) -> Message:
@@ -559,10 +559,10 @@ def _dummies(ranks: RecordedRanks) -> DummyBatches | None:
     if not batches or frac < DUMMIES_FROM_FRAC:
         return None
     longer = ranks.idle_excess
-    felt = longer and ranks.total_requests_us and longer.requests_us / ranks.total_requests_us
+    felt = None if longer is None else longer.requests_us / max(1, ranks.total_requests_us)
     return DummyBatches(
-        longer_ms=longer and longer.us / 1e3,
-        longer_frac=longer and longer.frac,
+        longer_ms=None if longer is None else longer.us / 1e3,
+        longer_frac=None if longer is None else longer.frac,
         longer_requests_frac=felt,
         batches=batches,
         steps_frac=batches / (batches + sum(turns.values())),

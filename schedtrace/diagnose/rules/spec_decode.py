@@ -97,8 +97,8 @@ def _find(timeline: Timeline) -> Findings:
         draft_tokens=drafts,
         accepted_tokens=accepted,
         acceptance_frac=accepted / drafts,
-        early_frac=fall and fall.early,
-        late_frac=fall and fall.late,
+        early_frac=None if fall is None else fall.early,
+        late_frac=None if fall is None else fall.late,
         wasted_frac=(drafts - accepted) / int(steps["used_tokens"].sum()),
         verify_us_per_token=model.per_decode_token_us,
         output_tokens_per_s=rate,
@@ -170,7 +170,7 @@ def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
         return None
     quarter = tried.height // 4
     early, late = (
-        float(part["drafts_accepted"].sum() / part["drafts"].sum())
+        int(part["drafts_accepted"].sum()) / int(part["drafts"].sum())
         for part in (tried.head(quarter), tried.tail(quarter))
     )
     fall = _Fall(early, late, drafts)
