@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 SEEDS = seeds(1, 2, 3)
-STEPS, SHORT_STEPS = (300, 300) if SOAK else (100, 70)
+STEPS, SHORT_STEPS = (300, 300) if SOAK else (150, 70)
 """Short loads of one seed keep ``make test`` within CI's time, and what plays all families plays the shorter
 ones; ``make soak`` and ``make compat`` play three long ones each.
 """

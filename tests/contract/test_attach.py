@@ -34,8 +34,10 @@ from tests.toys import Now
 
 pytestmark = pytest.mark.vllm
 
+ATTACHED_STEPS = max(100, SHORT_STEPS)
+"""Steps of a load: as many as every command needs to say something of a window."""
 WINDOWS = [
-    tuple(SHORT_STEPS * percent // 100 for percent in window) for window in [(13, 40), (50, 73), (80, 97)]
+    tuple(ATTACHED_STEPS * percent // 100 for percent in window) for window in [(13, 40), (50, 73), (80, 97)]
 ]
 """First step that is recorded, and the first one that is not any more."""
 SESSIONS = {"streaming_input"}
@@ -262,7 +264,7 @@ def play_on(engine, script):
 @pytest.fixture(params=LOADS, scope="module")
 def played(request, tmp_path_factory):
     name, seed = request.param.rsplit("-", 1)
-    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed), SHORT_STEPS)
+    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed), ATTACHED_STEPS)
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder / "whole"))

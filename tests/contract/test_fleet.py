@@ -15,8 +15,8 @@ from tests.simulated_fleet import KINDS, faults_by_name, plan, record_fleet
 
 
 def test_faults_are_found_with_their_cause_and_no_healthy_engine_is_accused(tmp_path):
-    planned = plan(12, slow_hosts=1, kv=1, hot=1, client=1, paused=1)
-    record_fleet(tmp_path, planned, seed=5, requests=45)
+    planned = plan(14, slow_hosts=1, kv=1, hot=1, client=1, paused=1)
+    record_fleet(tmp_path, planned, seed=5, requests=60)
     fleet = read_fleet(find_fleet([str(tmp_path)]), lambda _: HereOnly())
     report = fleet_report(fleet)
     differences = {each.engine: each for each in report.differences}

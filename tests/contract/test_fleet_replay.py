@@ -14,9 +14,9 @@ from tests.simulated_fleet import PlannedEngine, record_engine
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """Two engines; the router sends the first of them three times as much as the other."""
+    """Three engines; the router sends the first of them three times as much as each of the others."""
     folder = tmp_path_factory.mktemp("fleet")
-    for number in range(2):
+    for number in range(3):
         engine = PlannedEngine(number, f"node{number}", "hot" if number == 0 else "")
         record_engine(folder, engine, random.Random(f"replay/{number}"), requests=8)  # noqa: S311  # no secret
     load, notes = fleet_load(find_fleet([str(folder)]))
@@ -25,7 +25,7 @@ def load(tmp_path_factory):
 
 
 def test_an_even_router_is_faster_and_the_baseline_keeps_the_recorded_assignment(load):
-    replays = fleet_replay(load, {"data_parallel_size": 2, "router": "least-running"}, resamples=2)
+    replays = fleet_replay(load, {"data_parallel_size": 3, "router": "least-running"}, resamples=2)
     recorded, routed = replays.configurations
     assert abs(replays.baseline.misfit_frac) < 0.05
     assert recorded.finished == routed.finished == load.requests
@@ -36,7 +36,7 @@ def test_an_even_router_is_faster_and_the_baseline_keeps_the_recorded_assignment
 
 def test_fewer_engines_are_slower(load):
     replays = fleet_replay(load, {"data_parallel_size": 1, "router": "least-running"}, resamples=0)
-    assert replays.settings == {"data_parallel_size": 2, "router": "as recorded"}
+    assert replays.settings == {"data_parallel_size": 3, "router": "as recorded"}
     [slower] = [each for each in replays.configurations if not each.recorded]
     assert slower.finished == load.requests
     assert slower.figure(replays.baseline.judged_by).change_frac > 0.1

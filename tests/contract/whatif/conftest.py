@@ -51,7 +51,7 @@ def simulated(folder, load, *, times=TIMES, trial_ids=False, **options):
     return read_run(folder)
 
 
-def drive(folder, *, requests=12, **options):
+def drive(folder, *, requests=20, **options):
     """Two trials with so many requests each, 1.7 ms apart."""
 
     def load(engine):

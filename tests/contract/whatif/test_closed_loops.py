@@ -18,8 +18,8 @@ SEATS = {"max_num_seqs": 4, "max_model_len": 512}
 
 
 def closed(folder, clients=12, **options):
-    """Clients, each with one request open, 30 in all; gives the run, and how long it took."""
-    left, took = iter(range(30)), []
+    """Clients, each with one request open, 40 in all; gives the run, and how long it took."""
+    left, took = iter(range(40)), []
 
     def load(engine):
         def send(at_us):
@@ -87,7 +87,7 @@ def test_advice_is_judged_by_the_time_until_all_are_done(base, monkeypatch):
 def test_the_number_of_clients_can_be_given(base):
     [load] = recorded(base.run, base.times, clients=6).loads
     assert load.replayed_clients.clients == 6
-    assert len(load.replayed_clients.think_us) == 24
+    assert len(load.replayed_clients.think_us) == 34
 
 
 @pytest.mark.parametrize("clients", [2, 24])
