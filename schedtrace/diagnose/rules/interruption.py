@@ -53,7 +53,7 @@ NOT_SLOW = (events.PAUSED, events.ASLEEP, events.CALLED, events.NO_CALL, events.
 ASKED = "Send requests to another engine meanwhile: a client asked for it."
 SLOW = Kind(
     "Slow steps now and then",
-    "{times:n step}[{in_a_row:?} in a row] took {factor_of_work} times as long as its work explains {where}, "
+    "{times:n step}[{in_a_row:?} in a row] took {factor_of_work} times as long as the work explains {where}, "
     "{time_ms:ms} in total",
 )
 KINDS = {
@@ -103,7 +103,7 @@ KINDS = {
     ),
     events.PERIODIC: Kind(
         "Periodic slow steps",
-        "Every {period} one is slow {where}: {times:n step} took {factor_of_work} times as long as its work "
+        "Every {period} one is slow {where}: {times:n step} took {factor_of_work} times as long as the work "
         "explains, {time_ms:ms} in total",
     ),
     events.EPISODE: Kind("Slow steps in a row", SLOW.what),

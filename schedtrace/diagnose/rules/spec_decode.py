@@ -124,8 +124,9 @@ def _find(timeline: Timeline) -> Findings:
         tokens=drafts - accepted,
         message="{steps:n step} without prefill verified {draft_tokens:n draft token} and accepted "
         "{accepted_tokens:n}. By the model of step times, a draft token takes {verify_us_per_token:us}; "
-        "the drafter's own time is not in the trace, so the loss is at least this."
-        "[ Acceptance falls with the order in which requests finish, from {early:%} of the first quarter to "
+        "the drafter's own time is not in the trace"
+        + (", so the loss is at least this." if loses else ".")
+        + "[ Acceptance falls with the order in which requests finish, from {early:%} of the first quarter to "
         "{late_frac:%} of the last.]",
         values={"change": change, "early": evidence.early_frac if loses else None},
         advice=_advice(evidence, loses=loses),
