@@ -9,7 +9,7 @@ from typing import Unpack
 
 import polars as pl
 
-from schedtrace.diagnose.fixed_share import shows_fuller, throughput_counts, unless_shown
+from schedtrace.diagnose.fixed_share import shows_fuller, unless_shown
 from schedtrace.diagnose.gains import host_us, steps_saved
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, Fields, Values, advise, wait_finding
@@ -121,7 +121,7 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause, *, tail: bool
         )
         .row(0)
     )
-    if tail and waited and throughput_counts(timeline):
+    if tail and waited and offered_load(timeline).pace == "at_once":
         sooner = steps_saved(timeline, waited, widest)[1] - waited
         saved_us += sooner * (of_decodes_us + host)
     saved_us += int(working["recomputed_tokens"].sum() or 0) * model.per_prefill_token_us

@@ -10,6 +10,7 @@ import polars as pl
 
 from schedtrace.diagnose.fixed_share import BREAK_EVEN_FRAC, throughput_counts
 from schedtrace.diagnose.gains import RAN, THERE, host_us
+from schedtrace.diagnose.offered_load import offered_load
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens, smallest_batched_tokens
 from schedtrace.diagnose.rules.common import advise
 from schedtrace.diagnose.waits import mean
@@ -19,6 +20,8 @@ from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_STEPS, FEWEST_SIZED = 20, 5
 """Fewest steps with decodes and prefill that show the saving of a smaller budget, and of about its size."""
+MOST_TIMES = 2
+"""Largest ratio of a budget to the recorded steps that speak for it."""
 LEAST_SAVED_FRAC = 0.02
 """Least share of the requests' time for which a smaller budget is worth a restart."""
 
@@ -56,13 +59,16 @@ def smaller_budget(timeline: Timeline) -> SmallerBudget | None:
 
     Prefill in smaller steps needs more of them. A step more costs every request present the time that the
     step takes beyond its share of the prefill, and gives each decoding request a token, which otherwise takes
-    a step of its own. None where throughput counts, or if no recorded size saves ``LEAST_SAVED_FRAC``.
+    a step of its own. None where throughput counts, also because more load comes than is served, or if no
+    recorded size saves ``LEAST_SAVED_FRAC``.
     """
     least = smallest_batched_tokens(timeline)
     steps = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("busy_us") > 0))
     alone = steps.filter(pl.col("prefill_tokens") == 0)["busy_us"]
     mixed = steps.filter(pl.col("prefill_tokens") > 0).sort("used_tokens")
-    if least is None or mixed.height < FEWEST_STEPS or alone.is_empty() or throughput_counts(timeline):
+    if least is None or mixed.height < FEWEST_STEPS or alone.is_empty():
+        return None
+    if throughput_counts(timeline) or offered_load(timeline).grows:
         return None
     limit, best = int(mixed["used_tokens"].max()) // 2, None  # type: ignore[arg-type]  # of integers
     while limit >= 1:
@@ -89,7 +95,7 @@ def _saving(
     size = round(mean(sized, pl.col("used_tokens")) or 0)
     tokens = max(size, least, 2 * int(mixed["decode_tokens"].max()))  # type: ignore[arg-type]  # of integers
     larger = mixed.filter(pl.col("used_tokens") > tokens)
-    if larger.height < FEWEST_SIZED:
+    if larger.height < FEWEST_SIZED or tokens > MOST_TIMES * size:
         return None
     prefill, larger_us = mean(larger, pl.col("prefill_tokens")) or 0.0, mean(larger, pl.col("busy_us")) or 0.0
     part = pl.col("prefill_tokens") / prefill

@@ -107,8 +107,8 @@ def _find(timeline: Timeline) -> Findings:
         draft_slot_tokens=slot_tokens,
         examples=DraftStep.largest(steps, "busy_us"),
     )
-    kept = rate / plain_rate if loses or fall is None else fall.kept(accepted / drafts)
-    lost_us = busy_us * (1 - kept)
+    speed = rate / plain_rate if loses or fall is None else fall.speed(accepted / drafts)
+    lost_us = busy_us * (1 - speed)
     yield step_finding(
         timeline,
         steps,
@@ -119,15 +119,15 @@ def _find(timeline: Timeline) -> Findings:
         if loses
         else "Speculative decoding gets worse over time: {early_frac:%} of the draft tokens of the first "
         "quarter of the requests were accepted, {late_frac:%} of those of the last quarter.",
-        share_frac=_share(timeline, steps, kept),
+        share_frac=_share(timeline, steps, speed),
         holder=_holder(evidence),
         tokens=drafts - accepted,
         message="{steps:n step} without prefill verified {draft_tokens:n draft token} and accepted "
         "{accepted_tokens:n}. By the model of step times, a draft token takes {verify_us_per_token:us}; "
         "the drafter's own time is not in the trace"
         + (", so the loss is at least this." if loses else ".")
-        + "[ Acceptance falls with the order in which requests finish, from {early:%} of the first quarter to "
-        "{late_frac:%} of the last.]",
+        + "[ Acceptance falls with the order in which requests finish, from {early:%} of the first quarter "
+        "to {late_frac:%} of the last.]",
         values={"change": change, "early": evidence.early_frac if loses else None},
         advice=_advice(evidence, loses=loses),
         example="{at} verified {draft_tokens:n draft token} for {total_requests:n request} in "
@@ -146,7 +146,7 @@ class _Fall(NamedTuple):
     drafts: float
     """Draft tokens per step and request."""
 
-    def kept(self, accepted: float) -> float:
+    def speed(self, accepted: float) -> float:
         """Return the part of the tokens of the early acceptance that another acceptance gives."""
         return (1 + self.drafts * accepted) / (1 + self.drafts * self.early)
 
@@ -175,7 +175,7 @@ def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
         for part in (tried.head(quarter), tried.tail(quarter))
     )
     fall = _Fall(early, late, drafts)
-    return fall if 1 - fall.kept(late) >= LEAST_FALL else None
+    return fall if 1 - fall.speed(late) >= LEAST_FALL else None
 
 
 def _advice(evidence: SpecDecode, *, loses: bool) -> list[Advice]:

@@ -204,7 +204,7 @@ def shown_budget(timeline: Timeline, waits: Charged, *, only_smaller: bool = Fal
     times = share and budget_times(timeline, waits, share)
     now = batched_tokens(timeline)
     smaller = smaller_budget(timeline)
-    if smaller is not None and (times is None or times < 1):
+    if smaller is not None and times is None:
         return smaller.advice(timeline)
     if share is None or times is None or (only_smaller and times > 1):
         return None

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
+from schedtrace.diagnose.offered_load import OfferedLoad
 from schedtrace.diagnose.rules import smaller_budget as module
 from schedtrace.diagnose.rules.smaller_budget import smaller_budget
 
@@ -36,6 +37,7 @@ def engine(step_us, *, waiting=0):
 @pytest.fixture(autouse=True)
 def _open_load(monkeypatch):
     monkeypatch.setattr(module, "throughput_counts", lambda _: False)
+    monkeypatch.setattr(module, "offered_load", lambda _: OfferedLoad("clock", 1.0))
     monkeypatch.setattr(module, "smallest_batched_tokens", lambda _: 32)
 
 
@@ -66,3 +68,15 @@ def test_decodes_fill_at_most_half_of_the_budget_and_vllm_accepts_it(monkeypatch
 def test_nothing_is_shown_where_throughput_counts_or_the_least_budget_is_unknown(monkeypatch, name):
     monkeypatch.setattr(module, name, lambda _: True if name == "throughput_counts" else None)
     assert smaller_budget(engine(lambda tokens: 50 * max(tokens, 200))) is None
+
+
+def test_nothing_is_shown_where_the_backlog_grows(monkeypatch):
+    monkeypatch.setattr(module, "offered_load", lambda _: OfferedLoad("clock", 1.0, grows=True))
+    assert smaller_budget(engine(lambda tokens: 50 * max(tokens, 200))) is None
+
+
+def test_a_budget_far_above_the_recorded_steps_is_not_shown_by_them(monkeypatch):
+    """Steps of 220 tokens say nothing about steps of 460; those of 420 tokens may."""
+    monkeypatch.setattr(module, "smallest_batched_tokens", lambda _: 460)
+    budget = smaller_budget(engine(lambda tokens: 50 * max(tokens, 200)))
+    assert (budget.tokens, budget.size) == (460, 420)

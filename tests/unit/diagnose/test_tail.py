@@ -26,6 +26,7 @@ def one_each(count, *, slow, took=1000, extra=49_000):
                 took=10,
                 back=length - 10,
                 got={f"r{number}": 1},
+                prefill_tokens=1,
                 new=[f"r{number}"],
                 arrived=[arrival(f"r{number}", begin - 20, begin - 10)],
                 finished=[ended] if number else [],
