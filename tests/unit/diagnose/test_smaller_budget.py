@@ -19,9 +19,9 @@ class Engine(SimpleNamespace):
     __hash__ = object.__hash__
 
 
-def engine(step_us, *, waiting=0):
+def engine(step_us, *, waiting=0, mixed=SIZES):
     """Steps of these tokens, twenty of them decodes, and as many steps that only decode."""
-    sizes = [*SIZES, *[DECODING] * len(SIZES)]
+    sizes = [*mixed, *[DECODING] * len(mixed)]
     steps = pl.DataFrame({"used_tokens": sizes}).with_columns(
         pl.lit(DECODING + 1).alias("total_requests"),
         pl.lit(DECODING + 1).alias("num_running_after"),
@@ -75,8 +75,10 @@ def test_nothing_is_shown_where_the_backlog_grows(monkeypatch):
     assert smaller_budget(engine(lambda tokens: 50 * max(tokens, 200))) is None
 
 
-def test_a_budget_far_above_the_recorded_steps_is_not_shown_by_them(monkeypatch):
-    """Steps of 220 tokens say nothing about steps of 460; those of 420 tokens may."""
-    monkeypatch.setattr(module, "smallest_batched_tokens", lambda _: 460)
-    budget = smaller_budget(engine(lambda tokens: 50 * max(tokens, 200)))
-    assert (budget.tokens, budget.size) == (460, 420)
+def test_steps_of_less_than_half_of_a_budget_do_not_show_it(monkeypatch):
+    def least(tokens):
+        monkeypatch.setattr(module, "smallest_batched_tokens", lambda _: tokens)
+        return smaller_budget(engine(lambda tokens: 50 * max(tokens, 200), mixed=[220, 820] * 15))
+
+    assert (least(440).tokens, least(440).size) == (440, 220)
+    assert least(441) is None
