@@ -17,8 +17,6 @@ from schedtrace.diagnose.rules.common import (
 )
 from schedtrace.diagnose.setting_origins import RETENTION, has_windows, keeps_windows
 from schedtrace.diagnose.tail import TIMES_MEDIAN
-from schedtrace.diagnose.waits import charged
-from schedtrace.model.causes import Cause
 from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import NOTHING, Message, Setting, joined
 from schedtrace.model.report import Advice, Evidence
@@ -210,7 +208,7 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
         return
     shared = use.filter(pl.col("shareable_tokens") > 0)
     evidence = _evidence(timeline, use, _returned(timeline, timeline.header.block_size or 1).clear())
-    share = _with_waits(timeline, _share(timeline, shared, again), again)
+    share = _share(timeline, shared, again)
     yield step_finding(
         timeline,
         shared,
@@ -236,24 +234,6 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
         ],
         cost=prefill_cost(timeline, again),
     )
-
-
-def _with_waits(timeline: Timeline, share: float | None, again: int) -> float | None:
-    """Add the part of the waits for token budget and KV blocks that tokens computed again cause.
-
-    Of the budget they take their part of the prefill in these steps; of the blocks, their part of all tokens
-    that requests hold.
-    """
-    computed = int(timeline.steps["prefill_tokens"].sum())
-    held = int(timeline.finishes.select((pl.col("prompt_tokens") + pl.col("output_tokens")).sum()).item())
-    caused_us = 0.0
-    if (waits := charged(timeline, Cause.TOKEN_BUDGET)) and computed:
-        prefill, used = (int(waits.steps[name].sum()) for name in ("prefill_tokens", "used_tokens"))
-        caused_us += waits.time_us * prefill / max(1, used) * min(1.0, again / computed)
-    if (waits := charged(timeline, Cause.KV_BLOCKS)) and held:
-        caused_us += waits.time_us * min(1.0, again / held)
-    caused = share_of_requests(timeline, caused_us)
-    return share if not caused else min(1.0, (share or 0.0) + caused)
 
 
 def _felt(share: float | None) -> float | None:
@@ -596,6 +576,5 @@ RULE = Rule(
     summary="prompts or preempted requests found less in the prefix cache than had been computed before",
     needs=frozenset({Fact.CACHE, Fact.REQUESTS, Fact.LIVES, Fact.PREEMPTIONS, Fact.BLOCKS, Fact.CONFIG}),
     find=_find,
-    specific=True,
     quiet=5,
 )

@@ -1,11 +1,6 @@
-from types import SimpleNamespace
-
-import polars as pl
 import pytest
 
-from schedtrace.diagnose.rules import prefix_cache
 from schedtrace.diagnose.verdict import leading
-from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import Admission, CacheGroup
 from tests.makers import arrival, step
@@ -315,15 +310,3 @@ def test_prompts_of_which_no_two_share_a_block_are_no_verdict(found, lines, bloc
     """Prompts that no cache would have helped stay a finding, with what vLLM does not look for."""
     [finding] = found(CODE, *lines, block_size=block_size)
     assert (leading([finding]) == [finding]) == leads
-
-
-def test_waits_that_missed_tokens_cause_are_charged_to_them(monkeypatch):
-    """Of 80 prefill tokens 60 were missed; prefill took 80 of 100 tokens of steps with waiters."""
-    steps = pl.DataFrame({"prefill_tokens": [80], "used_tokens": [100]})
-    ended = pl.DataFrame({"prompt_tokens": [80], "output_tokens": [40]})
-    timeline = SimpleNamespace(steps=steps, finishes=ended, requests_us=1000)
-    waits = {Cause.TOKEN_BUDGET: 500, Cause.KV_BLOCKS: 200}
-    monkeypatch.setattr(
-        prefix_cache, "charged", lambda _, cause: SimpleNamespace(time_us=waits[cause], steps=steps)
-    )
-    assert prefix_cache._with_waits(timeline, 0.1, 60) == pytest.approx(0.1 + 0.5 * 0.8 * 0.75 + 0.2 * 0.5)
