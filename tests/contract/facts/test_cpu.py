@@ -72,9 +72,9 @@ def test_a_thread_that_shares_its_processor_waits_about_as_long_as_it_runs():
 def test_a_process_without_a_processor_waits_and_neither_a_sleeping_nor_a_stopped_one_does():
     """Victims at the lowest priority beside two rivals on their processor, as on an overloaded machine."""
     one = {min(os.sched_getaffinity(0))}
-    spins, sleeps = "while True: pass", "import time; time.sleep(60)"
+    spins, sleeps = "while True: pass", "import time; print(flush=True); time.sleep(60)"
     programs = [spins, spins, spins, sleeps, spins]
-    started = [subprocess.Popen([sys.executable, "-c", text]) for text in programs]
+    started = [subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) for text in programs]
     victims = _, sleeping, stopped = started[2:]
     try:
         for each in started:
@@ -82,6 +82,7 @@ def test_a_process_without_a_processor_waits_and_neither_a_sleeping_nor_a_stoppe
         for each in victims:
             os.setpriority(os.PRIO_PROCESS, each.pid, 19)
         stopped.send_signal(signal.SIGSTOP)
+        sleeping.stdout.readline()  # while it starts it may pause as well
         while process_state(stopped.pid).state != "T" or process_state(sleeping.pid).state != "S":
             time.sleep(0.05)
         waits = [ProcessorWaits(lambda pid=each.pid: thread_states(threads_of([pid]))) for each in victims]
@@ -96,7 +97,7 @@ def test_a_process_without_a_processor_waits_and_neither_a_sleeping_nor_a_stoppe
     finally:
         for each in started:
             each.kill()
-            each.wait()
+            each.communicate()
     assert waits[0].waited_s > 0.6 * lasted_s
     assert [each.waited_s for each in waits[1:]] == [0.0, 0.0]
 
