@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -43,9 +44,12 @@ def test_a_snapshot_is_a_run_and_the_recording_goes_on(keeping, workplace, analy
 
 
 def test_it_leaves_a_snapshot_when_it_is_stopped(keeping, workplace, analyzed):
-    listed = asked(workplace, "engines", keeping.pid).out
-    os.kill(int(re.search(r"pid (\d+)", listed)[1]), signal.SIGTERM)
-    keeping.wait(60)
+    engine = int(re.search(r"pid (\d+)", asked(workplace, "engines", keeping.pid).out)[1])
+    os.kill(engine, signal.SIGTERM)
+    until = time.monotonic() + 60
+    while Path(f"/proc/{engine}").exists():  # its front end ends seconds of a processor later
+        assert time.monotonic() < until
+        time.sleep(0.2)
     (folder,) = (workplace / "kept").iterdir()
     assert re.search(r"-engine-ended-\w+$", folder.name)
     assert analyzed(folder)["statistics"]
