@@ -55,8 +55,8 @@ _METRICS = (
 def tails(timeline: Timeline) -> list[LatencyTail]:
     """Return the tails of TTFT, TPOT and end-to-end latency, if the slowest requests form a tail."""
     requests = request_latencies(timeline).unique("request_id", keep="last", maintain_order=True)
-    prompts = timeline.known_requests.unique("request_id", keep="last").select("request_id", "prompt_tokens")
-    requests = requests.join(prompts, on="request_id", how="left", maintain_order="left")
+    prefills = _prefill_tokens(timeline)
+    requests = requests.join(prefills, on="request_id", how="left", maintain_order="left")
     return [tail for metric in _METRICS if (tail := _tail(timeline, requests, metric)) is not None]
 
 
@@ -97,10 +97,19 @@ def _tail(timeline: Timeline, requests: pl.DataFrame, metric: _Metric) -> Latenc
         parts=parts,
         first_step=main["begin_step"].min(),  # type: ignore[arg-type]  # a column of integers
         last_step=main["end_step"].max(),  # type: ignore[arg-type]  # a column of integers
-        prompt_tokens=_mean(slowest["prompt_tokens"]),
-        usual_prompt_tokens=_mean(middle["prompt_tokens"]),
+        prefill_tokens=_mean(slowest["prefill_tokens"]),
+        usual_prefill_tokens=_mean(middle["prefill_tokens"]),
         output_tokens=_mean(slowest["output_tokens"]),
         usual_output_tokens=_mean(middle["output_tokens"]),
+    )
+
+
+def _prefill_tokens(timeline: Timeline) -> pl.DataFrame:
+    """Return ``request_id`` and ``prefill_tokens``: prompt tokens beyond those cached when it was admitted."""
+    requests = timeline.known_requests.unique("request_id", keep="last")
+    admitted = timeline.admitted.filter(pl.col("phase") == "new").unique("request_id", keep="last")
+    return requests.join(admitted, on="request_id").select(
+        "request_id", prefill_tokens=(pl.col("prompt_tokens") - pl.col("computed_tokens")).clip(0)
     )
 
 

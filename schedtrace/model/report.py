@@ -386,10 +386,11 @@ class LatencyTail(msgspec.Struct, kw_only=True):
     in no step."""
     last_step: int | None
     """Last of these steps."""
-    prompt_tokens: float | None
-    """Mean prompt length of the slowest requests."""
-    usual_prompt_tokens: float | None
-    """Mean prompt length of the requests around the median latency."""
+    prefill_tokens: float | None
+    """Mean prompt tokens of the slowest requests that no cache or KV connector had, so that they were
+    computed."""
+    usual_prefill_tokens: float | None
+    """The same mean of the requests around the median latency."""
     output_tokens: float | None
     """Mean output length of the slowest requests."""
     usual_output_tokens: float | None

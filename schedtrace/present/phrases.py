@@ -226,18 +226,15 @@ def tail_sentence(tails: list[LatencyTail], *, engines: int) -> Message:
     either = [tail for tail in tails if tail.metric != "e2e_ms"] or tails
     tail = max(either, key=lambda tail: tail.slowest_ms / max(tail.median_ms, 1e-3))
     first = tail.parts[0]
-    counts = {
-        "prefill": ("prompts", tail.prompt_tokens, tail.usual_prompt_tokens),
-        "decode": ("outputs", tail.output_tokens, tail.usual_output_tokens),
-    }
-    words, own, usual = counts.get(first.state if tail.metric != "tpot_ms" else "", ("", None, None))
+    size = first.state if tail.metric != "tpot_ms" else ""
     steps = None
     if tail.first_step is not None and tail.last_step is not None:
         steps = Steps(tail.first_step, tail.last_step, None)
     return say(
         "{on}the slowest [{single:!}{slowest:n} ]of {requests:n request} by {latency} took {slowest_ms:ms}"
         "[{single:!} (mean)], the median {median_ms:ms}. {share:%} of the difference: {part}[ in {steps}]"
-        "[ ({words} of {own:n token}, usually {usual:n})]. The slowest is {request:id}.",
+        "[ ({prompts:n prompt token} not cached, usually {usual_prompts:n})]"
+        "[ ({outputs:n output token}, usually {usual_outputs:n})]. The slowest is {request:id}.",
         on=f"on engine {tail.engine_rank}, " if engines > 1 else "",
         single=tail.slowest == 1,
         slowest=tail.slowest,
@@ -248,11 +245,16 @@ def tail_sentence(tails: list[LatencyTail], *, engines: int) -> Message:
         share=first.share_frac,
         part=_tail_part(first),
         steps=steps,
-        words=words or None,
-        own=None if own is None else round(own),
-        usual=None if usual is None else round(usual),
+        prompts=_rounded(tail.prefill_tokens if size == "prefill" else None),
+        usual_prompts=_rounded(tail.usual_prefill_tokens),
+        outputs=_rounded(tail.output_tokens if size == "decode" else None),
+        usual_outputs=_rounded(tail.usual_output_tokens),
         request=tail.slowest_request,
     )
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
 
 
 def _tail_part(part: TailPart) -> Text:

@@ -3,6 +3,7 @@
 import pytest
 
 from schedtrace.diagnose.tail import tails
+from schedtrace.model.trace import ScheduledRequest
 from tests.makers import arrival, finish, step
 
 
@@ -55,3 +56,11 @@ def test_a_slow_step_makes_the_tail_of_the_request_in_it(view_of):
 
 def test_fewer_requests_have_no_tail(view_of):
     assert tails(view_of(*one_each(20, slow=10))) == []
+
+
+def test_a_prompt_counts_without_what_was_cached(view_of):
+    lines = one_each(40, slow=20)
+    for number, line in enumerate(lines):
+        line.requests = [ScheduledRequest(f"r{number}", 0 if number == 20 else 90, 1, "new")]
+    [ttft, _] = tails(view_of(*lines))
+    assert (ttft.prefill_tokens, ttft.usual_prefill_tokens) == (100, 10)
