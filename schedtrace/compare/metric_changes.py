@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schedtrace.compare import servers, significance
-from schedtrace.compare.significance import effective_count
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.comparison import Comparison, MetricChange, Outcome, Sample
 from schedtrace.model.report import RunReport, TrialReport
@@ -69,7 +68,7 @@ def sample(metric: Metric, report: RunReport) -> Sample | None:
     return Sample(
         values=figures,
         count=len(figures),
-        effective_count=effective_count(figures),
+        effective_count=significance.effective_count(figures),
         mean=figures[0] if len({*figures}) == 1 else _mean(figures),
         min=min(figures),
         max=max(figures),
@@ -122,10 +121,9 @@ def judge_servers(
             change.ci_low_frac, change.ci_high_frac = tested_change.interval
             change.noise_floor_frac = tested_change.detectable_change(len(tested))
             change.significant = p_corrected <= significance.ALPHA
-            better = (tested_change.change > 0) == change.higher_is_better
             change.outcome = Outcome.NONE_FOUND
             if change.significant:
-                change.outcome = Outcome.BETTER if better else Outcome.WORSE
+                change.outcome = _direction(change, tested_change.change)
 
 
 def _untested(metric: Metric, *, base: Sample, new: Sample) -> MetricChange:
@@ -182,7 +180,9 @@ def _judge(change: MetricChange, *, tests: int) -> None:
     if change.base.same_figures(change.new):
         change.significant, change.outcome = False, Outcome.SAME
     elif change.p_corrected is not None and change.p_corrected <= significance.ALPHA:
-        change.significant, change.outcome = True, _direction(change)
+        of_means = change.new.mean - change.base.mean
+        agree = change.effect is not None and (of_means > 0) == (change.effect > 0)
+        change.significant, change.outcome = True, _direction(change, of_means) if agree else Outcome.DIFFERS
     elif significance.smallest_p(change.base.count, change.new.count) * tests > significance.ALPHA:
         change.significant, change.outcome = None, Outcome.TOO_FEW
     else:
@@ -197,11 +197,10 @@ def _without_test(change: MetricChange) -> tuple[Outcome, bool | None]:
     return (Outcome.EXACT, True) if several else (Outcome.TOO_FEW, None)
 
 
-def _direction(change: MetricChange) -> Outcome:
-    higher = change.new.mean > change.base.mean
-    if change.higher_is_better is None or change.effect is None or higher != (change.effect > 0):
+def _direction(change: MetricChange, difference: float) -> Outcome:
+    if change.higher_is_better is None:
         return Outcome.DIFFERS
-    return Outcome.BETTER if higher == change.higher_is_better else Outcome.WORSE
+    return Outcome.BETTER if (difference > 0) == change.higher_is_better else Outcome.WORSE
 
 
 def _p(percentiles: Percentiles | None, name: str) -> float | None:

@@ -105,7 +105,7 @@ def _tail(timeline: Timeline, requests: pl.DataFrame, metric: _Metric) -> Latenc
 
 
 def _prefill_tokens(timeline: Timeline) -> pl.DataFrame:
-    """Return ``request_id`` and ``prefill_tokens``: prompt tokens beyond those cached when it was admitted."""
+    """Return ``request_id`` and ``prefill_tokens``, prompt tokens not cached when it was admitted."""
     requests = timeline.known_requests.unique("request_id", keep="last")
     admitted = timeline.admitted.filter(pl.col("phase") == "new").unique("request_id", keep="last")
     return requests.join(admitted, on="request_id").select(

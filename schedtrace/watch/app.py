@@ -1,7 +1,6 @@
 """Screen of ``schedtrace watch``: lists with a chosen line, and texts to read."""
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +18,10 @@ from textual.widgets import Footer, Static
 
 from schedtrace.errors import SchedtraceError
 from schedtrace.model import safe_files
-from schedtrace.model.printable import visible
+from schedtrace.model.printable import visible, without_colours
 from schedtrace.watch import view
 from schedtrace.watch.plain_lines import moment, status_page
-from schedtrace.watch.seen import Seen, Slow
+from schedtrace.watch.seen import Seen
 from schedtrace.watch.session import WatchSession
 
 
@@ -122,7 +121,6 @@ class TextScreen(ModalScreen[None]):
 EVERY_S = 2.5
 REQUESTS_KEPT = 4
 """Lines reserved for the list of requests if verdicts would take all lines."""
-_COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 HELP = """\
 space   pause, and go on
 up/down choose a request; enter: its life so far
@@ -271,8 +269,9 @@ class WatchApp(App[None]):
 
     async def on_listing_chosen(self, chosen: Listing.Chosen) -> None:
         """Show a request's history."""
+        slowest = self.seen.slowest if self.seen is not None else []
         slow = next(
-            (request for request in self._slowest() if (request.rank, request.request_id) == chosen.key), None
+            (request for request in slowest if (request.rank, request.request_id) == chosen.key), None
         )
         if slow is None:
             return
@@ -287,9 +286,9 @@ class WatchApp(App[None]):
         try:
             async with self._looking:
                 text = await asyncio.to_thread(text_of, max(40, self.size.width - 4))
-        except (SchedtraceError, OSError, StopIteration) as error:
+        except (SchedtraceError, OSError) as error:
             text = visible(str(error))
-        self.push_screen(TextScreen(_COLOUR_CODES.sub("", text)), self._back)
+        self.push_screen(TextScreen(without_colours(text)), self._back)
 
     def _back(self, _: None) -> None:
         self.draw()
@@ -318,28 +317,20 @@ class WatchApp(App[None]):
 
     def action_save_text(self) -> None:
         """Save the current view as text."""
-        if self.seen is not None:
-            path = self._folder / f"{self._file_name()}.txt"
-            self._save(lambda seen: safe_files.replace(path, status_page(seen).encode()), path)
+        self._save(lambda path, seen: safe_files.replace(path, status_page(seen).encode()), ".txt")
 
     def action_save_window(self) -> None:
         """Save the last minute as a run folder."""
-        path = self._folder / self._file_name()
-        self._save(lambda _: self.session.save_last_minute(path), path)
+        self._save(lambda path, _: self.session.save_last_minute(path))
 
-    def _save(self, write: Callable[[Seen], object], path: Path) -> None:
+    def _save(self, write: Callable[[Path, Seen], object], suffix: str = "") -> None:
         if self.seen is None:
             return
+        at = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.seen.at_s))
+        path = self._folder / f"watch-{at}{suffix}"
         try:
-            write(self.seen)
+            write(path, self.seen)
         except OSError as error:
             self.notify(visible(f"not saved: {error.strerror}: {path}"), severity="error", markup=False)
         else:
             self.notify(visible(f"saved {path}"), markup=False)
-
-    def _file_name(self) -> str:
-        at_s = self.seen.at_s if self.seen is not None else time.time()
-        return f"watch-{time.strftime('%Y%m%d-%H%M%S', time.localtime(at_s))}"
-
-    def _slowest(self) -> list[Slow]:
-        return self.seen.slowest if self.seen is not None else []

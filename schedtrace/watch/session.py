@@ -101,10 +101,13 @@ class WatchSession:
         """Return a request's history so far, as ``schedtrace request`` shows it.
 
         Raises:
-            InputError: If the trace cannot be read, or is too large to be read beside the watch.
+            InputError: If the trace cannot be read or is gone, or is too large to be read beside the watch.
             UsageError: If it is not in the trace.
         """
-        path = next(path for path, engine in self.engines.items() if engine.rank == slow.rank)
+        path = next((path for path, engine in self.engines.items() if engine.rank == slow.rank), None)
+        if path is None:
+            msg = f"{slow.request_id}: the trace of engine {slow.rank} is no longer there"
+            raise InputError(msg)
         packed = COMPRESSED if is_in_parts(path) else 1
         size = packed * sum(file.stat().st_size for file in files_of(path))
         if size > LARGEST_READ:

@@ -408,6 +408,14 @@ def test_a_request_of_a_trace_in_parts_has_its_life(growing, folder):
     assert "Request c " in session.life(session.observe_engines().slowest[0], 80)
 
 
+def test_a_request_whose_trace_is_gone_is_told(growing, unjudged):
+    growing.grow(5)
+    slow = unjudged.observe_engines().slowest[0]
+    unjudged.engines.clear()
+    with pytest.raises(InputError, match="no longer there"):
+        unjudged.life(slow, 80)
+
+
 def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, unjudged, monkeypatch):
     growing.grow(5)
     unjudged.observe_engines()
