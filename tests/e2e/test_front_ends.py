@@ -23,6 +23,7 @@ from schedtrace.read.run import read_run
 from schedtrace.record.processes import above
 from schedtrace.timeline.timeline import make_timeline
 from tests.e2e.conftest import REPO, started
+from tests.e2e.test_attach import SAID_S, START_S
 from tests.ports import reserved_port
 
 
@@ -102,7 +103,7 @@ def server(workplace, port, collector):
         )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
-        until = time.monotonic() + 150
+        until = time.monotonic() + START_S
         while not _answers(f"{url}/health"):
             assert process.poll() is None, (workplace / "server.log").read_text()[-3000:]
             assert time.monotonic() < until
@@ -156,7 +157,7 @@ def test_a_clients_trace_contains_vllms_span_and_below_it_the_states_of_the_requ
         ours = [span for span in got.spans if span.trace_id.hex() == trace_id]
         return {span.name: span for span in ours}
 
-    until = time.monotonic() + 30
+    until = time.monotonic() + SAID_S
     in_order = ["front_end", "waiting", "prefill", "decode"]
     names = {"llm_request", "schedtrace.request", *(f"schedtrace.{state}" for state in in_order)}
     while not (names <= spans().keys() and sum(got.values_of("schedtrace_steps", "engine").values()) > 0):
@@ -190,7 +191,7 @@ def test_a_served_model_is_recorded_with_finished_and_aborted_requests(server, w
     listening = [engine.status.pid for engine in running_engines()]
     assert sum(process.pid in above(pid) for pid in listening) == 1  # its plugin was loaded in a spawned core
     with pytest.raises((TimeoutError, urllib.error.URLError)):
-        complete(url, "abc", 3900, timeout=1)
+        complete(url, "abc", 3900, timeout=3)  # the engine has it by then
     time.sleep(1)
     os.kill(process.pid, signal.SIGTERM)
     process.wait(60)
