@@ -182,7 +182,7 @@ class StepStories:
             waiting_agrees=agrees,
             what_if=answers,
             what_if_assumes=assumptions if answers else [],
-            facts=step_facts(timeline, row),
+            facts=[*_refusals(timeline, row), *_hits(timeline, row), *_step_columns(row)],
             ranks=rank_turns(run.traces, row),
             problems=timeline.missing,
         )
@@ -237,11 +237,9 @@ def _interruptions(timeline: Timeline, row: Row) -> list[Message]:
     for event in events.to_dicts():
         own = event["step"] == row["step"]
         where = "right after it"
-        if own and event["kind"] in {HUNG, STALLED} and event["begin_us"] >= row["end_us"]:
-            where = "right after it"
-        elif own:
+        if own and not (event["kind"] in {HUNG, STALLED} and event["begin_us"] >= row["end_us"]):
             where = "before it" if event["end_us"] <= row["start_us"] else "in it"
-        elif event["begin_us"] < row["start_us"]:
+        elif not own and event["begin_us"] < row["start_us"]:
             where = "meanwhile"
         sentences.append(
             say(
@@ -443,11 +441,6 @@ MISSES = {
     "other_group": "only some cache groups have the first block",
 }
 """Reasons why a look-up in the prefix cache found nothing; without ``unknown``."""
-
-
-def step_facts(timeline: Timeline, row: Row) -> list[Message]:
-    """Return the recorded facts about a step (a row of ``timeline.steps``); none if the trace has none."""
-    return [*_refusals(timeline, row), *_hits(timeline, row), *_step_columns(row)]
 
 
 def fact_entries(timeline: Timeline, name: str, which: pl.Expr) -> list[Row]:

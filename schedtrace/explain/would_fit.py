@@ -146,11 +146,6 @@ class Question:
         return ends[-1] if ends else None
 
     @property
-    def seats_setting_name(self) -> str:
-        """Name of the setting that limits how many requests run."""
-        return "max_num_active_seqs" if self.timeline.active_limit else "max_num_seqs"
-
-    @property
     def budget_name(self) -> str:
         """Name of the setting that determines the token budget."""
         configured = self.timeline.header.scheduler_config.get("max_num_scheduled_tokens")
@@ -214,13 +209,13 @@ def _answer(
 
 def _more_seats(asked: Question) -> Iterator[WhatIf]:
     left = Left(asked.left.budget, asked.left.blocks, len(asked.waiting))
-    more = admit(asked.need, asked.waiting, left, seats_name=asked.seats_setting_name)
+    more = admit(asked.need, asked.waiting, left, seats_name=asked.timeline.seats_name)
     now = asked.timeline.seats
     yield _answer(
         "[With {limit:setting} {then:n} instead of {now:n}, {more} would have fitted into the budget left "
         "and the free KV blocks; {next}.][A higher {limit:setting} alone would have admitted no request: "
         "{next}.{then:!}]",
-        asked.seats_setting_name,
+        asked.timeline.seats_name,
         now,
         now + len(more.request_ids) if more else None,
         more.request_ids,
@@ -240,7 +235,7 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
     blocks = asked.left.blocks - asked.more_blocks(cut, lacking)
     everything = sum(request.wanted_tokens for request in asked.waiting)
     left = Left(everything, blocks, asked.left.seats)
-    more = admit(asked.need, asked.waiting, left, seats_name=asked.seats_setting_name)
+    more = admit(asked.need, asked.waiting, left, seats_name=asked.timeline.seats_name)
     now, then = asked.token_budget, asked.token_budget + lacking + more.tokens
     cut_ids = [request.request_id for request in cut]
     parts = [_longer(cut_ids, lacking)] if cut else []
@@ -249,7 +244,7 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
             say(
                 "{more} would have fitted within {seats:setting} and the free KV blocks; {next}",
                 more=more.described("more request"),
-                seats=asked.seats_setting_name,
+                seats=asked.timeline.seats_name,
                 next=more.limit,
             )
         )
@@ -295,7 +290,7 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
     wanted = ((request.wanted_tokens, request.wanted_tokens) for request in asked.waiting)
     endless = sum(need.blocks_asked(*tokens) for tokens in wanted)
     left = Left(asked.left.budget, endless, asked.left.seats)
-    every = admit(need, asked.waiting, left, seats_name=asked.seats_setting_name)
+    every = admit(need, asked.waiting, left, seats_name=asked.timeline.seats_name)
     yield _answer(
         "With {more:n more free KV block} ({then:n} instead of {now:n}), {head:id} ({tokens:n token}) would "
         "have been admitted.[ The budget left had room for {requests}, which take {blocks:n block}; "

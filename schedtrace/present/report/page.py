@@ -43,7 +43,7 @@ from schedtrace.present.report.data import (
     named,
     words_of_causes,
 )
-from schedtrace.present.sections import Headline, Note, Page, Section, Style, Styled
+from schedtrace.present.sections import Headline, Note, Page, Section, answer_note
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
@@ -73,7 +73,7 @@ def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
     shown = printable(report)
     rank = run.traces.headers[0].engine_rank
     verdict = joined(shown.verdict)
-    verdict_note = Note(Styled(verdict, Style.STRONG))
+    verdict_note = answer_note(verdict)
     short, full = (report_page(Report(runs=[report]), full=full).sections for full in (False, True))
     return _document(
         chart,
