@@ -146,10 +146,10 @@ def _replay(
     """Try changes on replays; report findings unchanged, with the reason, where a replay is impossible."""
     require_vllm()
     from schedtrace.whatif.advice import judged
-    from schedtrace.whatif.prediction import recorded
+    from schedtrace.whatif.prediction import recorded_load
 
     try:
-        return judged(findings, recorded(run, clients=clients), objective=objective, progress=progress)
+        return judged(findings, recorded_load(run, clients=clients), objective=objective, progress=progress)
     except SchedtraceError as error:
         print_line(f"schedtrace: not predicted: {error}", err=True)
         return findings, str(error)

@@ -43,13 +43,13 @@ def attach(
     schedtrace has to be installed beside vLLM when the server starts; no setting is needed, and nothing is
     recorded until somebody attaches.
     """
-    from schedtrace.engine.running_recordings import attach_to, detached_after, measure
+    from schedtrace.engine.running_recordings import attach_to, detached_after, switch_metrics
 
     if metrics is not None:
         if for_ is not None or hash_ids or trace is not None:
             msg = "--metrics records no trace: it takes none of --for, --hash-ids and --trace"
             raise UsageError(msg)
-        for line in measure(engine, metrics):
+        for line in switch_metrics(engine, metrics):
             print_line(line)
         return
     for_s = seconds("--for", for_)

@@ -143,9 +143,9 @@ def recorded_load(path: Path, step_times: Path | None, clients: int | None) -> "
     Args:
         path: Run folder or trace file.
         step_times: Saved step times; None to fit them to the run.
-        clients: As for ``whatif.prediction.recorded``.
+        clients: As for ``whatif.prediction.recorded_load``.
     """
     from schedtrace.step_times.fitted import load
-    from schedtrace.whatif.prediction import recorded
+    from schedtrace.whatif.prediction import recorded_load
 
-    return recorded(one_run(path), load(step_times) if step_times else None, clients)
+    return recorded_load(one_run(path), load(step_times) if step_times else None, clients)

@@ -144,7 +144,7 @@ def _folder(parent: Path, engine: RunningEngine) -> Path:
     return folder
 
 
-def measure(target: str | None, address: str) -> Iterator[str]:
+def switch_metrics(target: str | None, address: str) -> Iterator[str]:
     """Switch the metrics of the engines that the user means on or off; return a line for each.
 
     Args:

@@ -19,7 +19,7 @@ from schedtrace.fleet.stores import (
 from schedtrace.fleet.summary import message_from, message_json, summarize_run
 from schedtrace.fleet.tables import SummaryCache, content_hash
 from schedtrace.fleet.tenants import TenantKey
-from schedtrace.fleet.workers import Lost, WorkerPool, outcomes
+from schedtrace.fleet.workers import Lost, WorkerPool, call_outcomes
 from schedtrace.model.fleet import EngineRead, EngineSummary, FleetManifest, LeftOut
 from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
@@ -99,7 +99,7 @@ def read_fleet(
     if left:
         pool = pool_of(len(left))
         try:
-            for done in outcomes(pool, read_engine, left):
+            for done in call_outcomes(pool, read_engine, left):
                 results[done.argument.source.name] = done.value
                 redone += done.again
                 progress(len(results), len(tasks))

@@ -147,7 +147,7 @@ def shares(summary: EngineSummary) -> dict[Key, float]:
     return {key: us / whole for key, us in sums.items()} if whole else {}
 
 
-def measure(name: str, values: Mapping[str, float], floor: float) -> dict[str, PeerMeasure]:
+def peer_measures(name: str, values: Mapping[str, float], floor: float) -> dict[str, PeerMeasure]:
     """Return how far each engine lies from the median of all, in robust standard deviations.
 
     Args:
@@ -169,7 +169,7 @@ def _ratio_measure(name: str, values: Mapping[str, float]) -> dict[str, PeerMeas
     """Return the deviations of the logarithms of values above 0."""
     positive = {engine: value for engine, value in values.items() if value > 0}
     logarithms = {engine: math.log(value) for engine, value in positive.items()}
-    measures = measure(name, logarithms, FLOORS[name])
+    measures = peer_measures(name, logarithms, FLOORS[name])
     middle = median(positive.values()) if positive else 0.0
     for engine, each in measures.items():
         each.value, each.median = positive[engine], middle
@@ -199,7 +199,7 @@ class PeerMeasures:
         own = {name: shares(summary) for name, summary in peers.items() if summary.requests_us}
         keys = sorted({key for each in own.values() for key in each}, key=str)
         self._shares = {
-            key: measure(
+            key: peer_measures(
                 f"share of {key[0]} {key[1] or ''}".rstrip(),
                 {name: each.get(key, 0.0) for name, each in own.items()},
                 FLOORS["share"],
@@ -213,7 +213,7 @@ class PeerMeasures:
             for name, summary in peers.items()
         }
         self._load = [_ratio_measure("requests/s", rates), _ratio_measure("tokens/s", tokens)]
-        self._quiet = measure(
+        self._quiet = peer_measures(
             "arrivals", {name: quietness(summary) for name, summary in peers.items()}, FLOORS["arrivals"]
         )
         self._slow = {

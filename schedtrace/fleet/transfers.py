@@ -35,7 +35,7 @@ def key_hash(transfer: SummaryTransfer) -> int:
     return int.from_bytes(digest) >> 2
 
 
-def sampled(
+def sampled_transfers(
     transfers: Sequence[SummaryTransfer], most: int = MOST_TRANSFERS
 ) -> tuple[list[SummaryTransfer], int | None]:
     """Return at most that many requests, and the bound of their hashes; None if all are returned."""
@@ -113,7 +113,7 @@ def _sends(timeline: Timeline) -> pl.DataFrame:
 
 def transfer_fields(timeline: Timeline) -> dict[str, Any]:
     """Return the fields of a summary that are about transfers."""
-    transfers, below = sampled(engine_transfers(timeline))
+    transfers, below = sampled_transfers(engine_transfers(timeline))
     begin_us = timeline.header.monotonic_anchor_us
     return {
         "transfers": transfers,

@@ -61,7 +61,7 @@ class CallOutcome(Generic[_A, _R]):
         self.argument, self.value, self.again = argument, value, again
 
 
-def outcomes(
+def call_outcomes(
     pool: WorkerPool, function: Callable[[_A], _R], arguments: Sequence[_A]
 ) -> Iterator[CallOutcome[_A, _R]]:
     """Yield the outcome of each call exactly once, in the order in which calls end.

@@ -152,7 +152,7 @@ def _as_rank(trace: Trace, rank: int) -> Trace:
 
 
 def _recorded(engines: Sequence[tuple[Run, Trace]]) -> RecordedLoad:
-    """Return the load of the engines, each a rank; see ``prediction.recorded``."""
+    """Return the load of the engines, each a rank; see ``prediction.recorded_load``."""
     traces = [trace for _, trace in engines]
     timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for run, trace in engines]
     for timeline in timelines:

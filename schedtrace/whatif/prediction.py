@@ -120,7 +120,7 @@ class RecordedLoad:
         )
 
 
-def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) -> RecordedLoad:
+def recorded_load(run: Run, times: Fitted | None = None, clients: int | None = None) -> RecordedLoad:
     """Return a run's recorded load, ready for predictions.
 
     Args:

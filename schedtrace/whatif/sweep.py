@@ -254,7 +254,7 @@ def recorded_loads(run: Run, clients: int | None = None) -> list[Workload]:
 
     Args:
         run: Any.
-        clients: As ``prediction.recorded``.
+        clients: As ``prediction.recorded_load``.
 
     Raises:
         InputError: it has no requests.

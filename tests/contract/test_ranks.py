@@ -21,7 +21,7 @@ from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.fitted import fit
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.whatif.figures import compositions
-from schedtrace.whatif.prediction import predict, recorded
+from schedtrace.whatif.prediction import predict, recorded_load
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.recorded_ranks import loads_of_run
 from schedtrace.workloads.workload import make_workload
@@ -271,7 +271,7 @@ def test_step_times_are_fitted_to_the_rank_that_a_pass_waited_for(recorded_ranks
 
 
 def test_a_prediction_is_of_all_ranks(recorded_ranks):
-    base = recorded(recorded_ranks)
+    base = recorded_load(recorded_ranks)
     checked = predict(base, {})
     baseline = checked.baseline
     assert (baseline.same_steps, baseline.compared_steps, checked.load.requests) == (72, 72, 16)

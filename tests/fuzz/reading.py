@@ -129,10 +129,10 @@ def _command(words: list[str]) -> str:
 
 
 def _recorded(path: Path) -> str:
-    from schedtrace.whatif.prediction import recorded  # takes a second
+    from schedtrace.whatif.prediction import recorded_load  # takes a second
 
     try:
-        recorded(read_run(find_runs([path])[0]))
+        recorded_load(read_run(find_runs([path])[0]))
     except SchedtraceError as error:
         return str(int(error.exit_code))
     except Exception as error:  # noqa: BLE001  # likewise

@@ -11,7 +11,7 @@ from schedtrace.record.settings import TRIAL_IDS
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
 from schedtrace.step_times.constants import Constants, HostTimes
-from schedtrace.whatif.prediction import recorded
+from schedtrace.whatif.prediction import recorded_load
 
 TIMES = Constants(2000, 15, 120, 0.5, HostTimes(60, 2, 20, 1, 50, 10))
 """2 ms a step, 15 us a prompt token, 120 us an output token; the host takes some, too."""
@@ -76,11 +76,11 @@ def drive(folder, *, requests=20, **options):
 @pytest.fixture(scope="session")
 def seats(tmp_path_factory):
     """A recorded load that waits for seats, 40 requests in all."""
-    return recorded(drive(tmp_path_factory.mktemp("seats") / "base", requests=20, **LOADS["seats"]))
+    return recorded_load(drive(tmp_path_factory.mktemp("seats") / "base", requests=20, **LOADS["seats"]))
 
 
 @pytest.fixture(scope="module", params=LOADS)
 def load(request, tmp_path_factory):
     """``(name, recorded)``."""
     folder = tmp_path_factory.mktemp(request.param) / "base"
-    return request.param, recorded(drive(folder, **LOADS[request.param]))
+    return request.param, recorded_load(drive(folder, **LOADS[request.param]))

@@ -8,7 +8,7 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.what_if import CONCURRENCY
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
-from schedtrace.whatif.prediction import predict, recorded
+from schedtrace.whatif.prediction import predict, recorded_load
 from schedtrace.whatif.search import menu
 from tests.contract.whatif.conftest import simulated
 
@@ -44,7 +44,7 @@ def closed(folder, clients=12, **options):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     run, _ = closed(tmp_path_factory.mktemp("closed") / "base", **SEATS)
-    return recorded(run)
+    return recorded_load(run)
 
 
 def more_or_fewer_seats(*of):
@@ -85,7 +85,7 @@ def test_advice_is_judged_by_the_time_until_all_are_done(base, monkeypatch):
 
 
 def test_the_number_of_clients_can_be_given(base):
-    [load] = recorded(base.run, base.times, clients=6).loads
+    [load] = recorded_load(base.run, base.times, clients=6).loads
     assert load.replayed_clients.clients == 6
     assert len(load.replayed_clients.think_us) == 34
 
@@ -103,7 +103,7 @@ def test_where_clients_are_the_limit_more_and_fewer_of_them_are_tried(tmp_path, 
     monkeypatch.setattr("schedtrace.whatif.advice.menu", lambda *_: [])
     run, _ = closed(tmp_path / "run", 2, **SEATS)
     findings = analyze_run(run).findings
-    found, replays = judged(findings, recorded(run))
+    found, replays = judged(findings, recorded_load(run))
     [advice] = next(finding.advice for finding in found if finding.code == "client-limited")
     assert plain(advice.tested).startswith("With 4 clients: output +")
     tried = [row.changes[CONCURRENCY] for row in replays.configurations if CONCURRENCY in row.changes]

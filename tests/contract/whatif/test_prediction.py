@@ -14,7 +14,7 @@ from schedtrace.model.what_if import Objective
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.baseline import require_baseline
-from schedtrace.whatif.prediction import Predictor, predict, recorded
+from schedtrace.whatif.prediction import Predictor, predict, recorded_load
 from schedtrace.whatif.replays import replay
 from schedtrace.whatif.search import menu
 from tests.contract.whatif.conftest import LOADS, TIMES, drive
@@ -30,7 +30,7 @@ def base(seats):
 def slower(folder, factor):
     """What is recorded of the same load where a step takes longer."""
     times = replace(TIMES, base_us=factor * TIMES.base_us)
-    return recorded(drive(folder, requests=20, times=times, **LOADS["seats"]))
+    return recorded_load(drive(folder, requests=20, times=times, **LOADS["seats"]))
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_a_load_that_does_not_end_as_recorded_cannot_be_judged(base, never_ends)
 
 
 def test_a_replay_far_from_what_was_recorded_advises_nothing(base, tmp_path):
-    off = recorded(base.run, slower(tmp_path / "slower", 2).times)
+    off = recorded_load(base.run, slower(tmp_path / "slower", 2).times)
     with pytest.raises(InputError, match=r"as it was recorded is \+\d\d % off in makespan"):
         judged([], off)
     with pytest.raises(InputError, match="off in makespan"):
@@ -216,7 +216,7 @@ def test_where_no_change_gains_more_than_the_replay_is_off_the_list_and_the_reas
     base, tmp_path, monkeypatch
 ):
     """The advice stays as it was; its estimate does not, since a replay gained less."""
-    off = recorded(base.run, slower(tmp_path / "slower", 1.2).times)
+    off = recorded_load(base.run, slower(tmp_path / "slower", 1.2).times)
     monkeypatch.setattr("schedtrace.whatif.advice.menu", lambda *_: [])
     [seats] = [found for found in analyze_run(base.run).findings if found.code == "max-num-seqs-bound"]
     seats.advice[0].value = 2

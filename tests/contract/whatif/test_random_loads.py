@@ -17,7 +17,7 @@ from schedtrace.diagnose.latencies import with_latencies
 from schedtrace.model.what_if import Objective
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.advice import judged
-from schedtrace.whatif.prediction import Predictor, recorded
+from schedtrace.whatif.prediction import Predictor, recorded_load
 from schedtrace.whatif.search import menu
 from tests.contract.whatif.conftest import simulated
 from tests.seeds import seeds
@@ -99,7 +99,7 @@ class Judged:
 
 def judge(load):
     run = load.play("recorded", {})
-    base = recorded(run)
+    base = recorded_load(run)
     with Predictor(base) as predictor:
         changes = [dict([change]) for change in menu(base, predictor.options)]
     findings, _ = judged(analyze_run(run).findings, base, objective=Objective.LATENCY)

@@ -13,7 +13,7 @@ from schedtrace.simulate.routing import ROUTERS
 from schedtrace.step_times.fitted import RecordedTimes
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.whatif.figures import compositions
-from schedtrace.whatif.prediction import recorded
+from schedtrace.whatif.prediction import recorded_load
 from schedtrace.whatif.sweep import parse_changes
 from tests.contract.whatif.conftest import LOADS, TIMES, drive
 
@@ -111,7 +111,7 @@ def test_a_pool_that_vllm_would_not_start_with_is_refused(load):
 
 def test_a_load_that_never_ends_with_a_setting_is_one_line(tmp_path):
     """vLLM starts with four blocks, which hold 64 tokens; one of them is its own."""
-    base = recorded(drive(tmp_path / "base", **LOADS["tight"]))
+    base = recorded_load(drive(tmp_path / "base", **LOADS["tight"]))
     options = engine_options(base.header, {"num_gpu_blocks_override": 4, "max_model_len": 64})
     with pytest.raises(UsageError, match=r"^with these settings the load never ends: \d+ requests"):
         play_loads(base.loads, options, base.times, tmp_path / "never")
@@ -119,7 +119,7 @@ def test_a_load_that_never_ends_with_a_setting_is_one_line(tmp_path):
 
 def test_without_drafts_an_engine_decides_as_one_that_does_not_speculate(tmp_path):
     drafting = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 4}
-    base = recorded(drive(tmp_path / "base", drafts=2, speculative_config=drafting, **LOADS["seats"]))
+    base = recorded_load(drive(tmp_path / "base", drafts=2, speculative_config=drafting, **LOADS["seats"]))
     truth = drive(tmp_path / "truth", **LOADS["seats"])
     expected = compositions([make_timeline(truth.traces[0], truth.manifest)])
     assert replayed(base, tmp_path / "changed", TIMES, {"speculative_config": None}) == expected

@@ -7,7 +7,7 @@ import pytest
 from schedtrace.cli.main import main
 from schedtrace.engine import running_engines, running_recordings
 from schedtrace.engine.running_engines import Listening, NoAnswerError
-from schedtrace.engine.running_recordings import attach_to, detach_from, measure, snapshot_of
+from schedtrace.engine.running_recordings import attach_to, detach_from, snapshot_of, switch_metrics
 from schedtrace.errors import EngineError
 from schedtrace.model.live import (
     AskAttach,
@@ -182,7 +182,7 @@ def test_attach_for_a_while_ends_with_what_the_recorders_know(run_here, asked, c
 def test_metrics_of_all_engines_are_switched_though_one_refuses(run_here, asked):
     refuses = {"AskMeasure": EngineError("engine 1 (pid 101): the port is taken")}
     run_here(Engine(100, 0, asked), Engine(101, 1, asked, **refuses), Engine(200, 0, asked))
-    lines = measure("all", "on")
+    lines = switch_metrics("all", "on")
     assert next(lines) == (
         "metrics of engine 0 (pid 100): on http://127.0.0.1:9415/metrics, held up for 0.3 ms"
     )
@@ -190,7 +190,7 @@ def test_metrics_of_all_engines_are_switched_though_one_refuses(run_here, asked)
     with pytest.raises(EngineError, match="the port is taken"):
         next(lines)
     run_here(Engine(100, 0, asked))
-    assert list(measure(None, "off")) == ["metrics of engine 0 (pid 100): off, held up for 0.3 ms"]
+    assert list(switch_metrics(None, "off")) == ["metrics of engine 0 (pid 100): off, held up for 0.3 ms"]
 
 
 @pytest.mark.parametrize("option", [["--for", "60s"], ["--hash-ids"], ["--trace", "plain"]])

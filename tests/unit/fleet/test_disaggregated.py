@@ -10,7 +10,7 @@ from schedtrace.fleet.engines import FleetSummaries
 from schedtrace.fleet.matching import match_requests
 from schedtrace.fleet.reduce import fleet_report
 from schedtrace.fleet.tables import summaries_in, summary_frame
-from schedtrace.fleet.transfers import key_hash, sampled, transfer_key
+from schedtrace.fleet.transfers import key_hash, sampled_transfers, transfer_key
 from schedtrace.model.disaggregated import SummaryTransfer
 from schedtrace.present.pages.fleet import fleet_page
 from schedtrace.present.renderers import Format
@@ -245,8 +245,8 @@ def test_blocks_held_for_transfers_at_their_peak():
 def test_a_sample_is_the_same_on_all_engines():
     prefills = [prefilled(f"r{number}", begin=200 * number) for number in range(40)]
     decodes = [decoded(f"r{number}", begin=200 * number) for number in range(40)]
-    chosen, below = sampled(prefills, 10)
-    assert (len(chosen), sampled(prefills, 40)[1]) == (10, None)
+    chosen, below = sampled_transfers(prefills, 10)
+    assert (len(chosen), sampled_transfers(prefills, 40)[1]) == (10, None)
     assert {transfer_key(row) for row in decodes if key_hash(row) < below} == set(map(transfer_key, chosen))
     engines = {"P1": engine("P1", *chosen, transfers_below=below), "D1": engine("D1", *decodes)}
     report = disaggregated(engines)

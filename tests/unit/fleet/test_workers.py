@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.fleet.workers import HereOnly, LocalProcesses, Lost, outcomes
+from schedtrace.fleet.workers import HereOnly, LocalProcesses, Lost, call_outcomes
 
 
 def square(number):
@@ -51,7 +51,7 @@ def leave_a_file(number):
 
 def results(pool, function, arguments):
     try:
-        return {done.argument: done for done in outcomes(pool, function, arguments)}
+        return {done.argument: done for done in call_outcomes(pool, function, arguments)}
     finally:
         pool.close()
 
@@ -71,7 +71,9 @@ def test_calls_of_a_process_that_ends_are_done_again_and_none_twice(tmp_path):
     arguments = [(str(tmp_path), number) for number in range(6)]
     pool, seen = LocalProcesses(2), []
     try:
-        seen += [(each.argument[1], each.value, each.again) for each in outcomes(pool, die_once, arguments)]
+        seen += [
+            (each.argument[1], each.value, each.again) for each in call_outcomes(pool, die_once, arguments)
+        ]
     finally:
         pool.close()
     assert sorted(number for number, _, _ in seen) == list(range(6))
@@ -115,7 +117,9 @@ def test_a_call_on_ray_whose_worker_is_killed_is_done_again(tmp_path):
     arguments = [(str(tmp_path), number) for number in range(4)]
     pool, seen = RayTasks(2), []
     try:
-        seen += [(each.argument[1], each.value, each.again) for each in outcomes(pool, die_once, arguments)]
+        seen += [
+            (each.argument[1], each.value, each.again) for each in call_outcomes(pool, die_once, arguments)
+        ]
         assert pool.submit(joined, pool.shared("first"), 3).result() == ("first", 3)
     finally:
         pool.close()

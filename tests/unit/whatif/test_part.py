@@ -18,7 +18,7 @@ from schedtrace.present.pages.report import report_page
 from schedtrace.present.renderers.text import render
 from schedtrace.read.run import read_run
 from schedtrace.whatif.part import REQUEST_US, STEP_US, _Time, part_of, replay_s
-from schedtrace.whatif.prediction import Predictor, recorded
+from schedtrace.whatif.prediction import Predictor, recorded_load
 from schedtrace.workloads.clients import Clients
 from tests import makers
 from tests.unit.whatif.conftest import a_document, a_fit
@@ -46,7 +46,7 @@ def base(tmp_path):
             )
             for number in range(120)
         ]
-        return recorded(read_run(makers.run_folder(tmp_path / "run", *lines)), a_fit())
+        return recorded_load(read_run(makers.run_folder(tmp_path / "run", *lines)), a_fit())
 
     return made
 
