@@ -136,7 +136,7 @@ def _size(metric: MetricChange) -> float:
 
 
 def _steadied(metric: MetricChange) -> Message:
-    """Return a sentence if trials no longer vary, or now vary; nothing if it may be chance."""
+    """Return a sentence if trials no longer vary, or now vary, or nothing if it may be chance."""
     steady = [sample.min == sample.max for sample in (metric.base, metric.new)]
     if not metric.significant or steady[0] == steady[1]:
         return NOTHING

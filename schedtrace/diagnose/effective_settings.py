@@ -24,7 +24,7 @@ LOCAL_INTERVAL_SINCE = (0, 33)
 
 
 def why_inert(setting: EffectiveSetting, header: Header, configured: Configured | None) -> Message:
-    """Return why a setting has no effect; nothing if it has one, is at its default, or is switched off."""
+    """Return why a setting has no effect, or nothing if it has one, is at its default, or is switched off."""
     check = _CHECKS.get(setting.name)
     return check(setting, header, configured) if check and setting.origin != "overridden" else NOTHING
 
@@ -183,7 +183,7 @@ def use_of(timeline: Timeline) -> Use | None:
 
 
 def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
-    """Return how much of this limit the run used, over all engines; nothing if too little is recorded."""
+    """Return how much of this limit the run used, over all engines, or nothing if too little is recorded."""
     if not engines or setting.value is False:
         return NOTHING
     if setting.name == "max_num_batched_tokens":
@@ -206,7 +206,7 @@ def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
 
 
 def _capped(engines: Sequence[CappedSteps]) -> Message:
-    """Describe the budget that capped chunks left unused; nothing if no chunk was capped."""
+    """Describe the budget that capped chunks left unused, or nothing if no chunk was capped."""
     steps = sum(engine.steps for engine in engines)
     if not steps:
         return NOTHING
@@ -270,7 +270,7 @@ def _says_something(setting: EffectiveSetting, header: Header) -> bool:
 def without_followed(findings: list[Finding], settings: Sequence[EffectiveSetting]) -> list[Finding]:
     """Remove advice to use a setting that the user set and vLLM overrode; return the findings, ranked again.
 
-    A finding that loses its first advice also loses its gain, which belongs to that advice. If no advice is
+    A finding that loses its first piece of advice also loses its gain, which belongs to it. If no advice is
     left, the finding's ``refuted`` gives the reason.
 
     Args:

@@ -192,13 +192,13 @@ def candidate_scores(fit: WorkFit, candidates: Candidates, errors: Array) -> Arr
 
 
 def joint_scores(fit: WorkFit, splits: Candidates, held: Array, above: bool = True) -> tuple[Array, Array]:
-    """Return how many steps meet both a condition and each split, and the scores of both together.
+    """Return, for each split, the number of steps that also meet a condition, and the combination's score.
 
     Args:
         fit: Model of the work.
         splits: Candidates without a slope.
         held: 1.0 for each step that meets the condition, else 0.0.
-        above: Whether the steps beyond the cuts are meant.
+        above: Whether a split selects the steps above its cut; otherwise it selects those below.
     """
     columns = held[:, None] * np.column_stack([np.ones(len(held)), fit.basis, fit.errors])
     sums = splits.sums(columns)

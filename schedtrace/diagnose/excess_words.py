@@ -171,7 +171,7 @@ def term_nouns(term: "Term") -> Message:
 
 
 def term_count(term: "Term", count: int) -> Message:
-    """Return a number of a feature's units, with their noun."""
+    """Return a count with the noun of the feature's unit, such as ``3 requests``."""
     kind = term.feature.kind
     if kind in ("exits", "length"):
         return say("{count:n} {what}", count=count, what=term_nouns(term))

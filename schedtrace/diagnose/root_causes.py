@@ -265,7 +265,7 @@ def quotes_share(finding: Finding) -> bool:
 
 
 def on_engine(rank: int, sentence: Message) -> Message:
-    """Return a sentence that also names its engine; nothing for an empty sentence."""
+    """Return a sentence that also names its engine, or nothing for an empty sentence."""
     return say("[{sentence:?}Engine {rank}: {sentence}]", rank=Number(rank), sentence=sentence)
 
 

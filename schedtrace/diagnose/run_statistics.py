@@ -267,7 +267,7 @@ def _class_latency(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
 
 
 def survivors(statistics: Statistics | None) -> Message:
-    """Return a note that TTFT leaves out the many requests without a first token; nothing if they are few."""
+    """Return a note that TTFT leaves out many requests without a first token, or nothing if they are few."""
     if statistics is None or not statistics.latency:
         return NOTHING
     whole = statistics.latency[0]

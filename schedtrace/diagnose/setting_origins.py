@@ -161,7 +161,7 @@ def _by_context(value: Any, defaults: dict[str, int], context: str | None) -> tu
 
 
 def _reserved_for_drafts(header: Header) -> Message:
-    """Return the number of tokens that speculative decoding reserves in a step; nothing without it."""
+    """Return the number of tokens that speculative decoding reserves in a step, or nothing without it."""
     slots = header.settings.get("speculative_config.max_num_new_slots_for_drafting")
     batched, budget = header.scheduler_config.get("max_num_batched_tokens"), header.token_budget
     if not header.settings.get("speculative_config.num_speculative_tokens") or not batched or budget is None:

@@ -144,7 +144,7 @@ def verdict(
 
 
 def _missing(engines: Sequence[Unlimited]) -> list[Message]:
-    """Describe the part of the run that the verdict does not cover; nothing if it covers all."""
+    """Describe the part of the run that the verdict does not cover, or nothing if it covers all."""
     steps, us = (sum(getattr(engine, name) for engine in engines) for name in ("missing_steps", "missing_us"))
     if not steps and not us:
         return []

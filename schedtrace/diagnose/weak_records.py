@@ -37,7 +37,7 @@ def cannot_tell(facts: frozenset[Fact]) -> Message:
 
 
 def left_open(facts: frozenset[Fact]) -> Message:
-    """Return a sentence on missing facts that would show what limits the engine; nothing if none is."""
+    """Return a sentence on missing facts that would show what limits the engine, or nothing if none is."""
     needed = frozenset[Fact]().union(*(rule.needs for rule in RULES.values()))
     return say(
         "[This record lacks {missing}: what these would show is not judged.]",
@@ -73,7 +73,7 @@ def _ends(steps: pl.DataFrame, column: str) -> tuple[float | None, float] | None
 
 
 def _admissions(steps: pl.DataFrame) -> Message:
-    """Return the steps in which new requests came in, with their number; nothing if not recorded."""
+    """Describe how many new requests each step admitted; return nothing if this is not recorded."""
     admits = steps.filter(pl.col("num_new") > 0)
     if steps["num_new"].null_count() or admits.is_empty():
         return NOTHING

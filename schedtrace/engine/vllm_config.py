@@ -56,7 +56,7 @@ def keep_options() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return vLLM's own parser; wrong arguments are a ``UsageError``."""
+    """Return vLLM's own parser, which raises ``UsageError`` for invalid arguments."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     try:

@@ -375,7 +375,7 @@ def _admitted(rows: RequestRows, wait: Wait | None, *, again: bool) -> Message:
 
 
 def _causes_of(wait: Wait) -> Message:
-    """Return text such as ``3 steps kv_blocks (9 ms)``; nothing if the request waited through no step."""
+    """Return text such as ``3 steps kv_blocks (9 ms)``, or nothing if the request waited through no step."""
     if not wait.causes:
         return NOTHING
     parts = [
@@ -501,7 +501,7 @@ def _grammar(grammar: Row) -> Message:
 
 
 def _cached(admitted: Row) -> Message:
-    """Return the cache hits at admission; nothing for prefix-cache hits alone, which the chunk counts."""
+    """Describe the cache hits at admission; prefix-cache hits alone are in the chunk's event instead."""
     return say(
         "[found nothing in the prefix cache: {reason}][found {external_tokens:n token} through a KV connector"
         "[, {local_tokens:n} in the prefix cache]{reason:!}]",

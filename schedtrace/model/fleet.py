@@ -62,7 +62,7 @@ class SummaryFinding(msgspec.Struct, kw_only=True):
     share_frac: float | None
     """Share of this engine's request time that it explains."""
     saved_frac: float | None
-    """Share of this engine's request time that its first advice saves, by estimate."""
+    """Share of this engine's request time that its first piece of advice saves, by estimate."""
     gain_metric: str | None
     """Metric of the estimated gain."""
     gain_change_frac: float | None

@@ -169,15 +169,15 @@ LONGEST_S = 10 * 366 * 86400.0
 
 
 class Ask(msgspec.Struct, tag_field="ask", kw_only=True):
-    """Base of all questions."""
+    """Base of all questions and commands to a process of vLLM."""
 
 
 class AskStatus(Ask, tag="status"):
-    """Question: the state of an engine."""
+    """Question about the state of an engine."""
 
 
 class AskAttach(Ask, tag="attach"):
-    """Question: record from now on."""
+    """Command to record from now on."""
 
     run_dir: str
     """Absolute path of the run folder."""
@@ -192,38 +192,38 @@ class AskAttach(Ask, tag="attach"):
 
 
 class AskMeasure(Ask, tag="measure"):
-    """Question: switch metrics on or off."""
+    """Command to switch metrics on or off."""
 
     address: str
     """``on``, ``off``, a port or an address with a port, as in ``SCHEDTRACE_METRICS``."""
 
 
 class AskDetach(Ask, tag="detach"):
-    """Question: end an attached recording."""
+    """Command to end an attached recording."""
 
 
 class AskQueue(Ask, tag="queue"):
-    """Question: the waiting and running requests."""
+    """Question about the waiting and running requests."""
 
     glance: bool = True
     """Whether to record briefly for the causes if nothing is recorded."""
 
 
 class AskSnapshot(Ask, tag="snapshot"):
-    """Question: write the part of the trace that is kept in memory."""
+    """Command to write the trace that is kept in memory to disk."""
 
     run_dir: str
     """Absolute path of the run folder."""
 
 
 class AskTimes(Ask, tag="times"):
-    """Question to a worker: start or stop recording when batches are executed."""
+    """Command to a worker to start or stop recording when batches are executed."""
 
     on: bool
 
 
 class AskStacks(Ask, tag="stacks"):
-    """Question to a worker: the stacks of its threads."""
+    """Question to a worker about the stacks of its threads."""
 
 
 AnyAsk = AskStatus | AskAttach | AskMeasure | AskDetach | AskQueue | AskSnapshot | AskTimes | AskStacks

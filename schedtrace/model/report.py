@@ -72,7 +72,7 @@ class Advice(msgspec.Struct, kw_only=True):
 
 
 class Gain(msgspec.Struct, kw_only=True):
-    """Gain of a finding's first advice on this load, estimated from the trace."""
+    """Gain of a finding's first piece of advice on this load, estimated from the trace."""
 
     metric: str
     """``output_tokens_per_s``, ``ttft_p50_ms`` or another figure of the report."""

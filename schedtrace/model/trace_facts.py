@@ -122,7 +122,7 @@ class Grammar(msgspec.Struct, omit_defaults=True):
 
 
 class DummyBatch(msgspec.Struct, omit_defaults=True):
-    """A batch that a data-parallel rank in lock-step ran because others had something to compute."""
+    """A batch that a data-parallel rank in lock-step ran because another rank had work."""
 
     began_us: int
     """Time at which ``EngineCore.execute_dummy_batch`` was called."""
@@ -138,15 +138,15 @@ class RankSync(msgspec.Struct, omit_defaults=True):
     """An all-reduce in which the ranks agree on whether any has unfinished requests; each waits for all."""
 
     began_us: int
-    """Time at which this rank came to it."""
+    """Time at which this rank entered it."""
     took_us: int
-    """Time until all ranks had come and the answer was there."""
+    """Time until all ranks had entered it and the result was available."""
     wave: int
     """Wave, as in ``Step``."""
     step_counter: int
     """Step counter of the pass that ended with it, as in ``Step``."""
     wave_ended: bool = False
-    """Whether no rank had any: all become idle, and the next wave begins with counter 0."""
+    """Whether no rank had unfinished requests: all become idle, and the next wave begins with counter 0."""
 
 
 class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
@@ -166,7 +166,7 @@ class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class Control(msgspec.Struct, omit_defaults=True):
-    """An operation that an operator or a client asked of the engine, beside requests."""
+    """Operation other than a request that an operator or a client asked the engine to perform."""
 
     control: ControlKind
     """``pause_state``: the scheduler was paused or resumed; ``reset_prefix_cache``; ``sleep`` and
@@ -186,13 +186,13 @@ class Control(msgspec.Struct, omit_defaults=True):
 
 
 class SetAside(msgspec.Struct, omit_defaults=True):
-    """A request that a scheduler other than vLLM's took out of the running ones without preempting it.
+    """A request that a scheduler other than vLLM's removed from the running list without preempting it.
 
     It waits from then on, until a step schedules it as ``resumed``.
     """
 
     request_id: str
-    """Request that was taken out."""
+    """Request that was removed."""
     wanted_tokens: int
     """Tokens that it has and that are not computed."""
     blocks_held: int | None = None

@@ -305,12 +305,12 @@ def some(texts: list[Message], *, everything: bool = False) -> Message:
 
 
 def trial_suffix(trial: int | None) -> str:
-    """Return `` of trial 1``; nothing for a trace without trials."""
+    """Return `` of trial 1``, or nothing for a trace without trials."""
     return {None: "", 0: " of the warm-up"}.get(trial, f" of trial {trial}")
 
 
 def engine_suffix(rank: int) -> str:
-    """Return ``, engine 2``; nothing for engine 0, the only engine of most runs."""
+    """Return ``, engine 2``, or nothing for engine 0, the only engine of most runs."""
     return f", engine {rank}" if rank else ""
 
 
@@ -330,7 +330,7 @@ def on_engines(finding: Finding, engines: int) -> str:
 
 
 def whose_figures(finding: Finding, engines: int) -> str:
-    """Return which engines have the finding, and whose figures are shown; nothing for all ranks together."""
+    """Return which engines have the finding and whose figures are shown; nothing for all ranks together."""
     if engines == 1 or finding.of_ranks:
         return ""
     several = f"; these are figures of engine {finding.engine_rank}" if len(finding.engine_ranks) > 1 else ""
@@ -338,7 +338,7 @@ def whose_figures(finding: Finding, engines: int) -> str:
 
 
 def in_brackets(detail: str | None) -> str:
-    """Return `` (full_sequence)``; nothing without a detail."""
+    """Return `` (full_sequence)``, or nothing without a detail."""
     return f" ({detail})" if detail else ""
 
 

@@ -140,7 +140,7 @@ def table(
 
 
 def omission_note(count: int, most: int | None, how: str = "--format json lists them all") -> str:
-    """Return a note on how many of these things are not shown; nothing if all are."""
+    """Return a note on how many of these things are not shown, or nothing if all are."""
     return f"{integer(count - most)} more: {how}" if most is not None and count > most else ""
 
 

@@ -180,7 +180,7 @@ class Running:
         return sum(row.scheduled for row in self._rows)
 
     def request_rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the fields of each request of the last step, in their order."""
+        """Yield the fields of each request of the last step, in the order of the step's requests."""
         self._take_over()
         if self._at is not None:
             for row in self._rows:

@@ -138,7 +138,7 @@ def arrivals_of(lives: list[Live]) -> list[Arrival]:
 
 
 def still_there(lives: list[Live]) -> pl.DataFrame:
-    """Return the requests that were there when the trace began, as they are now (``tables.present_in``)."""
+    """Return the requests present when the trace began, as they are now (``tables.present_in``)."""
     there = [live for live in lives if live.there_us is not None]
     times = [live.there_us if live.waits_since_us is None else live.waits_since_us for live in there]
     return structs_of([_now(live) for live in there], Present).select(
@@ -157,7 +157,7 @@ def entries_in(present: pl.DataFrame) -> list[Present]:
 
 
 def _now(live: Live) -> Present:
-    """Return the present state of a request that was there; its tokens since then are not counted."""
+    """Return the current state of a request that was present; its tokens since then are not counted."""
     was: Present = msgspec.convert(live.entry, Present, from_attributes=True)
     runs = live.waits_since_us is None
     return msgspec.structs.replace(
@@ -427,7 +427,7 @@ class GrowingParts(Growing):
                     break
 
     def _list(self) -> None:
-        """Look for further parts once all known parts have been read."""
+        """List further parts once every listed part has begun."""
         if self._later or not (new := [part for part in files_of(self._path) if part not in self._listed]):
             return
         self._listed.update(new)

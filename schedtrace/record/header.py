@@ -273,7 +273,10 @@ def kv_block_bytes(scheduler: Any) -> int | None:
 
 
 def settings(scheduler: Any) -> dict[str, Any]:
-    """Return the settings known to this release, ``part.name`` to value; None only in parts of ``WHOLE``."""
+    """Return this release's settings as a mapping from ``part.name`` to value.
+
+    Unset settings are left out, except in the parts that ``WHOLE`` lists.
+    """
     config = scheduler.vllm_config
     values: dict[str, Any] = {}
     for part, names in LISTED.items():

@@ -24,9 +24,9 @@ MOST_KEPT = 100_000
 
 
 class WrittenIds(dict[Any, str]):
-    """Cache of written ids: ``written[request_id]`` is the id in the trace, by ``model.printable``.
+    """Cache of the ids as the trace contains them: ``written[request_id]`` applies ``model.printable``.
 
-    The answer depends on the id alone, so an entry may be dropped at any time.
+    Entries can be recomputed from the ids, so they may be dropped at any time.
 
     Args:
         hash_ids: Whether ids are written as hashes.

@@ -146,7 +146,7 @@ class PlainFile:
 
 
 class PartFiles:
-    """Parts of a trace in a run folder, which may be moved meanwhile.
+    """Parts of a trace in a run folder; the folder may be moved while they are written.
 
     Args:
         run_dir: Run folder.
@@ -272,7 +272,7 @@ class _Part:
     began_s: float
     size: int = 0
     head: int = 0
-    """Bytes of its first frame, which lists the requests present."""
+    """Bytes of the part's first frame, which lists the requests present."""
 
 
 class PartedTrace:

@@ -37,8 +37,8 @@ class Router:
 
         Args:
             request_id: Id of the request.
-            tokens: Number of tokens of its prompt and its output limit.
-            rank: Rank that the request names.
+            tokens: Prompt tokens plus the output limit.
+            rank: Rank that the request names; None if it names none.
         """
         chosen = self._next() if rank is None else rank
         self._of[request_id] = chosen, self._weight(tokens)

@@ -174,11 +174,11 @@ class ServedExecutor(SimulatedExecutor):
         return [[layout.name for layout in KVCacheLayout]] * len(self._specs)
 
     def determine_available_memory(self) -> list[int]:
-        """Return the bytes for the KV cache on one GPU of each stage.
+        """Return the size of the KV cache per GPU in bytes, for each pipeline stage.
 
         This is ``--kv-cache-memory-bytes``, or the size of ``--num-gpu-blocks-override``. Otherwise it is the
-        GPU's memory beside the model, as ``step_times.gpus`` estimates it. ``VLLM_CPU_KVCACHE_SPACE``, which
-        vLLM's CPU platform uses instead of the first, does not apply.
+        GPU memory that the model leaves free, as estimated by ``step_times.gpus``. On vLLM's CPU platform,
+        ``VLLM_CPU_KVCACHE_SPACE`` overwrites ``--kv-cache-memory-bytes``; then neither applies.
         """
         config = self.vllm_config
         cache, parallel, scheduler = config.cache_config, config.parallel_config, config.scheduler_config

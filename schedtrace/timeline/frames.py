@@ -68,7 +68,7 @@ class EngineFrames:
     stretches: pl.LazyFrame
     """Stretches of steps in which requests were scheduled (``read/tables.py``)."""
     arrivals: pl.DataFrame
-    """Requests that arrived; those that were there when the trace began are in ``present``."""
+    """Requests that arrived; requests present when the trace began are in ``present``."""
     finishes: pl.DataFrame
     preemptions: pl.DataFrame
     exits: pl.DataFrame
@@ -82,7 +82,7 @@ class EngineFrames:
     demand: Demand
     """Peak demand of the load; a window keeps that of the whole timeline."""
     there_first: pl.DataFrame
-    """Rows of ``present`` for requests that were there when the trace began, not only after a gap."""
+    """Rows of ``present`` for requests present when the trace began, not only after a gap."""
     warmup_steps: int
     warmup_requests: pl.Series
     """Ids of warm-up requests, which are left out even if steps after the warm-up scheduled some of them."""
@@ -417,7 +417,7 @@ def _numbered(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataF
 
 
 def without_gaps(spans: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Return spans of time (``begin_us``, ``end_us``, other columns) without their parts in gaps."""
+    """Remove the time in gaps from spans (``begin_us``, ``end_us``, other columns)."""
     columns = {"state": pl.String, "cause": pl.String, "begin_step": pl.Int64, "end_step": pl.Int64}
     missing = [pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in spans.columns]
     cut = cut_by_gaps(spans.with_columns(*missing, tokens=pl.lit(0)), gaps)

@@ -28,14 +28,14 @@ GLYPHS = "█▓▒░#=+:"
 
 @dataclass(frozen=True)
 class WaitingChart:
-    """Chart of waiting requests: rows of characters, from the top."""
+    """Chart of waiting requests as rows of characters, top row first."""
 
     rows: list[list[str]]
     """Cause drawn at each place; empty for none."""
     causes: list[str]
     """Causes drawn, the most frequent first."""
     order: list[str]
-    """Causes in the order of their characters, which is also the order from below."""
+    """Causes in the order of their characters, and from the bottom of the chart to its top."""
     top: float
     """Number of requests at the upper end."""
     seconds: int
@@ -53,8 +53,9 @@ def waiting_chart(cells: list[Cell], width: int, height: int, order: list[str], 
         cells: Cells of one second each; a missing beginning stays empty.
         width: Width in columns of two seconds each, or of one second if there is room.
         height: Height in rows.
-        order: All causes; each keeps its place in it, so that its character does not change between looks.
-        edge_s: The last second (Unix time): two seconds are the same two at each look, and so is their mean.
+        order: All causes; each keeps its place, so that its character does not change between observations.
+        edge_s: Last second (Unix time); columns of two seconds begin at even seconds, so that their means do
+            not change between observations.
     """
     each = 2 if 2 * width <= len(cells) else 1
     seconds = each * width - (edge_s + 1) % each

@@ -180,7 +180,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """A replayed change, or a pair of changes, judged by its saving."""
+    """Replayed change, or pair of changes, with the share of the objective that it saves."""
 
     configuration: Configuration
     saved_frac: float

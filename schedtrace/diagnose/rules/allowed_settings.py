@@ -33,7 +33,7 @@ LONG_PREFILL = Setting("--long-prefill-token-threshold")
 def allowed(timeline: Timeline, finding: Finding) -> Finding:
     """Return the finding without advice that vLLM would refuse or override here, and with the reason.
 
-    A finding that loses its first advice also loses its gain, which belongs to that advice. If the trace does
+    A finding that loses its first piece of advice also loses its gain, which belongs to it. If the trace does
     not record whether vLLM chose the current value itself, the advice says so.
     """
     accepted: list[Advice] = []
@@ -63,7 +63,7 @@ def chosen_by_vllm(timeline: Timeline, name: str) -> bool | None:
 
 
 def why_no_async_scheduling(timeline: Timeline, value: Any = True) -> Message:  # noqa: PLR0911  # a reason a line
-    """Return why vLLM refuses ``--async-scheduling`` or switches it off again; nothing if it does not.
+    """Return why vLLM refuses ``--async-scheduling`` or switches it off again, or nothing if it does not.
 
     vLLM switches it on by itself if it can, so a value of false that vLLM chose means that it cannot.
     """
@@ -96,7 +96,7 @@ def _chunked(timeline: Timeline, value: Any) -> Message:
 
 
 def _above(value: Any, most: int | None, option: Setting, things: str = "") -> Message:
-    """Return why vLLM refuses a value above another option's; nothing if it does not, or if unknown."""
+    """Return why vLLM refuses a value above another option's, or nothing if it does not, or if unknown."""
     if value is None or most is None or value <= most:
         return NOTHING
     return say("vLLM refuses more {things}than {option} ({most:n})", things=things, option=option, most=most)
@@ -301,7 +301,7 @@ def replay_advice(setting: Setting) -> Advice:
 
 
 def current_value_note(timeline: Timeline, name: str) -> Message:
-    """Return `` (now 256)``; nothing if the header does not record this setting."""
+    """Return `` (now 256)``, or nothing if the header does not record this setting."""
     value = timeline.header.scheduler_config.get(name)
     return NOTHING if value is None else say(" (now {value:n})", value=value)
 

@@ -360,7 +360,7 @@ def starved_thread_names(shares: list[ThreadShare]) -> Message:
 
 
 def saturated(shares: list[ThreadShare]) -> Message:
-    """Return whether the front end's main thread ran all the time; nothing if it did not, or if unknown."""
+    """Return a sentence if the front end's main thread ran all the time; nothing if not, or if unknown."""
     ran = max((share.ran_frac for share in shares if share.role == "front_end"), default=0.0)
     if ran < SATURATED_FRAC:
         return NOTHING

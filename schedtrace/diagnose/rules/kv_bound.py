@@ -187,7 +187,7 @@ def _holder(evidence: KvSpace) -> Message:
 
 
 def largest_holder(held: Need | KvSpace) -> Message:
-    """Return `` (t1-3 alone 9)``; nothing if no request holds far more than the others."""
+    """Return `` (t1-3 alone 9)``, or nothing if no request holds far more than the others."""
     if not held.largest_holder or not held.blocks_held or not held.running:
         return NOTHING
     blocks, several = held.largest_holder_blocks or 0, held.running > 1

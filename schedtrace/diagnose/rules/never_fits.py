@@ -55,12 +55,12 @@ class NeverFits(msgspec.Struct, kw_only=True):
 
     @property
     def needed(self) -> int:
-        """Number of blocks, in all cache groups."""
+        """Number of KV blocks that the request needs, over all cache groups; 0 if unknown."""
         return sum(self.blocks_needed)
 
     @property
     def groups(self) -> Message:
-        """``13 + 13``; nothing for a single group."""
+        """Needed blocks by cache group, such as ``13 + 13``; empty for a single group."""
         each = [say("{blocks:n}", blocks=blocks) for blocks in self.blocks_needed]
         return joined(each, " + ") if len(each) > 1 else NOTHING
 

@@ -26,7 +26,7 @@ HAVE_A_RULE = frozenset(
 
 
 def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noqa: PLR0911  # one per cause
-    """Return a sentence about the holders; nothing if the trace does not record them."""
+    """Return a sentence about the holders, or nothing if the trace does not record them."""
     match cause:
         case Cause.LORA_CAP:
             return _adapters(timeline, waits)
@@ -105,7 +105,7 @@ def _budget(waits: Charged) -> Message:
 
 
 def _padded_decodes(timeline: Timeline) -> Message:
-    """Return how many seats a step's budget lets decode; nothing if it lets all of them."""
+    """Return how many seats a step's budget lets decode, or nothing if it lets all of them."""
     decodes: Decodes = decodes_of_all(timeline)
     budget = timeline.token_budget
     if decodes.total_tokens <= budget:

@@ -53,7 +53,7 @@ class StretchedDecodes(Evidence, kw_only=True):
     max_busy_us: int
     """Longest of these steps."""
     median_decode_step_us: float | None
-    """Median time of steps that only decode; None: there are none."""
+    """Median time of steps that only decode; None if there are no such steps."""
     examples: list[StretchedStep]
     """Steps with the largest stretch."""
 
@@ -155,7 +155,7 @@ def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
 
 
 def _waited_us(steps: pl.DataFrame) -> int:
-    """Return the total time that decoding requests spent in these steps."""
+    """Return the busy time of these steps, counted once per decode token."""
     return int((steps["busy_us"] * steps["decode_tokens"]).sum() or 0)
 
 

@@ -150,7 +150,7 @@ def _clocks(pairs: list[TransferPair]) -> Message:
 
 
 def _offset_of(pair: TransferPair) -> Message:
-    """Return by how much at least two clocks differ; nothing if no offset fits all events."""
+    """Return by how much at least two clocks differ, or nothing if no offset fits all events."""
     if pair.ahead_least_ms is not None and pair.ahead_least_ms > 0:
         least, direction = pair.ahead_least_ms, "ahead of"
     elif pair.ahead_most_ms is not None and pair.ahead_most_ms < 0:

@@ -84,6 +84,6 @@ def _interval(figure: Figure) -> Message | str:
 
 
 def _part(replays: Replays) -> Iterator[Message]:
-    """Yield the part of the load that was replayed; nothing if it is the whole."""
+    """Yield the part of the load that was replayed, or nothing if it is the whole."""
     if replays.load.part is not None:
         yield say("{part}.", part=replays.load.part.words)

@@ -172,7 +172,7 @@ def _parts(split: list[TimePart], most: int) -> list[Part]:
 
 
 def _apart(split: list[TimePart], roots: list[Found]) -> Message:
-    """Return why the verdict's share differs from that of the bar with its name; nothing if close."""
+    """Return why the verdict's share differs from that of the bar with its name, or nothing if close."""
     first = roots[0] if roots else None
     if first is None or first.share_frac is None or first.verdict.arguments.get(QUOTED) is None:
         return NOTHING

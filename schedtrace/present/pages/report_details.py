@@ -104,12 +104,12 @@ def _trial(trial: TrialReport) -> str:
 
 
 def p50_p99(times: Percentiles | Distribution | None) -> str:
-    """Return ``12.0 / 34.5``: milliseconds without the unit, which is in the table's heading."""
+    """Return the median and p99 in ms, such as ``12.0 / 34.5`` (the heading has the unit), or ``-``."""
     return f"{number(times.p50)} / {number(times.p99)}" if times else "-"
 
 
 def p50(times: Percentiles | Distribution | None) -> str:
-    """Return the median in milliseconds."""
+    """Return the median in milliseconds, or ``-``."""
     return number(times.p50) if times else "-"
 
 

@@ -164,7 +164,7 @@ def _columns(table: Table, widths: list[int], gap: int) -> RichTable:
 
 
 def _blocks(table: Table, width: int) -> Iterator[RenderableType]:
-    """Yield each row's first cell, followed by every other cell after its heading."""
+    """Yield each row as a block: its first cell, then every other cell preceded by its column heading."""
     first, *further = ((column.heading.replace("\n", " "), column) for column in table.columns)
     before = f"{first[0]} " if first[1].numeric else ""
     if first[0] and not before:

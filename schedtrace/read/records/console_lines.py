@@ -105,7 +105,7 @@ class EngineLines:
 
 
 def snapshot_in(line: str) -> tuple[int | None, int, PeriodicLine] | None:
-    """Return rank, number of engines and content of a periodic line; None if the line is none."""
+    """Return the rank, the number of engines and the figures of a line of vLLM's periodic log; else None."""
     begin = line.find(FIRST_FIGURE)
     match = _SNAPSHOT.match(line, begin) if begin >= 0 else None
     if match is None:

@@ -232,7 +232,7 @@ class Series:
                 sink.set(family, label, value)
 
     def _series(self, family: Family, label: str) -> tuple[Family, str]:
-        """Return the series of a label, which is ``more`` if there would be too many."""
+        """Return the family and label to count under: ``more`` if there are too many series by cause."""
         if family.label == "cause":
             label = known_cause(label)
             number = sum(series in _BY_CAUSE for series, _ in self.values)

@@ -70,10 +70,10 @@ def in_ray_actor() -> bool:
 
 
 def ray_metrics(labels: tuple[str, str]) -> Instruments:
-    """Return metrics of ``ray.util.metrics``, by the classes with which vLLM makes its own.
+    """Return metrics of ``ray.util.metrics``, made with the same classes as vLLM's own.
 
     Raises:
-        ImportError: If this vLLM has none.
+        ImportError: If this vLLM release lacks these classes.
     """
     from vllm.v1.metrics.ray_wrappers import RayCounterWrapper, RayGaugeWrapper
 

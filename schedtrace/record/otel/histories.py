@@ -229,9 +229,9 @@ class Histories:
         self._computing: dict[str, History] = {}
         """Requests that have not reached their next token, by vLLM's ids."""
         self._reached: dict[str, History] = {}
-        """Requests that have, and that no step has scheduled since."""
+        """Requests that have reached it and that no step has scheduled since."""
         self._unscheduled: dict[str, History] = {}
-        """Running requests that the latest step gave nothing."""
+        """Running requests to which the latest step gave no tokens."""
         self._awaited: dict[int, list[_Admission]] = {}
         """Admissions by the step whose output is their next token."""
         self._outputs: dict[int, int] = {}
@@ -248,9 +248,9 @@ class Histories:
 
         Args:
             step: Line of the step, without its requests.
-            causes: Causes for which it refused requests.
-            rows: Its requests; None if it is steady.
-            latest: Rows of the latest step, which is this one.
+            causes: Causes for which the step refused requests.
+            rows: The step's requests; None if it is steady.
+            latest: Rows of this step, also if it is steady.
         """
         self._come_and_go(step.arrived, step.finished)
         self.refusals.note_step(step, causes)
