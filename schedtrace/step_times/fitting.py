@@ -216,7 +216,10 @@ def extrapolation_error(rows: pl.DataFrame, device: Larger) -> Extrapolation:
 
 
 def _held_out(left: pl.DataFrame, held: pl.DataFrame, column: str, device: Larger) -> tuple[float, float]:
-    """Return the log error of a fit to some steps on others, and their distance; zeros of too few steps."""
+    """Fit the steps ``left``; return the log error on the steps ``held`` and their mean doublings outside.
+
+    Both are 0 if there are too few steps.
+    """
     of_kind = left.filter(pl.col(column) > 0).height
     fewest = max(FEWEST_STEPS, FEWEST_LEFT_FRAC * (left.height + held.height))
     if left.height < fewest or min(of_kind, held.height) < FEWEST_OF_A_SUM:

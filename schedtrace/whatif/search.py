@@ -233,7 +233,10 @@ class Search:
         """The same replays as configurations; a refused one states the reason."""
 
     def best(self, changes: list[Change]) -> list[Trial]:
-        """Return each setting's best change, the best first, and a pair of them if it gains more."""
+        """Return a change of each of the best settings, by gain, and then a pair of them if it gains more.
+
+        Of the values with nearly the largest gain, a change has the value nearest to the current one.
+        """
         self._expected = len(changes) + 2 * MOST_ADVICE
         for change in changes:
             self.trial(change)
