@@ -213,7 +213,7 @@ class Cause(_Word):
     ENCODER_TRANSFER_PENDING = Entry(
         "encoder_transfer_pending",
         title="Encoder outputs arrive late",
-        meaning="An encoder output has not arrived from the encoder-cache connector",
+        meaning="An encoder output has not arrived through the encoder-cache connector",
         waiting="an encoder output was still being transferred",
         running="its encoder output was still being transferred",
         advice="Check the encoder-cache connector: the output has not arrived.",
@@ -279,7 +279,7 @@ class Cause(_Word):
     REMOTE_KV_PENDING = Entry(
         "remote_kv_pending",
         title="KV arrives late from elsewhere",
-        meaning="The request's KV blocks have not arrived from the KV connector",
+        meaning="The request's KV blocks have not arrived through the KV connector",
         waiting="the next request's KV blocks had not arrived from elsewhere yet",
         advice="Check the KV connector: its load has not finished.",
         statuses=("WAITING_FOR_REMOTE_KVS",),
@@ -398,7 +398,7 @@ class Cap(_Word):
     )
     MAX_MODEL_LEN = Entry(
         "max_model_len",
-        meaning="The chunk ends at the longest sequence",
+        meaning="The chunk ends at `max_model_len`, the longest sequence",
         setting="max_model_len",
         advice="Nothing to tune: the request has reached the longest sequence.",
     )
