@@ -36,7 +36,7 @@ class ServerStart(msgspec.Struct, kw_only=True):
     arguments: dict[str, str] = {}
     """Arguments that differ from vLLM's defaults, as printed, secrets hidden."""
     max_num_seqs: int | None = None
-    """Limit on running requests; null if it is vLLM's default, which the log does not name."""
+    """Limit on running requests; null where it is vLLM's default, which the log does not name."""
     token_budget: int | None = None
     """``max_num_batched_tokens``."""
     max_model_len: int | None = None
@@ -111,7 +111,7 @@ class DumpedStep(msgspec.Struct, kw_only=True):
     scheduled_tokens: int
     """Tokens of the step."""
     requests: list[DumpedRequest]
-    """Requests of the step; empty if their tokens do not add up to ``scheduled_tokens``."""
+    """Requests of the step; empty where their tokens do not add up to ``scheduled_tokens``."""
     preempted_requests: list[str] | None = None
     """Requests that the step preempted; null: this release does not dump them."""
     running: int | None = None

@@ -253,11 +253,11 @@ def recorded_loads(run: Run, clients: int | None = None) -> list[Workload]:
     """Return the load of each trial of a run, for another engine: its requests name no rank.
 
     Args:
-        run: Run whose load is replayed.
-        clients: As for ``prediction.recorded``.
+        run: Any.
+        clients: As ``prediction.recorded``.
 
     Raises:
-        InputError: If the run has no requests.
+        InputError: it has no requests.
     """
     loads = [without_ranks(load) for load in loads_of_run(run.traces, manifest=run.manifest)]
     return loads if clients is None else [load.with_clients(clients) for load in loads]
