@@ -260,7 +260,8 @@ def _details() -> str:
             rows.append([f"`{cause}`", f"`{detail}`", *_entry(entry)])
         about = ["The request's status in vLLM", "", ""]
         rows += [[f"`{cause}`", f"`{status}`", *about] for status in cause.entry.statuses]
-    return _rows(["cause", "detail", "meaning", "setting", "what to try, if not as for the cause"], rows)
+    last = "what to try (if different from the cause's advice)"
+    return _rows(["cause", "detail", "meaning", "setting", last], rows)
 
 
 def _caps() -> str:

@@ -80,7 +80,10 @@ def _no_ranks(parallel: Any) -> str | None:
 
 
 def gather_in_every_loop() -> None:
-    """Make this process's engine pass all ranks' counts to its scheduler; a second call does nothing."""
+    """Make this process's engine pass every rank's number of running requests to its scheduler in each loop.
+
+    A second call does nothing.
+    """
     from vllm.v1.engine.core import DPEngineCoreProc
 
     wrap(DPEngineCoreProc, "_has_global_unfinished_reqs", _gathers)

@@ -62,16 +62,16 @@ def _with_shared_blocks(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 class SharedBeginnings(NamedTuple):
-    """Beginnings that at least two prompts of a trial share, each counted once."""
+    """Prefixes that at least two prompts of a trial share, each counted once."""
 
     tokens: int
-    """Tokens of the full blocks of these beginnings."""
+    """Tokens of the full blocks of these prefixes."""
     ends: int
-    """Number of these beginnings that are not part of a longer shared beginning."""
+    """Number of these prefixes that are not part of a longer shared prefix."""
 
 
 def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
-    """Return the shared beginnings of the trial that has the most; None if hashes are not recorded."""
+    """Return the shared prefixes of the trial that has most of them; None if hashes are not recorded."""
     arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size
     hashed = arrivals.select("trial", "prefix_hashes").drop_nulls("prefix_hashes")
@@ -83,7 +83,7 @@ def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
 
 
 def _shared_nodes(texts: list[str]) -> tuple[int, int]:
-    """Return the number of blocks in shared beginnings, and the number of beginnings that end there."""
+    """Return the number of blocks in shared prefixes, and the number of prefixes without a longer one."""
     ordered = sorted(texts)
     alike = [0, *(_alike(first, second) for first, second in pairwise(ordered)), 0]
     most_alike = (max(neighbours) for neighbours in pairwise(alike))

@@ -139,9 +139,9 @@ def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
 
 
 def _most_together(timeline: Timeline, requests: int) -> int:
-    """Return the largest need for blocks of this many requests that vLLM admitted one after the other.
+    """Return the largest need for blocks of any ``requests`` requests that were admitted consecutively.
 
-    A few large requests need far more than as many mean requests.
+    A few large requests need far more blocks than the same number of average requests.
     """
     ended = timeline.finishes.filter(pl.col("output_tokens") > 0).sort("trial", "scheduled_us")
     lengths = ended["prompt_tokens"] + ended["output_tokens"]

@@ -96,7 +96,7 @@ class Unlimited:
 
 
 def unlimited(timeline: Timeline) -> Unlimited:
-    """Return the facts of a timeline that the verdict may need."""
+    """Return the facts for the verdict on an engine that nothing limits."""
     steps, rank, facts = timeline.steps.height, timeline.rank, timeline.facts
     if not facts >= SHOWS_LIMITS:
         return Unlimited(steps, rank, facts, contents(timeline))

@@ -79,7 +79,7 @@ class RequestRows:
         return [int(us) for us in times if us is not None]
 
     def life_states(self) -> list[LifeState]:
-        """Return the request's states, in milliseconds since its arrival."""
+        """Return the request's states, with times in milliseconds since its arrival."""
         return [
             *self._unrecorded(),
             *(

@@ -208,7 +208,10 @@ def clock_offset(
 
 
 def _upper_bounds(request: MatchedRequest) -> Iterator[int]:
-    """Yield differences of times, decode less prefill engine, of a later and an earlier event."""
+    """Yield upper bounds on the clock offset.
+
+    Each is the decode engine's time of an event minus the prefill engine's time of an earlier event.
+    """
     prefill, decode = request.prefill.row, request.decode.row
     if request.in_order and prefill.first_token_us is not None:
         yield decode.arrived_us - prefill.first_token_us
@@ -217,7 +220,7 @@ def _upper_bounds(request: MatchedRequest) -> Iterator[int]:
 
 
 def _lower_bounds(request: MatchedRequest) -> Iterator[int]:
-    """Yield such differences of an earlier event on the decode and a later one on the prefill engine."""
+    """Yield lower bounds on the clock offset: likewise, minus the prefill engine's time of a later event."""
     prefill, decode = request.prefill.row, request.decode.row
     if decode.load_begun_us is not None and decode.load_ended_us is not None and prefill.sent_us is not None:
         yield decode.load_begun_us - prefill.sent_us

@@ -78,7 +78,7 @@ def engine_transfers(timeline: Timeline) -> list[SummaryTransfer]:
 
 
 def _first_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return ``request_id``, ``scheduled_us`` and ``first_token_us``."""
+    """Return one row per request: ``request_id``, ``scheduled_us`` (first step) and ``first_token_us``."""
     queued = timeline.queue_times.select("request_id", scheduled_us=pl.col("queued_us") + pl.col("queue_us"))
     first = request_latencies(timeline).select("request_id", "first_token_us").unique("request_id")
     return queued.unique("request_id").join(first, on="request_id", how="left")

@@ -77,15 +77,16 @@ class Cause(_Word):
 
     QUEUE_EMPTY = Entry(
         "queue_empty",
-        meaning="The queue is empty: not a refusal. A request that was skipped in this step has left the "
-        "queue for the rest of it",
+        meaning="The queue is empty; this is not a refusal. A request that was skipped earlier in this step "
+        "is out of the queue until the step ends",
         waiting="the queue was empty",
         refusal=False,
     )
     TOKEN_BUDGET = Entry(
         "token_budget",
-        meaning="The step's token budget is spent. vLLM checks it before the queue: without a "
-        "`request_id` no request waited. In the running loop the `request_id` is the first one left out",
+        meaning="The step's token budget is spent. vLLM checks the budget before it looks at the queue, so "
+        "an exit without `request_id` means that no request was waiting. In the running loop, `request_id` "
+        "names the first request that got no tokens",
         waiting="the token budget was spent",
         running="the token budget was spent",
         setting="max_num_batched_tokens",
@@ -93,8 +94,8 @@ class Cause(_Word):
     )
     INPUT_BUDGET = Entry(
         "input_budget",
-        meaning="`max_num_batched_tokens` is spent, of which a drafting method takes slots besides the "
-        "tokens",
+        meaning="`max_num_batched_tokens` is spent; the drafting method uses some of its slots in addition "
+        "to the scheduled tokens",
         waiting="the slots for drafted tokens were spent",
         running="the slots for drafted tokens were spent",
         setting="max_num_batched_tokens",
@@ -118,8 +119,8 @@ class Cause(_Word):
     )
     KV_BLOCKS = Entry(
         "kv_blocks",
-        meaning="`allocate_slots` returned None. In the running loop no other request could be "
-        "preempted: the exit before it says why",
+        meaning="`allocate_slots` returned None. In the running loop, it means that no other request could "
+        "be preempted; the preceding exit says why",
         waiting="the KV cache had no room for the next request",
         running="the KV cache had no room for its next token",
         setting="kv_cache_memory_bytes",
@@ -133,7 +134,7 @@ class Cause(_Word):
             ),
             "full_sequence": Entry(
                 meaning="The chunk would fit, but the whole sequence does not "
-                "(`scheduler_reserve_full_isl`); `blocks_needed` is for all of it",
+                "(`scheduler_reserve_full_isl`); `blocks_needed` is the number for the whole sequence",
                 waiting="the next request's chunk would have fitted into the KV cache, but vLLM admits a "
                 "request only if all of its prompt fits (`scheduler_reserve_full_isl`)",
                 setting="scheduler_reserve_full_isl",
@@ -141,13 +142,13 @@ class Cause(_Word):
                 "risk of preemptions; or give the KV cache more room.",
             ),
             "reserved": Entry(
-                meaning="It would fit, but for blocks that prefills under way will want; asynchronous KV "
-                "loads only",
+                meaning="The chunk would fit if no blocks were reserved for prefills in progress; occurs "
+                "only with asynchronous KV loads",
                 waiting="the next request would have fitted, but for blocks that are reserved for "
                 "prefills under way",
             ),
             "watermark": Entry(
-                meaning="It would fit, but for the blocks that `watermark` keeps free",
+                meaning="The chunk would fit if `watermark` did not keep blocks free",
                 waiting="the next request would have fitted into the free KV blocks, but for the "
                 "reserve of `--watermark`",
                 setting="watermark",
@@ -178,8 +179,8 @@ class Cause(_Word):
     PREFILL_THROTTLED = Entry(
         "prefill_throttled",
         title="Prefills are held back",
-        meaning="The prefill cadence (`prefill_schedule_interval`) holds prefills back: that of "
-        "data-parallel engines in step, and since vLLM 0.33 of any other engine, too",
+        meaning="The prefill cadence (`prefill_schedule_interval`) holds prefills back. Up to vLLM 0.32 it "
+        "applies only to data-parallel engines in lock-step, since 0.33 to every engine",
         waiting="the prefill cadence held new prefills back (`prefill_schedule_interval`)",
         running="the prefill cadence held it back (`prefill_schedule_interval`)",
         setting="prefill_schedule_interval",
@@ -199,9 +200,9 @@ class Cause(_Word):
     ENCODER_BUDGET = Entry(
         "encoder_budget",
         title="Encoder budget or cache too small",
-        meaning="The encoder cannot take the request's next input, and there is no token before it: its "
-        "compute budget or its cache is spent, or the input may not be cut (`disable_chunked_mm_input`), "
-        "or vLLM refuses it",
+        meaning="The encoder cannot process the request's next input, and no tokens precede that input. "
+        "Either the encoder's compute budget or cache is spent, or the input may not be split "
+        "(`disable_chunked_mm_input`), or vLLM refuses the input",
         waiting="the encoder budget or the encoder cache was spent",
         running="the encoder budget or the encoder cache was spent",
         setting="max_num_encoder_input_tokens",
@@ -212,7 +213,7 @@ class Cause(_Word):
     ENCODER_TRANSFER_PENDING = Entry(
         "encoder_transfer_pending",
         title="Encoder outputs arrive late",
-        meaning="An encoder output is still on its way from elsewhere",
+        meaning="An encoder output has not arrived through the encoder-cache connector",
         waiting="an encoder output was still being transferred",
         running="its encoder output was still being transferred",
         advice="Check the encoder-cache connector: the output has not arrived.",
@@ -230,7 +231,7 @@ class Cause(_Word):
     PREFILL_LOOKAHEAD = Entry(
         "prefill_lookahead",
         title="No chunk fits beside the prefill lookahead",
-        meaning="No chunk fits that keeps clear of the last tokens of the prompt, which several MTP "
+        meaning="No chunk fits that ends before the last prompt tokens, which multi-token-prediction (MTP) "
         "modules read ahead",
         waiting="no chunk fitted that keeps clear of the prefill lookahead",
         running="no chunk fitted that keeps clear of the prefill lookahead",
@@ -241,15 +242,16 @@ class Cause(_Word):
     SPEC_DECODE_PADDING = Entry(
         "spec_decode_padding",
         title="No room for padded decodes",
-        meaning="A decode is admitted with room for all drafts or not at all, and that room is not "
-        "there. Without a detail the budget left is too small",
+        meaning="A decode is admitted only if all its drafts fit, and they do not. If `detail` is absent, "
+        "the remaining budget is too small",
         waiting="the next request's decode, padded for drafts, did not fit",
         setting="num_speculative_tokens",
         advice="Raise `--max-num-batched-tokens`, or draft fewer tokens (`num_speculative_tokens`).",
         own_size=True,
         details={
             "max_model_len": Entry(
-                meaning="The padding would go beyond it (vLLM 0.25 to 0.28); newer releases do not pad then",
+                meaning="The padding would exceed `max_model_len` (vLLM 0.25 to 0.28); newer releases omit "
+                "it in this case",
                 waiting="the next request's decode, padded for drafts, would have gone beyond "
                 "`max_model_len`",
                 setting="max_model_len",
@@ -277,7 +279,7 @@ class Cause(_Word):
     REMOTE_KV_PENDING = Entry(
         "remote_kv_pending",
         title="KV arrives late from elsewhere",
-        meaning="The request's KV blocks have not arrived from elsewhere",
+        meaning="The request's KV blocks have not arrived through the KV connector",
         waiting="the next request's KV blocks had not arrived from elsewhere yet",
         advice="Check the KV connector: its load has not finished.",
         statuses=("WAITING_FOR_REMOTE_KVS",),
@@ -292,28 +294,28 @@ class Cause(_Word):
     )
     STALE_OUTPUT_PENDING = Entry(
         "stale_output_pending",
-        meaning="Output of the request from before its preemption is still on its way",
+        meaning="An output of the request from before its preemption has not arrived",
         waiting="output of the next request from before its preemption was still on its way",
         advice="See the preemption finding: the request was preempted with a step in flight.",
     )
     CONNECTOR_UNDECIDED = Entry(
         "connector_undecided",
         title="The KV connector answers late",
-        meaning="The KV connector does not know yet what it has of the request",
+        meaning="The KV connector has not determined which of the request's tokens it holds",
         waiting="the KV connector did not know yet what it has of the next request",
         advice="Check the KV connector: its lookup has not finished.",
     )
     KV_LOAD_STARTED = Entry(
         "kv_load_started",
-        meaning="An asynchronous KV load begins: not a refusal",
+        meaning="An asynchronous KV load begins; this is not a refusal",
         waiting="an asynchronous load of its KV blocks began, which is no refusal",
         refusal=False,
     )
     NO_NEW_TOKENS = Entry(
         "no_new_tokens",
         title="No token to schedule",
-        meaning="There is no token to schedule for this request; the detail is the [cap](#caps) that "
-        "left 0 tokens, if one did",
+        meaning="There is no token to schedule for this request; the detail is the [cap](#caps) that left 0 "
+        "tokens, if one did",
         waiting="no token could be scheduled for the next request",
         running="there was no token to schedule for it",
         advice="Nothing to tune where its next token is not known yet; else see the cap in the details.",
@@ -321,8 +323,8 @@ class Cause(_Word):
     OUTPUT_IN_FLIGHT = Entry(
         "output_in_flight",
         title="Outputs are in flight",
-        meaning="Asynchronous scheduling: output of the request is on its way, and until it is there "
-        "nothing more is scheduled for it. Without a detail that is its last token",
+        meaning="Asynchronous scheduling: vLLM schedules nothing more for the request until an output in "
+        "flight has arrived. If `detail` is absent, that output is the request's last token",
         running="its last token was in flight already (asynchronous scheduling)",
         advice="Nothing to tune: the next step needs the output that is in flight.",
         details={
@@ -356,21 +358,22 @@ class Cause(_Word):
     VICTIM_NOT_FREEABLE = Entry(
         "victim_not_freeable",
         title="Blocks in flight cannot be freed",
-        meaning="A step in flight may still write the victim's blocks: no request is preempted",
+        meaning="A step in flight may still write the victim's blocks, so no request is preempted",
         running="the blocks of the request to be preempted could not be freed now",
         advice="Give the KV cache more room (`--gpu-memory-utilization`).",
     )
     PREEMPTED_ITSELF = Entry(
         "preempted_itself",
         title="Requests preempt themselves",
-        meaning="The request was the victim for its own allocation",
+        meaning="The request was preempted for its own allocation",
         running="no other request was left to be preempted for it, so it preempted itself",
         advice="See the preemption finding: the KV cache is too small for the running requests.",
     )
     OTHER = Entry(
         "other",
         title="A limit that this version does not know",
-        meaning="Not known; `guard` has what was true of the condition, `values` what it compared",
+        meaning="Unknown; `guard` holds the part of the condition that decided, `values` the values that it "
+        "compared",
         waiting="this version does not know the reason",
         running="this version does not know the reason",
         advice="The author of the scheduler can name the condition: docs/causes.md shows how.",
@@ -382,19 +385,20 @@ class Cap(_Word):
 
     LONG_PREFILL = Entry(
         "long_prefill_token_threshold",
-        meaning="The threshold of that name",
+        meaning="`long_prefill_token_threshold` limits the tokens of a chunk",
         setting="long_prefill_token_threshold",
         advice="Raise `--long-prefill-token-threshold`, or set it to 0 for no limit.",
     )
     LONG_PREFILL_ADAPTIVE = Entry(
         "long_prefill_token_threshold_adaptive",
-        meaning="Its adaptive form: a fair share of the budget, where that is more than the threshold",
+        meaning="Adaptive `long_prefill_token_threshold`: a fair share of the budget, if that exceeds the "
+        "threshold",
         setting="long_prefill_token_threshold",
         advice="Raise `--max-num-batched-tokens`, of which the chunk is a share.",
     )
     MAX_MODEL_LEN = Entry(
         "max_model_len",
-        meaning="The longest sequence",
+        meaning="The chunk ends at `max_model_len`, the longest sequence",
         setting="max_model_len",
         advice="Nothing to tune: the request has reached the longest sequence.",
     )
@@ -406,7 +410,7 @@ class Cap(_Word):
     )
     INPUT_BUDGET = Entry(
         "input_budget",
-        meaning="The input budget left, where that is less than the token budget left",
+        meaning="The input budget left, if that is less than the token budget left",
         setting="max_num_batched_tokens",
         advice="Raise `--max-num-batched-tokens`, or draft fewer tokens (`num_speculative_tokens`).",
     )
@@ -417,19 +421,19 @@ class Cap(_Word):
     )
     ENCODER_BUDGET = Entry(
         "encoder_budget",
-        meaning="The chunk ends before an input that the encoder cannot take (as the cause of that name)",
+        meaning="The chunk ends before an input that the encoder cannot process (see the cause of that name)",
         setting="max_num_encoder_input_tokens",
         advice="Raise `--max-num-batched-tokens`, from which vLLM derives the encoder budget, or send "
         "smaller inputs.",
     )
     PREFILL_LOOKAHEAD = Entry(
         "prefill_lookahead",
-        meaning="The chunk has to leave the last tokens of the prompt for the next one",
+        meaning="The chunk has to leave the last tokens of the prompt for the next chunk",
         advice="Nothing to tune: the draft modules read these tokens ahead.",
     )
     OTHER = Entry(
         "other",
-        meaning="Not known; `statement` has the text that stands there",
+        meaning="Unknown; `statement` holds the source text of the statement that cuts the chunk",
         advice="Read the statement in the trace: this version does not know the limit.",
     )
 

@@ -108,7 +108,7 @@ class SummaryTenant(msgspec.Struct, kw_only=True):
 
 
 class SummaryTenantWait(msgspec.Struct, kw_only=True):
-    """Time that one tenant's requests waited for a resource that another tenant's requests held."""
+    """Time that one tenant's requests waited, by the tenant whose requests held the resource."""
 
     waiter: str
     """Tenant of the waiting requests."""

@@ -53,9 +53,9 @@ class ConsoleSnapshots(msgspec.Struct, kw_only=True):
     """Summary of the periodic lines of one engine."""
 
     engine_rank: int | None
-    """Rank of the engine; null: the lines sum up all engines."""
+    """Rank of the engine; null: each line is an aggregate over all engines."""
     engines: int = 1
-    """Number of engines that each line sums up."""
+    """Number of engines that each line aggregates."""
     snapshots: int
     """Number of lines."""
     span_s: float | None = None
@@ -92,7 +92,7 @@ class DumpedRequest(msgspec.Struct, kw_only=True):
     request_id: str
     """Id of the request."""
     scheduled_tokens: int
-    """Tokens that the step computes for it."""
+    """Tokens that the step computes for the request."""
     computed_tokens: int | None
     """Tokens computed before the step."""
     prompt_tokens: int | None
@@ -119,7 +119,7 @@ class DumpedStep(msgspec.Struct, kw_only=True):
     waiting: int | None = None
     """Waiting requests."""
     kv_cache_usage_frac: float | None = None
-    """KV cache usage at this moment."""
+    """KV cache usage when vLLM dumped the step."""
 
 
 class Failure(msgspec.Struct, kw_only=True):
@@ -128,11 +128,11 @@ class Failure(msgspec.Struct, kw_only=True):
     stage: Literal["start", "serving"]
     """Whether the server failed while it started or while it served."""
     reason: str
-    """First error that the log contains, secrets hidden."""
+    """Error that caused the failure, with secrets hidden; else the most that the log says about it."""
     line: int
-    """Number of its line."""
+    """Number of the line with this error, or else with the announcement of the failure."""
     worker_died: str | None = None
-    """Worker process that died, by the log; null: the log reports no death."""
+    """Worker process that died, according to the log; null: the log reports none."""
 
 
 class MetricsWindow(msgspec.Struct, kw_only=True):
@@ -155,7 +155,7 @@ class MetricsWindow(msgspec.Struct, kw_only=True):
     queue_mean_ms: float | None = None
     """Mean time that finished requests waited before they were first scheduled."""
     queue_frac: float | None = None
-    """Time in the queue as a share of the finished requests' end-to-end latencies, both summed up by vLLM."""
+    """Time in the queue as a share of the finished requests' end-to-end latencies, both summed by vLLM."""
     prefill_mean_ms: float | None = None
     """Mean time from the first scheduling to the first token."""
     decode_mean_ms: float | None = None
@@ -201,11 +201,11 @@ class ClientLatency(msgspec.Struct, kw_only=True):
     p99_ms: float | None = None
     """99th percentile."""
     engine_p50_ms: float | None = None
-    """Median in the trace that has a trial with as many finished requests as the client counted; null: there
-    is none.
+    """Median of the same latency in the engine's trace, for text and Markdown; null in JSON, because
+    ``--format json`` accepts no trace beside a benchmark's result.
     """
     engine_p99_ms: float | None = None
-    """99th percentile in the engine's trace."""
+    """99th percentile in the engine's trace; null in JSON for the same reason."""
 
 
 class Statement(msgspec.Struct, kw_only=True):
@@ -216,11 +216,11 @@ class Statement(msgspec.Struct, kw_only=True):
     certainty: Certainty
     """Certainty of the statement."""
     at: int | None = None
-    """Number of snapshots that show it; null: it does not rest on snapshots."""
+    """Number of snapshots that show it; null: the statement does not rest on snapshots."""
     snapshots: int | None = None
     """Number of snapshots that could have shown it."""
     engine_rank: int | None = None
-    """Engine that it is about; null: all, or the only one."""
+    """Engine that the statement is about; null: all engines, or the only one."""
     text: Message
     """The statement with its evidence."""
     advice: Message = NOTHING
@@ -233,7 +233,7 @@ class WeakRecord(msgspec.Struct, kw_only=True):
     path: str
     """File, ``-`` for standard input, or address of a server."""
     kind: str
-    """Kind of record, from the table of kinds."""
+    """Kind of record: ``vLLM's console log``, ``vLLM's metrics`` or ``a result of`` a benchmark program."""
     source: str | None = None
     """Container or pod that wrote the lines; null: the file has a single source."""
     server: ServerStart | None = None

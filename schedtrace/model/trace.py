@@ -310,9 +310,10 @@ PresentState = Literal["waiting", "preempted", "running"]
 
 
 class Present(msgspec.Struct, omit_defaults=True):
-    """A request in the scheduler when this file began: no arrival, and no step has its past.
+    """Request that the scheduler had when this file began; the trace lacks its arrival and earlier steps.
 
-    Null is what cannot be known, since nobody recorded then. Fields that ``Arrival`` has mean the same.
+    A field is null if it cannot be known, because no recording ran at the time. Fields with the same name as
+    in ``Arrival`` have the same meaning.
     """
 
     request_id: str
@@ -326,9 +327,9 @@ class Present(msgspec.Struct, omit_defaults=True):
     first_token_us: int | None = None
     """Time of its first token; null also while it has none."""
     computed_tokens: int = 0
-    """Before the first step of this file."""
+    """Tokens computed before the first step of this file."""
     output_tokens: int = 0
-    """Generated so far."""
+    """Tokens generated so far."""
     lost_tokens: int = 0
     """Tokens of a preempted request that have to be computed again; 0 also if unknown."""
     num_preemptions: int | None = None
@@ -401,8 +402,8 @@ class Step(Line, tag="step", kw_only=True):
     num_waiting_before: int
     num_waiting_after: int
     num_not_ready_after: int = 0
-    """Waiting requests set aside because they wait for something else than the scheduler (a grammar, a remote
-    KV transfer) or, since vLLM 0.31, are over ``max_loras``. 0 before vLLM 0.18, which does not tell."""
+    """Waiting requests passed over because they wait for something else than the scheduler (a grammar, a
+    remote KV transfer) or, since vLLM 0.31, exceed ``max_loras``. 0 before vLLM 0.18, which does not tell."""
     waiting_tokens_after: int | None = None
     """Tokens that the waiting requests want; None where the recorder's own count disagrees with vLLM's."""
     kv_blocks_total: int | None = None

@@ -65,7 +65,7 @@ class LoadPart(msgspec.Struct, kw_only=True):
     begin_s: float
     """Seconds into the recording at which the first of them arrived."""
     end_s: float
-    """Seconds into the recording at which most of them had been answered."""
+    """Seconds into the recording at which the part ends; most of its requests had been answered by then."""
 
     @property
     def words(self) -> str:
@@ -82,7 +82,7 @@ class ReplayedLoad(msgspec.Struct, kw_only=True):
     path: str | None
     """Run folder; null: the load is not recorded."""
     recorded_version: str | None
-    """Release of vLLM that was recorded; null: the engine is a model's on a GPU."""
+    """Release of vLLM that was recorded; null: the load was simulated with ``--model`` and ``--gpu``."""
     trials: int
     """Trials, replayed in sequence."""
     requests: int
@@ -101,7 +101,7 @@ class Baseline(msgspec.Struct, kw_only=True):
     """Comparison of the recording with its replay; the configuration with ``recorded`` has the figures."""
 
     judged_by: str | None = None
-    """Figure in which both have to agree; null: step times from elsewhere are not judged."""
+    """Figure in which replay and recording are compared; null: saved step times are not judged."""
     misfit_frac: float | None = None
     """Difference in that figure: 0.03 is 3 % more in the replay than recorded."""
     part: LoadPart | None = None
@@ -118,19 +118,19 @@ class Figure(msgspec.Struct, kw_only=True):
     name: str
     """Name, as in ``diff``."""
     unit: str
-    """Unit; empty: a number."""
+    """Unit; empty for a count."""
     higher_is_better: bool | None
     """Direction of improvement; null: neither direction is better."""
     decided: bool
-    """Whether scheduling alone decides it; otherwise it follows in time, from the step times."""
+    """Whether scheduling alone decides it; otherwise it depends on the step times."""
     value: float | None
-    """Mean over the trials; of ``sweep``, over the requests of all trials together."""
+    """Mean over the trials; for ``sweep``, over the requests of all trials together."""
     before: float | None = None
-    """The recorded configuration's value; of that configuration itself, the value in the recording."""
+    """The recorded configuration's value; for that configuration itself, the value in the recording."""
     change_frac: float | None = None
     """``value`` against ``before``."""
     low_frac: float | None = None
-    """Low end of the 90 % interval of ``change_frac``; null where the trace gives no ground for one."""
+    """Low end of the 90 % interval of ``change_frac``; null if the trace gives no basis for one."""
     high_frac: float | None = None
     """High end of the interval."""
 
@@ -147,9 +147,9 @@ class Configuration(msgspec.Struct, kw_only=True):
     kv_blocks: int | None = None
     """Size of the KV cache."""
     figures: list[Figure] = []
-    """Figures of the load; of ``advise``, only the proposals and the recorded configuration have them."""
+    """Figures of the load; for ``advise``, only the proposals and the recorded configuration have them."""
     finished: int | None = None
-    """Requests that ended by themselves."""
+    """Requests that finished, that is, were not aborted."""
     too_long: int | None = None
     """Requests that vLLM's front end rejects because their prompt fills ``max_model_len``."""
     steps: int | None = None
@@ -200,7 +200,7 @@ class Replays(msgspec.Struct, kw_only=True):
     """Every setting that some configuration varies or sets, before any change; null: vLLM's default, which
     the trace does not name."""
     baseline: Baseline | None = None
-    """Null: no configuration was recorded."""
+    """Replay of the recorded configuration, compared with the recording; null: none was recorded."""
     objective: str | None = None
     """Figure that ``analyze --predict`` improves; null: other commands."""
     no_advice: str | None = None
@@ -213,9 +213,9 @@ class Replays(msgspec.Struct, kw_only=True):
     configurations: list[Configuration]
     """``sweep``: by throughput, the highest first, refused ones last; otherwise the recorded one first."""
     commands: list[str] = []
-    """Commands that try the first proposal of ``advise`` on the real machine: a run, and its comparison."""
+    """Commands that try the first proposal of ``advise`` on the real machine: a run, and a comparison."""
     notes: list[Message] = []
-    """Notes on facts missing in the load, and the assumptions in their place."""
+    """Notes on facts missing in the load, and on the assumptions made instead."""
 
     @property
     def recorded(self) -> Configuration | None:

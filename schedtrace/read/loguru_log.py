@@ -168,7 +168,7 @@ def _decoded(text: str) -> Record | None:
 def _record_in(
     start: int, logged_us: int | None, text: str, *, whole: bool
 ) -> Iterator[tuple[int, int | None, Record | None]]:
-    """Yield a record, unless the braces contain something else."""
+    """Yield the record in ``text``, or nothing if this text in braces is not a record."""
     if _KEY.search(text):
         yield start, logged_us, parse_record(text) if whole else None
 

@@ -45,10 +45,10 @@ from schedtrace.read.trace import Trace, read_trace
 
 
 def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
-    """Read a file of any kind; return one trace per engine.
+    """Read a trace, or a log that has steps; return one trace per engine.
 
     Raises:
-        InputError: If the file cannot be read, or is of no readable kind.
+        InputError: If the file cannot be read, or is of another kind.
     """
     kind = kind_of(path)
     if kind is not None and kind.reader is not None:

@@ -155,7 +155,7 @@ def _from_original(copied: Any, name: str) -> Any:
 
 @cache
 def _values(kind: type) -> tuple[str, ...]:
-    """Return the attributes that the class also has, and that would hide the original's."""
+    """Return the names of the class's plain attributes, which would shadow those of the original."""
     names = (name for name in dir(kind) if name[:2] != "__")
     attributes = ((name, inspect.getattr_static(kind, name)) for name in names)
     return tuple(name for name, value in attributes if not callable(value) and not hasattr(value, "__get__"))

@@ -228,7 +228,7 @@ def only_samples(scheduler: Any) -> bool:
 
 
 def reports_invalid_drafts() -> bool:
-    """Return whether a ``SchedulerOutput`` names the drafts that a grammar forbade."""
+    """Return whether a ``SchedulerOutput`` counts the drafts that a grammar forbade."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
     return "num_invalid_spec_tokens" in getattr(SchedulerOutput, "__dataclass_fields__", ())

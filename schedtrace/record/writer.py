@@ -368,7 +368,11 @@ class Writer:
         return lines
 
     def _write(self, lines: Sequence[AnyLine | dict[str, Any]]) -> None:
-        """Write the lines; raise OSError if that fails."""
+        """Show the lines to the flight recorder, and write them if there is a trace.
+
+        Raises:
+            OSError: If they cannot be written.
+        """
         if lines and self.flight is not None:
             self.flight.observe(lines)
         if lines and self.keeps_lines:

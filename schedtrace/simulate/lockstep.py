@@ -166,7 +166,7 @@ class LockstepExecutor(SimulatedExecutor):
         return _Joint(self._rank, self._device.dispatch(self._rank, self._times.device_us(batch)), output)
 
     def _empty(self, now_us: float) -> Future[Any]:  # noqa: ARG002  # likewise
-        """Return an output that is available at once, without a pass; no other rank runs before."""
+        """Return an output that is available at once: an empty batch needs no pass of all ranks."""
         done: Future[Any] = Future()
         done.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
         return done

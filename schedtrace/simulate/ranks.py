@@ -329,7 +329,7 @@ class Ranks(VirtualEngines):
             rank.scheduler.shutdown()
 
     def loop_begins(self, rank: Rank) -> None:
-        """Let in what is due for a rank that is about to read its input queue."""
+        """Admit the requests that are due for a rank that is about to read its input queue."""
         if self.feed is not None:
             self.feed.let_in(rank)
 

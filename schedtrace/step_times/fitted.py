@@ -100,10 +100,10 @@ class Fitted:
         return float(self.rows.select((pl.col("prefill_tokens") + pl.col("decode_tokens")).max()).item())
 
     def without_economies_us(self, batch: Batch) -> float:
-        """Return the time of execution if more tokens than any recorded step had gain nothing together.
+        """Return the time of execution without economies of scale beyond the largest recorded step.
 
-        They then take as long as recorded steps do one after the other, which no device exceeds by much: an
-        upper bound where steps were too small to show what a token costs.
+        More tokens then take as long as a series of recorded steps, which no device exceeds by much: an upper
+        bound if the recorded steps are too small to show the cost of a token.
         """
         times = batch.batch_tokens / self.most_tokens
         if times <= 1:
@@ -146,7 +146,7 @@ class Fitted:
         return [trial[at : at + block] for trial in self.fit.residuals for at in range(0, len(trial), block)]
 
     def resampled(self, seed: int, block: int = BLOCK) -> "Fitted":
-        """Return a fit to as many steps, drawn anew: trials, and blocks of neighbouring steps in each.
+        """Return a fit to as many resampled steps: trials, and blocks of neighbouring steps in each.
 
         Raises:
             UsageError: If it was loaded, so its steps are not there.
@@ -298,7 +298,7 @@ class Counted:
 
 
 class RecordedTimes:
-    """Durations of a trace's steps, in order; fitted durations past its end, or where it lacks one.
+    """Durations of a trace's steps, in order; fitted durations after its end, or if it lacks one.
 
     Each call is about a step: ``schedule_us`` about the next one, ``device_us`` about the one scheduled last,
     ``update_us`` about the oldest whose update was recorded and not asked for, ``gap_us`` about the time
@@ -357,7 +357,7 @@ class RecordedTimes:
         return self._fitted.wake_us() if recorded is None else recorded
 
     def gathering_us(self) -> float | None:
-        """Return what gathering a number of each rank adds to a loop, in microseconds; None if not known."""
+        """Return the microseconds that gathering a number of each rank adds to a loop; None if unknown."""
         return self._fitted.gathering_us()
 
 

@@ -1,6 +1,6 @@
-"""Fits every part of a step's time to the rows of recorded steps, and measures how far it is off.
+"""Fits of every part of a step's time to the rows of recorded steps, with their errors.
 
-Of ranks in lock-step also: whose batch a pass waited for, and what it takes them to agree.
+For ranks in lock-step also: the rank that a pass waited for, and the time that an agreement takes.
 """
 
 import math
@@ -16,8 +16,8 @@ from schedtrace.step_times.linear import FEWEST_OF_A_SUM, Larger, Linear, fit_la
 from schedtrace.timeline.step_time import FEWEST_STEPS
 
 DEVICE = ("prefill_tokens", "decode_requests", "decode_context_tokens", "prefill_attention")
-"""Columns that the device's time is fitted to. Prefill requests are none: where prompts are not cut into
-chunks, requests and tokens grow together, and the cost of one went to the other."""
+"""Columns that the device's time is fitted to. The number of prefill requests is not among them: if prompts
+are not cut into chunks, requests and tokens grow together, and their costs cannot be separated."""
 MEMORY = ("decode_requests", "decode_context_tokens")
 COMPUTE = ("batch_tokens", "prefill_attention")
 """Columns of computing and, in ``MEMORY``, of reading. A device reads weights and KV cache while it computes,
@@ -27,7 +27,7 @@ GRAPHS = ("padding_tokens", "eager_steps")
 """Columns of an engine with captured graphs: the tokens that pad a batch to the next captured size, and 1 for
 a batch beyond the largest size, whose kernels are launched one by one."""
 DRAFTS = ("draft_tokens",)
-"""Columns of an engine that speculates: where every step drafts alike, their cost cannot be told apart."""
+"""Columns of an engine that speculates; without a cost if every step drafts the same number of tokens."""
 SCHEDULE = ("requests", "prefill_tokens")
 UPDATE = ("requests",)
 GAP = ("arrivals",)
@@ -38,12 +38,12 @@ PASS = ("trial", "wave", "step_counter")
 """Columns that identify a forward pass of ranks in lock-step."""
 NO_TIME = Linear(0.0, {}, [], {}, 0)
 HELD_OUT_FROM = (1 / 2, 1 / 4)
-"""Shares of a column's most beyond which steps are held out."""
+"""Shares of a column's largest value above which steps are held out."""
 FEWEST_LEFT_FRAC = 0.1
-"""Least share of the steps that is left to fit; of fewer, the error is that of a fit to few steps."""
+"""Least share of the steps that must be left to fit: a fit to fewer steps errs for lack of steps."""
 USUAL_PER_DOUBLING = math.log(2) / math.sqrt(12)
-"""Error for each doubling before any evidence: twice the work takes between as long and twice as long, and
-all between is equally likely."""
+"""Default error per doubling: standard deviation if doubled work takes anywhere from the same time to twice
+the time, with equal probability."""
 USUAL_DOUBLINGS = 1.0
 """Doublings of held-out steps whose evidence weighs as much as ``USUAL_PER_DOUBLING``."""
 MOST_HELD_OUT = 500
@@ -70,9 +70,9 @@ class Error(msgspec.Struct, frozen=True, kw_only=True):
     median_abs_log: float
     p90_abs_log: float
     lag1: float | None
-    """Correlation of neighbouring steps; null where residuals do not vary."""
+    """Correlation of neighbouring steps; null if residuals do not vary."""
     total_frac: float
-    """All measured time by all fitted time, minus 1: what outliers add."""
+    """Total measured time divided by total fitted time, minus 1: the part of outliers."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     update: Linear
     gap: Linear
     wake_us: float = 0.0
-    """Median time until an idle engine took a request in, in microseconds; 0 where it is not recorded."""
+    """Median time until an idle engine took a request in, in microseconds; 0 if it is not recorded."""
     graph_sizes: list[int] = []
     """Sizes of the captured graphs in tokens, in order; empty: none, or not recorded."""
     gathering_us: float | None = None
@@ -93,7 +93,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Names among ``schedule``, ``update`` and ``gap`` that were not recorded and are taken as 0."""
     first_step_us: float | None
     """Microseconds that the first step of a trial took longer than its batch explains, median over trials;
-    not in ``device``. Null where no first step has an output."""
+    not in ``device``. Null if no first step has an output."""
     error: Error
     residuals: list[list[float]]
     """Residuals by trial, in order: log of measured / fitted."""
@@ -105,10 +105,10 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
     """Fit the rows of ``observed``, with ``part``: which trial of which trace each belongs to.
 
     Args:
-        rows: Of one model on one device; with the columns ``GRAPHS`` or ``DRAFTS`` if the engine has these.
-        source: Of the rows.
-        like: Fit the same sums, instead of looking for the form that suits the rows best; what rows do not
-            tell is taken from it.
+        rows: Rows of one model on one device, with ``GRAPHS`` and ``DRAFTS`` if the engine has these columns.
+        source: Source of the rows.
+        like: Fit whose sums to use instead of looking for the form that suits the rows best; values that the
+            rows do not show are taken from it.
 
     Raises:
         InputError: If too few steps have an output and requests that are known.
@@ -176,14 +176,14 @@ class Extrapolation(NamedTuple):
     """Standard error of the log time of steps outside the recorded range, by their distance in doublings."""
 
     per_doubling: float
-    """Error for each doubling, as far as held-out steps show it."""
+    """Error per doubling, up to the distance of the held-out steps."""
     reach: float
     """Doublings to the farthest held-out steps; 0: none could be held out."""
 
     def log_error(self, doublings: float) -> float:
-        """Return the error at a distance: as measured up to the reach, and at least the usual one beyond it.
+        """Return the error at a distance: as measured up to the reach, at least the default error beyond it.
 
-        The record shows no bend that lies beyond all of its steps.
+        The recording cannot show a change of slope outside its range.
         """
         near = min(doublings, self.reach) * self.per_doubling
         beyond = max(0.0, doublings - self.reach) * max(self.per_doubling, USUAL_PER_DOUBLING)
@@ -193,10 +193,10 @@ class Extrapolation(NamedTuple):
 def extrapolation_error(rows: pl.DataFrame, device: Larger) -> Extrapolation:
     """Return the error of the log time of steps outside the range, measured on steps of the record.
 
-    Steps are held out by size, not by position: a fit to the others predicts those beyond a half and a
-    quarter of each column's most. Their total time against the predicted one, and their distance from the
-    range of that fit, are one observation of the error. Where a fit would have no step of a kind at all,
-    such as no prefill, it says nothing of how such a step grows: nothing is held out.
+    Steps are held out by size, not by position: a fit to the smaller steps predicts those above a half and
+    above a quarter of each column's largest value. The ratio of measured to predicted total time and the
+    distance from that fit's range are one observation of the error. If no step with the column, such as a
+    prefill, would be left to fit, nothing is held out.
 
     Args:
         rows: Rows of a fit.
@@ -216,7 +216,10 @@ def extrapolation_error(rows: pl.DataFrame, device: Larger) -> Extrapolation:
 
 
 def _held_out(left: pl.DataFrame, held: pl.DataFrame, column: str, device: Larger) -> tuple[float, float]:
-    """Return the log error of a fit to some steps on others, and their distance; zeros of too few steps."""
+    """Fit the steps ``left``; return the log error on the steps ``held`` and their mean doublings outside.
+
+    Both are 0 if there are too few steps.
+    """
     of_kind = left.filter(pl.col(column) > 0).height
     fewest = max(FEWEST_STEPS, FEWEST_LEFT_FRAC * (left.height + held.height))
     if left.height < fewest or min(of_kind, held.height) < FEWEST_OF_A_SUM:
@@ -236,8 +239,8 @@ def _held_out(left: pl.DataFrame, held: pl.DataFrame, column: str, device: Large
 def with_slowest_rank(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
     """Return the rows of all ranks, with ``device_us`` of each pass's slowest rank only; else null.
 
-    A pass takes as long as its slowest rank, so the time that the others see belongs to a batch that is
-    not in their own rows. The slowest rank follows from the fit, and the fit from the slowest rank: they are
+    A pass takes as long as its slowest rank, so the time in the other ranks' rows belongs to a batch that
+    is not in them. The slowest rank follows from the fit, and the fit from the slowest rank: they are
     computed in turns, beginning with the rank that has most tokens. Ranks of a trial become one part, so that
     drawing neighbouring steps draws whole passes.
 
@@ -267,14 +270,14 @@ def with_slowest_rank(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
 
 
 def gathering_us(traces: Sequence[Trace]) -> float | None:
-    """Return what gathering a number of each rank (``schedtrace.balance``) would add to their loops.
+    """Return the time that gathering a number of each rank (``schedtrace.balance``) would add to their loops.
 
-    The recorded ranks agree in all-reduces of the same kind, on the same threads and hosts. Of each, the rank
-    that came last waited for nobody: the median over all-reduces of what it took that rank.
+    The recorded ranks agree in all-reduces of the same kind, on the same threads and hosts. In each, the last
+    rank waited for no other, so its time is the cost; the result is the median over all-reduces.
 
     Returns:
-        Microseconds; 0.0 where the recorded ranks did gather, so that the gaps between their steps have it;
-        None where no all-reduce of several ranks is recorded.
+        Microseconds; 0.0 if the recorded ranks did gather, so that the gaps between their steps contain it;
+        None if no all-reduce of several ranks is recorded.
     """
     if traces[0].header.scheduler_class.startswith("schedtrace.balance."):
         return 0.0

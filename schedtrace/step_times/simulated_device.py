@@ -110,8 +110,8 @@ class SimulatedDevice(
         """Return the device's name in traces.
 
         Raises:
-            UsageError: If the GPU is unknown, or none is set.
-            InputError: If there is no such file.
+            UsageError: If the GPU is unknown, or neither a GPU nor saved step times are set.
+            InputError: If the file of step times does not exist.
         """
         fitted = self.saved_times()
         if self.gpu is None and fitted is not None:

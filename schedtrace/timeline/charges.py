@@ -335,7 +335,10 @@ def _in_vain(work: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFrame) -> pl.DataFrame:
-    """Return the waits, cut where a refused head began to hold up the request (``held_up``)."""
+    """Split each wait in the queue at the time from which a refused head held up the request.
+
+    Column ``held_up`` marks the second part.
+    """
     if held_up.is_empty():
         return waits.with_columns(held_up=pl.lit(value=False))
     starts = frames.steps.select("step", held_us="start_us")

@@ -160,9 +160,10 @@ class _Turn(NamedTuple):
 
 
 def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per thread of the engine or a worker, and time between two ``cpu`` lines: ``THREADS``.
+    """Return one row per thread and interval between two ``cpu`` lines, with the columns ``THREADS``.
 
-    ``lost_us`` is the least time in which the thread waited for a processor although it was its turn to run.
+    Threads are those of the engine and its workers. ``lost_us`` is a lower bound on the time for which the
+    thread waited for a processor while it had work to do.
 
     Args:
         frames: Frames of one engine.

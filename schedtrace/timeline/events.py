@@ -317,7 +317,7 @@ def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
 
 
 def _outside(slow: pl.DataFrame, starved: pl.DataFrame) -> pl.DataFrame:
-    """Return the slow spans that lie mostly outside of the periods in which processors were short."""
+    """Return the slow spans that lie mostly outside of the periods in which the engine was starved."""
     if slow.is_empty() or starved.is_empty():
         return slow
     return slow.filter(overlap_us(slow, starved) < 0.5 * LENGTH_US)

@@ -509,7 +509,7 @@ def cut_by_gaps(states: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 
 
 class Offset(NamedTuple):
-    """Offset from times of one trace to the clock of another, in microseconds."""
+    """Offset that converts one trace's times to another trace's clock, in microseconds."""
 
     us: int
     uncertainty_us: int | None

@@ -238,7 +238,7 @@ def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
 
 
 def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
-    """Return the first step after each request left, or after which nothing is known about it."""
+    """Return, for each request, the step at which it left or at which the recording lost track of it."""
     ended = (
         next_steps(frames, frames.finishes, "finished_us")
         .select("request_id", ended_step=pl.coalesce("step", "next_step"))
@@ -260,7 +260,7 @@ alignment, stop every request.
 
 @dataclass(frozen=True)
 class AdmissionNeed:
-    """Largest need of a waiting request for tokens and KV blocks, as if it had no prefix-cache hits."""
+    """Upper bound on the tokens and KV blocks that a waiting request needs, assuming no prefix-cache hits."""
 
     kv: KvNeed
     chunked: bool

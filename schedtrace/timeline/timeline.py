@@ -128,7 +128,7 @@ class Timeline(EngineFrames):
 
     @property
     def starved(self) -> pl.DataFrame:
-        """Periods in which processors were short (``timeline/engine_states.py``)."""
+        """Periods in which the engine was starved of processor time (``timeline/engine_states.py``)."""
         return self.tables.starved
 
     @cached_property
@@ -158,7 +158,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def starved_steps(self) -> pl.Series:
-        """Numbers of the steps for which processors were short."""
+        """Numbers of the steps in which the engine was starved."""
         return make_starved_steps(self, self.starved)
 
     @cached_property

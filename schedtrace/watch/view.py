@@ -80,7 +80,7 @@ def _mean(cells: list[Cell]) -> Counter[str]:
 
 
 def _column(mean: Counter[str], causes: list[str], top: float, height: int) -> list[str]:
-    """Return a column from the bottom up; every cause with a wait is at least one row high."""
+    """Return a column from the bottom up; the lowest cause with a wait is at least one row high."""
     column, reached = [""] * height, 0.0
     for cause in causes:
         count = float(mean.get(cause, 0))

@@ -60,8 +60,8 @@ def judged(
         progress: Function called at each replay.
 
     Raises:
-        InputError: the replay of the load as recorded is too far from what was recorded.
-        UsageError: it never ends.
+        InputError: If the baseline replay is too far from the recording.
+        UsageError: If the baseline replay never ends.
     """
     base = part_of(base, findings)
     name = FIGURES[objective] if objective else usual_figure(base)

@@ -84,7 +84,7 @@ def _captured_seats(timeline: Timeline, now: Mapping[str, Any], taken: int) -> s
 
 
 def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield smaller and larger token budgets, at most what any step could have used."""
+    """Yield smaller token budgets, and larger ones up to about what any step could have used."""
     budget = now["max_num_batched_tokens"]
     wanted = _peak(timelines, pl.col("used_tokens") + pl.col("waiting_tokens_after").fill_null(0))
     used = _peak(timelines, pl.col("used_tokens"))
@@ -112,7 +112,7 @@ def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
 
 
 def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield thresholds: parts of the budget below the longest prompt, and none."""
+    """Yield thresholds: fractions of the budget that are below the longest prompt, and none."""
     name = "long_prefill_token_threshold"
     if not now.get("enable_chunked_prefill", True):
         return
@@ -225,7 +225,7 @@ class Search:
     def __init__(self, predictor: Predictor, name: str, progress: Progress = lambda *_: None) -> None:
         self._predictor, self.name, self._progress = predictor, name, progress
         self.misfit_frac = abs(predictor.misfit_frac(name))
-        """Misfit of the unchanged replay; a change that saves no more is not believed."""
+        """Misfit of the baseline replay; a change that saves no more than this does not count."""
         self._expected = 0
         self.tried: dict[tuple[Change, ...], Trial | None] = {}
         """Replays by changes; None if vLLM refuses them, or a replay cannot make them."""
@@ -233,7 +233,10 @@ class Search:
         """The same replays as configurations; a refused one states the reason."""
 
     def best(self, changes: list[Change]) -> list[Trial]:
-        """Return each setting's best change, the best first, and a pair of them if it gains more."""
+        """Return a change of each of the best settings, by gain, and then a pair of them if it gains more.
+
+        Of the values with nearly the largest gain, a change has the value nearest to the current one.
+        """
         self._expected = len(changes) + 2 * MOST_ADVICE
         for change in changes:
             self.trial(change)

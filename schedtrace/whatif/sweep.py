@@ -29,14 +29,14 @@ FILE_NAME = "sweep.jsonl"
 
 
 class SweepLog:
-    """The finished configurations of a folder.
+    """Finished configurations of a folder.
 
     Args:
-        folder: Made if it is not there.
+        folder: Folder, which is created if it does not exist.
 
     Raises:
-        UsageError: it cannot be made.
-        InputError: its file cannot be read, or has another sort of line.
+        UsageError: If the folder cannot be created.
+        InputError: If its file cannot be read, or contains a line of another kind.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,7 +64,7 @@ class SweepLog:
             self.finished[outcome.key] = outcome
 
     def add(self, outcome: ReplayOutcome) -> None:
-        """Write one down unless it is there; it stays even if the process is killed next."""
+        """Add an outcome to the file unless it is there; it stays even if the process is killed next."""
         if outcome.key in self.finished:
             return
         self.finished[outcome.key] = outcome
@@ -74,7 +74,7 @@ class SweepLog:
 
 
 def digest(work: Work) -> str:
-    """Return what of a sweep decides its outcomes, besides the changes of each configuration: hexadecimal."""
+    """Return a hexadecimal digest of all that decides the outcomes, besides each configuration's changes."""
     hashed = hashlib.sha256()
     for load in work.loads:
         hashed.update(msgspec.json.encode([load.prefix_block, list(load)]))
@@ -90,7 +90,7 @@ def key(work_digest: str, changes: Mapping[str, Any]) -> str:
 
 
 MOST = 10_000
-"""Combinations: more are a slip of the pen."""
+"""Maximum number of combinations; more are probably a mistake."""
 WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -98,7 +98,7 @@ def parse_values(option: str, text: str) -> tuple[str, list[Any]]:
     """Parse ``max-num-seqs=64,128`` to a setting's name in vLLM's spelling, and its values.
 
     Raises:
-        UsageError: no name, no value, or a value twice.
+        UsageError: If there is no name, no value, or a value twice.
     """
     name, _, listed = text.partition("=")
     name = name.strip().lstrip("-").replace("-", "_")
@@ -113,10 +113,10 @@ def parse_values(option: str, text: str) -> tuple[str, list[Any]]:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
-    """Return what ``--set`` was given, each with one value.
+    """Return the settings of ``--set``, each with its value.
 
     Raises:
-        UsageError: as ``parse_values``, or several values.
+        UsageError: As for ``parse_values``, or if a setting has several values.
     """
     changes = {}
     for text in texts:
@@ -129,10 +129,10 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def combinations(vary: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return each choice of one value a setting, with the fixed ones; the last setting varies fastest.
+    """Return every combination of values, with the fixed settings; the last setting varies fastest.
 
     Raises:
-        UsageError: a setting is both varied and fixed, or there are more than ``MOST``.
+        UsageError: If a setting is both varied and fixed, or there are more than ``MOST``.
     """
     if both := vary.keys() & fixed.keys():
         msg = f"--set {min(both)}: it is varied as well"
@@ -158,22 +158,22 @@ def sweep(
 ) -> Replays:
     """Replay each configuration that ``log`` does not have yet, in the processes of a pool.
 
-    The recorded configuration is replayed, too, whether or not it is among them.
+    The recorded configuration is replayed even if it is not among them.
 
     Args:
-        work: What they share.
-        changes: Of each configuration; all change the same settings.
-        log: Gets each outcome as soon as it is there.
-        make_pool: Starts the processes.
-        slo: Bounds that every configuration is judged by.
-        label: Of the load.
-        path: Folder of its run; None: it is not recorded.
-        baseline: How near a replay comes to the recording; None: the engine is not the recorded one.
-        progress: Called with the configurations done and those there are.
+        work: Load and engine of all configurations.
+        changes: Changes of each configuration; all change the same settings.
+        log: Log that gets each outcome at once.
+        make_pool: Function that starts the processes.
+        slo: Bounds by which every configuration is judged.
+        label: Label of the load.
+        path: Folder of the load's run; None: it is not recorded.
+        baseline: Comparison of a replay with the recording; None: the engine was not recorded.
+        progress: Function called with the number of configurations done and in total.
 
     Raises:
-        UsageError: a name is no argument of vLLM.
-        EngineError: a process was killed.
+        UsageError: If a name is not an argument of vLLM.
+        EngineError: If a process was killed.
     """
     work = work.portable()
     work_digest, names = digest(work), list(dict.fromkeys(name for of_one in changes for name in of_one))
@@ -209,7 +209,7 @@ def sweep(
 
 
 def _finished(pool: ReplayPool, wanted: Mapping[str, Mapping[str, Any]], log: SweepLog) -> Iterator[int]:
-    """Yield the number done, again and again, until all are done."""
+    """Yield the number of finished configurations, first and after each replay."""
     missing = [(key, real) for key, real in wanted.items() if key not in log.finished]
     yield len(wanted) - len(missing)
     futures = [pool.submit(outcome_of, key, real) for key, real in missing]
@@ -224,7 +224,7 @@ def _finished(pool: ReplayPool, wanted: Mapping[str, Mapping[str, Any]], log: Sw
 
 
 def _lengths(outcomes: Iterable[ReplayOutcome]) -> list[Message]:
-    """Note the configurations whose longest request the KV cache decides, not the model."""
+    """Return a note on configurations in which the KV cache, not the model, limits ``max_model_len``."""
     fitted = [
         outcome.fitted_max_model_len for outcome in outcomes if outcome.fitted_max_model_len is not None
     ]

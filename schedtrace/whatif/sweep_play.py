@@ -22,16 +22,16 @@ from schedtrace.whatif.replays import ModelledEngine, Work, fitted_length, repla
 from schedtrace.workloads.workload import Workload
 
 RETRIES = 3
-"""Times that Ray does a replay again whose worker ended."""
+"""Number of times that Ray repeats a replay whose worker ended."""
 DIGITS = 3
 """Digits of milliseconds: a trace's clock counts microseconds."""
 
 
 def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
-    """Return what settings are before any change.
+    """Return the values of settings before any change.
 
     Raises:
-        UsageError: a name that is no argument of vLLM, or that a replay cannot change.
+        UsageError: If a name is not an argument of vLLM, or a replay cannot change it.
     """
     from schedtrace.simulate.engine_options import require_known  # noqa: PLC0415  # imports vLLM
 
@@ -42,10 +42,10 @@ def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
 
 
 def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> ReplayOutcome:
-    """Replay the loads under a changed configuration; one that vLLM refuses has an outcome that says why.
+    """Replay the loads under a changed configuration; if vLLM refuses it, the outcome gives the reason.
 
     Raises:
-        OSError: the trace cannot be written.
+        OSError: If the trace cannot be written.
     """
     outcome = ReplayOutcome(key=key, changes=dict(changes), requests=sum(map(len, work.measured)))
     with tempfile.TemporaryDirectory(prefix="schedtrace-sweep-") as folder:
@@ -69,7 +69,7 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> ReplayOutcom
 
 
 def _measure(outcome: ReplayOutcome, traces: Sequence[Trace], loads: Sequence[Workload]) -> None:
-    """Fill in what the traces of a replay show; they have one clock."""
+    """Fill in the figures that the traces of a replay show; they have one clock."""
     arrivals, finishes = (
         pl.concat(frames, how="diagonal_relaxed")
         for frames in ([trace.arrivals for trace in traces], [trace.finishes for trace in traces])
@@ -123,7 +123,7 @@ class ReplayPool:
 
 
 def local_replays(work: Work, jobs: int) -> ReplayPool:
-    """Return a pool of processes of this machine, all of which begin to import vLLM at once."""
+    """Return a pool of local processes, all of which begin to import vLLM at once."""
     pool = LocalProcesses(jobs)
     for _ in range(jobs):
         pool.submit(_quietly, import_vllm)
@@ -134,13 +134,13 @@ def ray_replays(work: Work, jobs: int) -> ReplayPool:
     """Return a pool of Ray tasks.
 
     Raises:
-        MissingExtraError: Ray is not installed.
+        MissingExtraError: If Ray is not installed.
     """
     return ReplayPool(RayTasks(jobs, retries=RETRIES), work)
 
 
 def _quietly(function: Callable[..., _T], *arguments: Any) -> _T:
-    """Call a function; no setting with which the user records applies to what it replays."""
+    """Call a function without the user's settings for recordings, which do not apply to replays."""
     os.environ.update(QUIET)
     for name in [name for name in os.environ if name.startswith("SCHEDTRACE")]:
         del os.environ[name]

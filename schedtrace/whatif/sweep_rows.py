@@ -119,7 +119,7 @@ def compared_latencies(slo: Sequence[Bound]) -> list[Bound]:
 
 
 def objectives(slo: Sequence[Bound]) -> list[str]:
-    """Return what the Pareto front is about."""
+    """Return the dimensions of the Pareto front."""
     return [THROUGHPUT, *(bound.name for bound in compared_latencies(slo))]
 
 
@@ -134,7 +134,7 @@ def sweep_rows(
     """Return a configuration per outcome, by throughput, the highest first; refused ones last.
 
     Args:
-        outcomes: Of different configurations.
+        outcomes: Outcomes of different configurations.
         slo: Bounds; see ``compared_latencies``.
         recorded: Key of the configuration that was recorded; None: there is none.
     """

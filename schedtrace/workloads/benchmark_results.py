@@ -31,7 +31,7 @@ def serve_has_times(path: Path) -> bool:
     """Return whether a result of ``vllm bench serve`` has the times at which requests were sent.
 
     Raises:
-        InputError: ``path:line: what``.
+        InputError: If a row is invalid; the message begins with ``path:line``.
     """
     return all(result.start_times for _, result in json_rows(path, ServeResult))
 
@@ -40,7 +40,7 @@ def serve_rows(path: Path, counts: Counter[str]) -> Iterator[Row]:
     """Yield the requests of a result of ``vllm bench serve``; those without output failed.
 
     Raises:
-        InputError: ``path:line: what``.
+        InputError: If a row is invalid; the message begins with ``path:line``.
     """
     for place, (number, result) in enumerate(json_rows(path, ServeResult)):
         if place:
@@ -93,7 +93,7 @@ def aiperf_rows(path: Path, counts: Counter[str]) -> Iterator[Row]:
     """Yield the requests of AIPerf's export, in the order in which they were sent.
 
     Raises:
-        InputError: ``path:line: what``.
+        InputError: If a row is invalid; the message begins with ``path:line``.
     """
     requests = sorted(json_rows(path, ExportedRequest), key=lambda pair: pair[1].metadata.request_start_ns)
     for number, row in requests:

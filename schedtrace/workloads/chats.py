@@ -66,7 +66,7 @@ def chat_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, Prompt
     """Yield the requests of a file of chat messages.
 
     Raises:
-        InputError: ``path:line: what``.
+        InputError: If a row is invalid; the message begins with ``path:line``.
     """
     for number, row in json_rows(path, Chat):
         prompt = chat_prompt(row.messages, counts)
@@ -81,7 +81,7 @@ def batch_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, Promp
     """Yield the requests of a batch that generate text; count the others.
 
     Raises:
-        InputError: ``path:line: what``.
+        InputError: If a row is invalid; the message begins with ``path:line``.
     """
     for number, row in json_rows(path, BatchLine):
         if not row.url.rstrip("/").endswith(GENERATES):

@@ -193,7 +193,7 @@ def own_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptR
     """Yield every row with its line number; count ignored rows.
 
     Raises:
-        InputError: ``path:line: what``.
+        InputError: If a row is invalid; the message begins with ``path:line``.
     """
     for number, row in json_rows(path, _OwnLine):
         lengths: list[int | None] = []
@@ -410,7 +410,7 @@ def _check_first_object(path: Path, number: int, line: bytes) -> None:
     """Refuse a file whose first JSON object is cut or broken; a list's reader says it itself.
 
     Raises:
-        InputError: ``path:line: what``.
+        InputError: If a row is invalid; the message begins with ``path:line``.
     """
     if keys_of(line) is not None:
         return

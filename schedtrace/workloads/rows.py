@@ -39,7 +39,7 @@ Reader = Callable[[Path, Counter[str]], Iterator[Row]]
 """Function that reads a file once, row by row, and counts what ``open_workload`` reports.
 
 Raises:
-    InputError: ``path:line: what``.
+    InputError: If a row is invalid; the message begins with ``path:line``.
 """
 
 
@@ -83,10 +83,10 @@ def measured_rows(
     count_tokens: CountTokens | None,
     output_len: int | None,
 ) -> Iterator[Row]:
-    """Yield prompts as rows; without ``count_tokens`` lengths of texts are estimated, and counted as such.
+    """Yield prompts as rows. Without ``count_tokens``, estimate the lengths of texts and count the estimates.
 
     Raises:
-        InputError: ``path:line: what``; also where a row has no output length, and none is given.
+        InputError: If a row is invalid, or has no output length and ``output_len`` is None.
     """
     measure = count_tokens or estimated_tokens
     for number, row in prompts(path, counts):

@@ -141,7 +141,7 @@ class Sessions:
         """Yield every turn of the file.
 
         Raises:
-            InputError: ``path:line: what``.
+            InputError: If a row is invalid; the message begins with ``path:line``.
         """
         sessions: dict[str, _Session] = {}
         for number, key, turn in turns_of(path):
@@ -232,7 +232,7 @@ def turns_of(path: Path) -> Iterator[tuple[int, str | None, SessionTurn]]:
     """Yield each turn with the number of its line and its session; None: it is alone.
 
     Raises:
-        InputError: ``path:line: what``.
+        InputError: If a row is invalid; the message begins with ``path:line``.
     """
     for number, row in json_rows(path, SessionRow):
         key = None if row.session_id is None else f"{row.session_id}"
@@ -255,7 +255,7 @@ def sessions_in(
 
     Raises:
         UsageError: If the rows do not show the size of blocks, or contradict each other.
-        InputError: ``path:line: what``.
+        InputError: If a row is invalid; the message begins with ``path:line``.
     """
     shown = _Evidence()
     for _, key, turn in islice(turns_of(path), LOOKED_AT):

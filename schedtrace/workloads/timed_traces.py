@@ -62,7 +62,7 @@ class Units:
         """Yield the rows of the file.
 
         Raises:
-            InputError: ``path:line: what``.
+            InputError: If a row is invalid; the message begins with ``path:line``.
         """
         for number, row in json_rows(path, TimedRow):
             if not math.isfinite(row.timestamp):

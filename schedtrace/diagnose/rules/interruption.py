@@ -133,7 +133,7 @@ class Interruption(StepExample, kw_only=True):
 
 
 class StarvedThread(msgspec.Struct, kw_only=True):
-    """Thread during the time in which processors were short."""
+    """Thread during the time in which the engine was starved of processor time."""
 
     role: str
     """``engine`` or ``worker``."""
@@ -144,7 +144,7 @@ class StarvedThread(msgspec.Struct, kw_only=True):
     waited_frac: float
     """Share of that time in which the thread was ready to run but had no processor."""
     lost_ms: float
-    """Least time that the thread waited for a processor although it was its turn to run."""
+    """Lower bound on the time for which the thread waited for a processor while it had work to do."""
 
 
 class Interruptions(Evidence, kw_only=True):
@@ -189,7 +189,7 @@ class Interruptions(Evidence, kw_only=True):
     examples: list[Interruption]
     """Longest interruptions."""
     short_ms: float | None
-    """Time in which processors were short, if ``starved``."""
+    """Time in which the engine was starved of processor time, if ``starved``."""
     threads: list[StarvedThread]
     """Threads that lacked a processor, if ``starved``; the thread that lost the most time first."""
 
@@ -468,7 +468,7 @@ def _where(evidence: Interruptions) -> str:
 
 
 def _short_us(timeline: Timeline) -> int:
-    """Return the milliseconds for which processors were short within the window."""
+    """Return the milliseconds within the window for which the engine was starved."""
     spans = timeline.starved.with_columns(
         pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
     )

@@ -130,14 +130,14 @@ class PrefixCache(Evidence, kw_only=True):
 
     @property
     def too_many(self) -> bool | None:
-        """Whether the cache lacks room for all shared beginnings beside running requests; None if unknown."""
+        """Whether the cache lacks room for all shared prefixes beside running requests; None if unknown."""
         if self.needed_blocks is None or self.least_free_blocks is None:
             return None
         return self.needed_blocks > self.least_free_blocks
 
     @property
     def needed_blocks(self) -> int | None:
-        """Number of blocks that all shared beginnings take, with windows kept as now; None if unknown."""
+        """Number of blocks that all shared prefixes occupy if windows are kept as now; None if unknown."""
         return self.shared_blocks if self.keeps_windows else self.shared_end_blocks or self.shared_blocks
 
     @property

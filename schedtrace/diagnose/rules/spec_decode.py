@@ -179,7 +179,7 @@ def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
 
 
 def _advice(evidence: SpecDecode, *, loses: bool) -> list[Advice]:
-    """Return advice: without drafts where they lose, and what would tell why acceptance falls."""
+    """Return the advice: run without drafts if they cost time, and try what shows why acceptance falls."""
     advice = []
     if loses:
         advice += [

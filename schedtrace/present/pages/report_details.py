@@ -114,7 +114,7 @@ def p50(times: Percentiles | Distribution | None) -> str:
 
 
 def request_time_table(run: RunReport) -> Table:
-    """Return the table of where the requests' time went, over the run."""
+    """Return the table that divides the requests' time among states, for the whole run."""
     several = len({share.engine_rank for share in run.request_time}) > 1
     shown = [share for share in run.request_time if share.share_frac >= LEAST_STATE_FRAC][:MOST_ROWS]
     fields: list[Field[RequestTime]] = [

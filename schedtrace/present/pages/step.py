@@ -31,7 +31,10 @@ FEWEST_GROUPED = 4
 
 
 def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content | Table]:
-    """Yield ordinary decodes on one line, other requests in a table; all in the table if ``everything``."""
+    """Yield ordinary decodes on one line if there are many, other requests in a table.
+
+    With ``everything``, all requests are in the table.
+    """
     plain = [share for share in scheduled if _plain(share)]
     grouped = [] if everything or len(plain) < FEWEST_GROUPED else plain
     listed = [share for share in scheduled if not _plain(share)] if grouped else scheduled

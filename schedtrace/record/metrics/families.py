@@ -46,7 +46,7 @@ class Family:
 
     @property
     def otlp_name(self) -> str:
-        """Name by OTLP, from which a collector makes the exposed name again."""
+        """Name of the instrument in OTLP: the exposed name without ``_total``, which a collector appends."""
         return self.full_name.removesuffix("_total")
 
     @property

@@ -299,7 +299,7 @@ class Tally:
 
     @property
     def causes(self) -> StepCauses:
-        """Causes of the latest step."""
+        """Causes of the exits of the latest step."""
         return self._causes
 
     @property
