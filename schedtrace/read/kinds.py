@@ -301,7 +301,7 @@ KINDS: tuple[FileKind, ...] = (
         "its lines are wrapped: take the log from its file or docker logs, not from a terminal",
     ),
     FileKind(
-        "an error of Python in vLLM, without a line of an engine",
+        "a Python error in vLLM, without any line of an engine",
         _text(
             r"^Traceback \(most recent call last\):\n(?:  [^\n]*\n){0,500}? +"
             r'File "[^"\n]*/vllm/[^"\n]*", line \d'

@@ -40,7 +40,7 @@ def likely_causes(base: "RecordedLoad", off_frac: float) -> list[str]:
     """
     causes = []
     if starved := sum(timeline.starved_steps.len() for timeline in base.timelines):
-        causes.append(f"in {starved:,} steps processors were short")
+        causes.append(f"in {starved:,} steps the engine waited for a processor")
     interrupted_us = sum(int(timeline.events.select(LENGTH_US.sum()).item()) for timeline in base.timelines)
     busy_us = sum(timeline.busy_us for timeline in base.timelines)
     if busy_us and interrupted_us / busy_us >= EXPLAINS_FRAC * abs(off_frac):

@@ -43,7 +43,7 @@ SUBCLASSES = [
         subclasses.NoFunction,
         "inferred",
         "inferred",
-        [FROM + "NoFunction.schedule: it is not a plain function but a partialmethod", PAST_THE_MARKS],
+        [FROM + "NoFunction.schedule: it is a partialmethod, not a plain function", PAST_THE_MARKS],
     ),
     (subclasses.RefusesMarks, "inferred", "inferred", [FROM + "RefusesMarks: TypeError('no marks')"]),
 ]

@@ -62,7 +62,7 @@ class Others:
     no_file = made_of_text["no_file"]
 
 
-NO_FUNCTION = "it is not a plain function but a {}".format
+NO_FUNCTION = "it is a {}, not a plain function".format
 REFUSED = {
     "partial": NO_FUNCTION("partialmethod"),
     "static": NO_FUNCTION("staticmethod"),

@@ -153,15 +153,15 @@ STALLS = {
     ),
     blocks_that_nobody_fetches: (
         {"kv_transfer_config": KV},
-        r"the scheduler refuses: .* \(request next\); it needs 7 .*, and nobody runs who would free any",
+        r"the scheduler refuses: .* \(request next\); it needs 7 .*, and no running request would free any",
     ),
     connector_that_never_delivers: ({"kv_transfer_config": KV}, "a connector does not answer: .*: lost"),
     grammar_never_compiled: ({}, r"the scheduler refuses: .*grammar.* \(request structured\)"),
     device_call_that_never_returns: (
         {},
-        r"the worker does not answer: a batch is out \(1 request running\), and the engine waits in .*",
+        r"the worker does not answer: a batch is in flight \(1 request running\); the engine waits in .*",
     ),
-    deadlocked_update: ({}, "the engine's thread is elsewhere: .*"),
+    deadlocked_update: ({}, "the engine's thread is in .*"),
     schedule_that_never_returns: (
         {},
         r"schedule\(\) has not returned for 1\d s: the engine is in test_stalls.py:\d+ \w+",

@@ -83,8 +83,8 @@ STALLS = {
 }
 SOON = {
     "15c-loads-that-never-come": ("connector", "not arrived from elsewhere yet: lost-0, lost-1, lost-2 ["),
-    "113-sessions-wait-for-each-other": ("scheduler", "nobody runs who would free any"),
-    "113b-sessions-and-chats": ("scheduler", "nobody runs who would free any"),
+    "113-sessions-wait-for-each-other": ("scheduler", "no running request would free any"),
+    "113b-sessions-and-chats": ("scheduler", "no running request would free any"),
     "03d-prefilled-again-and-again": ("livelock", "request again was preempted"),
 }
 """Those that end."""
@@ -222,7 +222,7 @@ def test_a_worker_that_sleeps_and_answers_in_the_end(looping, said):
     watched = engine.watch(said)
     assert watched.stalled_s > 1
     [(_, text)] = said()
-    assert "the worker does not answer: a batch is out (1 request running)" in text
+    assert "the worker does not answer: a batch is in flight (1 request running)" in text
     assert "KV blocks: 37 of 40 free; held by runs 3 (running)" in text
     engine.answers.set()
     until = time.monotonic() + LIMIT_S

@@ -27,8 +27,8 @@ STALL_S = 3
 SAID_S = 60
 """Within this the watchdog says what it has to say, on a machine that is busy with other things, too."""
 STALLED = (
-    rf"schedtrace: no step has made progress for {STALL_S} s: the worker does not answer: a batch is out "
-    r"\(8 requests running\), and the engine waits in vllm/\S+ \S+ \[worker\]"
+    rf"schedtrace: no step has made progress for {STALL_S} s: the worker does not answer: a batch is in "
+    r"flight \(8 requests running\); the engine waits in vllm/\S+ \S+ \[worker\]"
 )
 ATTACHED = re.compile(
     r"attached to engine 0 \(pid (\d+)\), .*: ([\d,]+) requests? (?:was|were) there, held up for "

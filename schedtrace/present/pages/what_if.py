@@ -153,8 +153,8 @@ def _replay(replays: Replays) -> Iterator[Section]:
             ),
             "Check:",
         )
-    yield _figures_table("decided, a trial", base, shown, decided=True)
-    yield _figures_table("follows in time", base, shown, decided=False)
+    yield _figures_table("counts per trial", base, shown, decided=True)
+    yield _figures_table("resulting times", base, shown, decided=False)
     yield from _notes(replays.notes)
     yield basis_note("Step times:", replays.step_times)
     origin = "as recorded" if shown.kv_blocks == base.kv_blocks else "as set"
@@ -201,7 +201,7 @@ def _figures_table(heading: str, base: Configuration, shown: Configuration, *, d
         figure_field("replayed", lambda row: number(row.replayed)),
     ]
     if shown is not base:
-        fields.append(figure_field("with it", lambda row: number(row.shown.value)))
+        fields.append(figure_field("changed", lambda row: number(row.shown.value)))
         fields.append(figure_field("change", lambda row: Styled(_change(row.shown), _style(row.shown))))
     return table([row for row in rows if row.recorded or row.replayed or row.shown.value], fields)
 

@@ -125,7 +125,7 @@ MOST_NAMED = 8
 _ELSEWHERE: dict[At, tuple[Kind, str]] = {
     "output": (
         "worker",
-        "the worker does not answer: a batch is out ({running} running), and the engine waits in {within}",
+        "the worker does not answer: a batch is in flight ({running} running); the engine waits in {within}",
     ),
     "ranks": (
         "ranks",
@@ -134,8 +134,8 @@ _ELSEWHERE: dict[At, tuple[Kind, str]] = {
     "idle": ("engine", "the engine's thread waits for input in {within}, and makes no step"),
     "request": ("engine", "the engine does what a client asked for, in {within}"),
     "schedule": ("engine", "schedule() has not returned{call}: the engine is in {within}"),
-    "between": ("engine", "the engine's thread is elsewhere: {within}"),
-    "other": ("engine", "the engine's thread is elsewhere: {within}"),
+    "between": ("engine", "the engine's thread is in {within}"),
+    "other": ("engine", "the engine's thread is in {within}"),
 }
 """Kind and sentence for each place that may hold up the engine's thread, outside of connectors."""
 _REMOTE = "WAITING_FOR_REMOTE_KVS"
@@ -284,7 +284,7 @@ def _need(engine: Any, exit_: Exit) -> str:
     need = f"; it needs {counted(needed, 'KV block')}, {free_blocks(manager):,} are free"
     if needed > usable:
         return f"{need} and the cache has {usable:,}: it can never run"
-    return need if engine.scheduler.running else f"{need}, and nobody runs who would free any"
+    return need if engine.scheduler.running else f"{need}, and no running request would free any"
 
 
 def _whole(engine: Any, request_id: str | None) -> int | None:

@@ -45,7 +45,7 @@ def prove(function: Any) -> Proven:
             the running code.
     """
     if type(function) is not FunctionType:
-        msg = f"it is not a plain function but a {type(function).__name__}"
+        msg = f"it is a {type(function).__name__}, not a plain function"
         raise UnprovableError(msg)
     if hasattr(function, "__wrapped__"):
         msg = "it is decorated"

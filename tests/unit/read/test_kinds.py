@@ -140,7 +140,7 @@ def test_a_public_sample_is_recognized(name, kind):
             "vLLM's log without iteration lines",
         ),
         (WRAPPED, "vLLM's console log with broken lines"),
-        (TRACEBACK, "an error of Python in vLLM, without a line of an engine"),
+        (TRACEBACK, "a Python error in vLLM, without any line of an engine"),
         (b"BZh91AY", "a compressed file"),
         (b"\x1f\x8b\x08\x00", "a compressed file"),
         (

@@ -136,8 +136,8 @@ def test_a_worker_that_does_not_answer_is_said_once_and_its_end(watched):
     assert (second, level) == (10, "WARNING")
     assert text.splitlines() == [
         (
-            "schedtrace: no step has made progress for 10 s: the worker does not answer: a batch is out "
-            "(2 requests running), and the engine waits in vllm/v1/executor/x.py:1 get_response [worker]"
+            "schedtrace: no step has made progress for 10 s: the worker does not answer: a batch is in "
+            "flight (2 requests running); the engine waits in vllm/v1/executor/x.py:1 get_response [worker]"
         ),
         "  running: 2 of 4 seats: a, b",
         "  KV blocks: 4 of 12 free; held by a 5 (running), lost 3 (finished)",
@@ -449,7 +449,7 @@ def test_no_livelock_while_others_end(watched):
         ("request", "engine", "does what a client asked for, in f.py:1 f"),
         ("schedule", "engine", "schedule() has not returned for 10 s: the engine is in f.py:1 f"),
         ("idle", "engine", "waits for input in f.py:1 f, and makes no step"),
-        ("other", "engine", "elsewhere: f.py:1 f"),
+        ("other", "engine", "thread is in f.py:1 f"),
     ],
 )
 def test_where_the_engines_thread_is(watched, at, kind, says):
