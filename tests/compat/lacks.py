@@ -55,7 +55,7 @@ def unseen() -> dict[str, str]:
     """Families that cannot be told by the decisions of this vLLM, and why."""
     families: dict[str, str] = {}
     if {"skipped_waiting", "deferred_waiting"}.isdisjoint(Scheduler.__init__.__code__.co_names):
-        families |= dict.fromkeys(SET_ASIDE, "no queue tells who was set aside")
+        families |= dict.fromkeys(SET_ASIDE, "no queue shows which requests were set aside")
     if "draft_slots" not in Scheduler.schedule.__code__.co_varnames:
         families["spec_decode_draft_model"] = "a draft model takes no slots of the batch"
     return families
