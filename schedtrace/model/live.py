@@ -27,8 +27,8 @@ class QueueEntry(msgspec.Struct, kw_only=True):
     age_s: float
     """Time since its arrival."""
     refused_for: str | None = None
-    """Cause for which the engine's latest step scheduled none of its tokens: that of the skip that named it, or
-    else of the exit that ended the waiting loop. Null: it got tokens, or the cause is not known.
+    """Cause for which the engine's latest step scheduled none of its tokens: that of the skip that named it,
+    or else of the exit that ended the waiting loop. Null: it got tokens, or the cause is not known.
     """
     prompt_tokens: int
     computed_tokens: int
@@ -51,8 +51,8 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     held_us: float
     """Delay of the engine by the observation."""
     between_steps: bool
-    """Whether the engine was between two steps; if not, it was read during a step, and the lists may come from
-    different moments.
+    """Whether the engine was between two steps; if not, it was read during a step, and the lists may come
+    from different moments.
     """
     policy: str | None
     seats: int
@@ -65,8 +65,8 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     running: list[QueueEntry]
     """Running requests in the scheduler's order."""
     waiting: list[QueueEntry]
-    """Waiting requests in the order in which the scheduler takes them; the last of them may be in a queue whose
-    order cannot be read.
+    """Waiting requests in the order in which the scheduler takes them; the last of them may be in a queue
+    whose order cannot be read.
     """
     input_requests: int | None = None
     """Requests that the engine's process has received but its main thread has not taken; they are in neither
