@@ -91,7 +91,7 @@ def _refusal(family: Family) -> str | None:
     if options.get("enable_chunked_prefill") is False and getattr(
         scheduling, "chunked_prefill_enabled", False
     ):
-        return "the V1 engine switches chunked prefill on, whatever is asked for"
+        return "the V1 engine switches chunked prefill on, whatever the setting"
     return None
 
 
