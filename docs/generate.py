@@ -213,7 +213,7 @@ def table(struct: Struct, meaning: dict[str, str]) -> str:
     head = ["field", "type", "if absent", "meaning"] if omits else ["field", "type", "meaning"]
     rows = [head, ["---"] * len(head)]
     if tag := struct.__struct_config__.tag:
-        rows.append(["`type`", f'`"{tag}"`', *([""] if omits else []), "Tells the kind of line."])
+        rows.append(["`type`", f'`"{tag}"`', *([""] if omits else []), "Kind of line."])
     for field in msgspec.structs.fields(struct):
         kind = type_of(field.type)
         unit = unit_of(field.name) if re.search(r"int|float|Percentiles", kind) else None

@@ -38,11 +38,11 @@ class SummaryTransfer(msgspec.Struct, kw_only=True):
     arrived_us: int
     """Arrival at the front end."""
     scheduled_us: int | None
-    """Begin of the first step that scheduled it."""
+    """Beginning of the first step that scheduled it."""
     first_token_us: int | None
     """Output with its first token."""
     load_begun_us: int | None
-    """Begin of the load of its KV cache from elsewhere."""
+    """Beginning of the load of its KV cache from elsewhere."""
     load_ended_us: int | None
     """End of that load."""
     load_blocks: int | None
@@ -148,7 +148,7 @@ class Disaggregated(msgspec.Struct, kw_only=True):
     """Whether an engine has so many requests that a sample of them, the same on all engines, stands for all;
     ``held`` is then empty."""
     verdict: Message = NOTHING
-    """Part that takes most of the time; empty where clocks leave that open."""
+    """Sentence about the part that takes most of the time; empty if the clocks leave that open."""
     leading: TransferPartName | None = None
     """Part that the verdict names."""
     parts: list[TransferPart]

@@ -146,11 +146,11 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     clock_id: str | None
     """Identity of the machine's monotonic clock."""
     begin_unix_us: int
-    """Begin of the first step by the host's wall clock, in Unix time."""
+    """Beginning of the first step by the host's wall clock, in Unix time."""
     monotonic_begin_us: int | None = None
-    """Begin of the first step by the machine's monotonic clock; null if not recorded."""
+    """Beginning of the first step by the machine's monotonic clock; null if not recorded."""
     clock_error_us: int | None
-    """Largest error of that time: of reading both clocks and of the host's NTP; null if unknown."""
+    """Largest error of that time: from reading both clocks, plus from the host's NTP; null if unknown."""
     token_budget: int | None
     """Token budget of a step."""
     max_num_seqs: int | None
@@ -184,7 +184,7 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     quiet_us: int
     """Longest time between two arrivals."""
     quiet_begin_us: int
-    """Begin of that time, since the begin of the first step."""
+    """Beginning of that time, counted from the beginning of the first step."""
     arrivals: list[int]
     """Arrivals in each of 40 equal parts of the recording."""
     times: list[SummaryTime]
@@ -210,11 +210,11 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     tenants: list[SummaryTenant] = []
     """Use of the engine by tenant."""
     tenant_waits: list[SummaryTenantWait] = []
-    """Waits by the tenants of their requests and of the holders."""
+    """Waiting time by tenant of the waiting requests and tenant of the holders."""
     transfers: list[SummaryTransfer] = []
     """Requests whose KV cache goes to another engine or comes from one."""
     transfers_below: int | None = None
-    """Bound of the hashes of ids below which requests are in ``transfers``; null: all are."""
+    """Hash below which an id's hash must be for its request to be in ``transfers``; null: all are."""
 
 
 FaultKind = Literal[
@@ -253,11 +253,11 @@ class PeerDifference(msgspec.Struct, kw_only=True):
     also: list[FaultKind] = []
     """Further causes that apply to the same engine."""
     where: Literal["host", "engine", "router", "client"]
-    """Place to look at. ``host``: all of several engines of that host differ alike."""
+    """Place to look at; ``host`` if all of its several engines are slow."""
     message: Message
     """Evidence in figures."""
     effect: Message = NOTHING
-    """Share of its requests' time that this costs beyond its peers' share."""
+    """Share of its requests' time that the cause takes, beyond its peers' share."""
     measures: list[PeerMeasure]
     """Measures that differ."""
 
@@ -270,7 +270,7 @@ class PeerGroup(msgspec.Struct, kw_only=True):
     device: str
     """Kind of device, such as the name of a GPU."""
     role: str
-    """Role in disaggregated prefill; empty without transfer."""
+    """Role in disaggregated prefill; empty without KV transfer."""
     engines: int
     """Number of engines."""
     compared: bool
@@ -280,7 +280,7 @@ class PeerGroup(msgspec.Struct, kw_only=True):
     busiest: str = ""
     """Engine with the highest rate of arrivals."""
     busiest_ratio: float | None = None
-    """Its rate in multiples of the median."""
+    """Rate of the busiest engine in multiples of the median."""
     even_load: bool | None = None
     """Whether no engine got significantly more than its peers; null if not compared."""
     even_capacity: bool | None = None
@@ -301,9 +301,9 @@ class FleetTimePart(msgspec.Struct, kw_only=True):
     engines: int
     """Engines in which it takes 1 % of the requests' time or more."""
     most: str
-    """Engine with the largest share of its own requests' time."""
+    """Engine in which this part takes the largest share of the requests' time."""
     most_frac: float
-    """Its share there."""
+    """Share in that engine."""
 
 
 class FleetLatency(msgspec.Struct, kw_only=True):
@@ -335,15 +335,15 @@ class FleetRootCause(msgspec.Struct, kw_only=True):
     engines: int
     """Engines whose own report names it."""
     leads: int
-    """Engines whose verdict it is."""
+    """Engines whose verdict it leads."""
     share_frac: float
     """Share of the whole fleet's request time that it explains."""
     saved_frac: float | None
-    """Share of the whole fleet's request time that its advice saves, by estimate; null without estimate."""
+    """Estimated share of the whole fleet's request time that its advice saves; null without an estimate."""
     most: str
     """Engine in which it weighs most."""
     title: Message
-    """Title on that engine."""
+    """Title of the finding on that engine."""
     holder: Message
     """Holder of the resource on that engine."""
 
@@ -356,7 +356,7 @@ class FleetHost(msgspec.Struct, kw_only=True):
     engines: int
     """Number of engines on the host."""
     step_time_ratio: float | None
-    """Median over its engines of their step times in multiples of their peers', for the same work."""
+    """Median, over its engines, of step times in multiples of their peers', for the same work."""
     is_slow: bool
     """Whether all of its engines are slow."""
 
@@ -381,7 +381,7 @@ class FleetEngine(msgspec.Struct, kw_only=True):
     ttft_p99_ms: float | None
     """99th percentile of its times to first token, within 1 %."""
     kinds: list[FaultKind]
-    """Causes by which it differs from its peers; empty: it does not."""
+    """Causes of its differences from its peers; empty if there are none."""
     finding: str
     """Code of the finding that leads its own verdict; empty: nothing limits it."""
     arrivals: list[int]
@@ -407,10 +407,11 @@ class FleetTenants(msgspec.Struct, kw_only=True):
     tenants: list[FleetTenant]
     """Tenants, by device time."""
     waits: list[SummaryTenantWait]
-    """Waits by the tenants of their requests and of the holders, the longest first."""
+    """Waiting time by tenant of the waiting requests and tenant of the holders, the longest first."""
     by_model: int
-    """Engines whose steps' device time was divided by a fitted step-time model; in the others by scheduled
-    tokens."""
+    """Engines whose device time was divided by a fitted step-time model; in the rest, scheduled tokens divide
+    it.
+    """
     price_per_gpu_hour: float | None = None
     """Price that was given."""
     gpu_us: int | None
@@ -459,12 +460,12 @@ class EngineRead(msgspec.Struct, kw_only=True):
 
 
 class FleetManifest(msgspec.Struct, kw_only=True):
-    """What was read, and what not."""
+    """Inputs that were read, and inputs that were left out."""
 
     engines: list[EngineRead]
     """Engines in the figures."""
     left_out: list[LeftOut]
-    """Inputs that are not, with the reason."""
+    """Inputs that are not in the figures, with the reason."""
     redone: int = 0
     """Engines that were read a second time because the process that read them ended."""
 
@@ -501,4 +502,4 @@ class FleetReport(msgspec.Struct, kw_only=True):
     disaggregated: Disaggregated | None = None
     """Requests across prefill and decode engines; null if there are none."""
     read: FleetManifest
-    """What was read, and what not."""
+    """Inputs that were read, and inputs that were left out."""

@@ -23,12 +23,12 @@ class QueueEntry(msgspec.Struct, kw_only=True):
 
     request_id: str
     state: str
-    """Its ``RequestStatus`` of vLLM in lower case: ``waiting``, ``preempted``, ``waiting_for_remote_kvs``."""
+    """vLLM's ``RequestStatus`` in lower case, such as ``waiting`` or ``waiting_for_remote_kvs``."""
     age_s: float
     """Time since its arrival."""
     refused_for: str | None = None
-    """Cause for which the engine's latest step gave it nothing: the skip that named it, or else the exit that
-    ended the waiting loop. Null: it got tokens, or the cause is not known.
+    """Cause for which the engine's latest step scheduled none of its tokens: that of the skip that named it,
+    or else of the exit that ended the waiting loop. Null: it got tokens, or the cause is not known.
     """
     prompt_tokens: int
     computed_tokens: int
@@ -49,10 +49,10 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     unix_s: float
     """Unix time of the observation."""
     held_us: float
-    """Time for which the engine was held up for the observation."""
+    """Delay of the engine by the observation."""
     between_steps: bool
-    """Whether the engine was between two steps; if not, it was read within a step, and lists may be from two
-    moments.
+    """Whether the engine was between two steps; if not, it was read during a step, and the lists may come
+    from different moments.
     """
     policy: str | None
     seats: int
@@ -65,12 +65,12 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     running: list[QueueEntry]
     """Running requests in the scheduler's order."""
     waiting: list[QueueEntry]
-    """Waiting requests in the order in which they are taken; requests at the end may be in a queue that
-    cannot be read.
+    """Waiting requests in the order in which the scheduler takes them; the last of them may be in a queue
+    whose order cannot be read.
     """
     input_requests: int | None = None
-    """Requests that the engine's process has received and its thread has not read; they are in no list here.
-    Null if not known. Requests still in sockets between front end and engine cannot be seen.
+    """Requests that the engine's process has received but its main thread has not taken; they are in neither
+    list. Null if not known. Requests still in sockets between front end and engine cannot be seen.
     """
     more_running: int = 0
     """Running requests beyond those in ``running``, which holds at most 10,000."""

@@ -96,9 +96,9 @@ class RunWorkload(msgspec.Struct, kw_only=True, omit_defaults=True):
     dataset: str
     num_prompts: int
     input_tokens: int | None = None
-    """Sum over the prompts; None if only the engine's front end tokenizes."""
+    """Prompt tokens per trial; None if only the engine's front end tokenizes."""
     output_tokens: int | None = None
-    """Sum of the requested ``max_tokens``."""
+    """Requested output tokens per trial: the sum of ``max_tokens``."""
     input_len: int | None = None
     output_len: int | None = None
     range_ratio: float = 0.0
@@ -214,8 +214,9 @@ class Configured(msgspec.Struct, omit_defaults=True, tag="configured", tag_field
     derived: dict[str, Any] = {}
     """Arguments that were not set, with the value that vLLM chose, for the scheduler and the cache."""
     context_defaults: dict[str, dict[str, int]] = {}
-    """Defaults of ``max_num_seqs`` and ``max_num_batched_tokens`` on this platform, by usage context
-    (vLLM 0.12 and newer). vLLM adapts it to the model and to other arguments."""
+    """Defaults of ``max_num_seqs`` and ``max_num_batched_tokens`` on this platform, by usage context (vLLM
+    0.12 and newer). vLLM adapts these to the model and to other arguments.
+    """
 
 
 class RequestRefusal(msgspec.Struct, omit_defaults=True, tag="refused", tag_field="type", kw_only=True):

@@ -58,22 +58,27 @@ class Header(Line, tag="header", kw_only=True):
     engine_rank: int
     """Data-parallel rank of this engine."""
     wall_anchor_us: int
-    """Unix time in microseconds at which the trace's clock read 0: lines up ranks of several hosts."""
+    """Unix time in microseconds at which the trace's clock read 0; aligns ranks on several hosts."""
     wall_uncertainty_us: int | None = None
     """Uncertainty of ``wall_anchor_us``: the two clocks are read a moment apart."""
     wall_max_error_us: int | None = None
-    """Maximum error of the host's wall clock, by its kernel's NTP state; null: no NTP, or not known."""
+    """Maximum error of the host's wall clock, according to the kernel's NTP state; null: no NTP, or unknown.
+    """
     monotonic_anchor_us: int | None = None
-    """The machine's monotonic clock at which the trace's clock read 0: lines up ranks of one host exactly."""
+    """Time of the machine's monotonic clock at which the trace's clock read 0; aligns ranks on one host
+    exactly.
+    """
     clock_id: str | None = None
     """Equal in traces whose machine has the same monotonic clock: a hash of boot and time namespace."""
     clock: Literal["monotonic", "virtual"] = "monotonic"
-    """``virtual``: a simulation's, whose steps take as long as a model says."""
+    """``virtual``: the clock of a simulation, in which a model sets the durations of steps."""
     scheduler_class: str
     """The class that vLLM chose, before it was wrapped."""
     async_scheduling: bool | None = None
     exits_via: Via = "inferred"
-    """``source``: all of ``schedule()`` that runs is instrumented; else ``notices`` say what could not be."""
+    """``source``: all code of ``schedule()`` that runs is instrumented; otherwise ``notices`` say what could
+    not be.
+    """
     exit_sites: int = 0
     """Places in the ``schedule()`` that runs where an exit or a cap is noted."""
     unknown_guards: list[str] = []
@@ -81,8 +86,9 @@ class Header(Line, tag="header", kw_only=True):
     registered_causes: dict[str, str] = {}
     """Causes that another package has named for its scheduler's guards, with their meaning."""
     foreign_queues: list[str] = []
-    """Classes of waiting queues that are not vLLM's: whom they give out next is not known, and they are never
-    asked."""
+    """Classes of waiting queues that are not vLLM's: their order is unknown, and the recorder never calls
+    them.
+    """
     model: str
     max_model_len: int | None = None
     token_budget: int | None
@@ -90,33 +96,37 @@ class Header(Line, tag="header", kw_only=True):
     block_size: int | None = None
     kv_blocks_total: int | None = None
     kv_block_bytes: int | None = None
-    """Memory of one KV block on each device, all layers of a pipeline's first stage together."""
+    """Memory of one KV block on each device, for all layers of the pipeline's first stage."""
     device_memory_bytes: int | None = None
     """Memory of a GPU, as reported by vLLM's platform; null on a CPU and for a simulated device."""
     enable_prefix_caching: bool | None = None
     scheduler_config: dict[str, Any] = {}
     """Every field of vLLM's ``SchedulerConfig``."""
     cache_groups: list[CacheGroup] = []
-    """The layers' KV cache groups, in vLLM's order. Wherever blocks are told by group, it is this one."""
+    """The layers' KV cache groups, in vLLM's order. Lists by cache group have this order."""
     batches_in_flight: int | None = None
-    """``schedule()`` calls before the first output comes back, at most (``max_concurrent_batches``)."""
+    """Maximum number of ``schedule()`` calls before the first output comes back (``max_concurrent_batches``).
+    """
     pipeline_parallel_size: int | None = None
     """Stages of the pipeline."""
     data_parallel_size: int | None = None
-    """Ranks in lock-step. 1: this engine is independent, as each rank of a dense model is since vLLM 0.14."""
+    """Number of ranks in lock-step. 1: this engine is independent, as is each rank of a dense model since
+    vLLM 0.14.
+    """
     grammar_threads: int | None = None
     """Threads that compile grammars; null where none are used."""
     settings: dict[str, Any] = {}
     """Further settings, without names, paths and addresses: all of vLLM's cache, parallel and speculative
-    configuration, and some of the LoRA, KV transfer, compilation and model configuration. What this vLLM
-    lacks is absent."""
+    configuration, and some of the LoRA, KV transfer, compilation and model configuration. Settings that this
+    vLLM lacks are absent.
+    """
     attached: bool = False
-    """Recording began while the engine ran: what it did before is not known."""
+    """Whether recording began while the engine ran: its earlier work is unknown."""
     trial_ids: bool = False
-    """Request ids tell the trial (``t<trial>-<n>``), because ``schedtrace run`` made them."""
+    """Whether request ids contain the trial (``t<trial>-<n>``), because ``schedtrace run`` made them."""
     hashed_ids: bool = False
     preemptions_recorded: bool = True
-    """False: this scheduler cannot be asked for them."""
+    """Whether preemptions are recorded; false if this scheduler does not report them."""
     notices: list[str] = []
     """What could not be recorded, and why."""
 
@@ -126,7 +136,9 @@ class ScheduledRequest(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     computed_tokens: int
-    """Before this step. For a new request: tokens taken from the prefix cache or a KV connector."""
+    """Tokens computed before this step; for a new request, tokens taken from the prefix cache or a KV
+    connector.
+    """
     scheduled_tokens: int
     phase: Phase = "running"
     draft_tokens: int = 0
@@ -145,28 +157,30 @@ class Exit(msgspec.Struct, omit_defaults=True):
     loop: Loop
     kind: ExitKind
     cause: str
-    """A ``Cause``; a newer version may know words that this one does not."""
+    """A ``Cause``; newer versions may use causes that this version does not know."""
     request_id: str | None = None
     budget_left: int = 0
     """Token budget left when the exit was taken."""
     detail: str | None = None
     guard: str | None = None
     """Guard of an exit for ``other``: the condition, or the part of it that decided, and the values of its
-    flags; or why nothing is known."""
+    flags; or the reason why they are unknown.
+    """
     location: str | None = None
-    """``file:line`` of the exit in the installed vLLM (only ``via`` source)."""
+    """``file:line`` of the exit in the installed vLLM (only if ``via`` is ``source``)."""
     via: Via = "inferred"
     count: int = 1
     """Exits that this entry stands for: after 64 of the same cause and place in a call, the rest share it."""
     blocks_needed: int | None = None
-    """Blocks asked for by an exit for ``kv_blocks``, if known."""
+    """Blocks that the refused allocation of an exit for ``kv_blocks`` asked for, if known."""
     blocks_free: int | None = None
     """Blocks free at an exit for ``kv_blocks``."""
     values: str | None = None
-    """Values that the condition of an ``other`` compared: ``len(self.running) = 3; cap = 3``."""
+    """Values that the condition compared, for cause ``other``: ``len(self.running) = 3; cap = 3``."""
     also: list[AlsoSkipped] = []
-    """Requests that took the same exit right after this one, in order: each is an exit of its own, which
-    differs in ``request_id`` and ``budget_left`` only."""
+    """Requests that took the same exit right after this one, in order: each is a separate exit that differs
+    only in ``request_id`` and ``budget_left``.
+    """
 
 
 def one_by_one(exits: Sequence[Exit]) -> list[Exit]:
@@ -190,11 +204,11 @@ class ChunkCap(msgspec.Struct, omit_defaults=True):
 
     request_id: str | None
     cap: str
-    """A ``Cap``; a newer version may know words that this one does not."""
+    """A ``Cap``; newer versions may use caps that this version does not know."""
     wanted_tokens: int
     """Tokens before this limit."""
     capped_tokens: int
-    """Tokens after it; another limit may follow, and the allocation may still fail."""
+    """Tokens after this limit; another limit may follow, and the allocation may still fail."""
     location: str | None = None
     """``file:line`` in the installed vLLM."""
     statement: str | None = None
@@ -214,9 +228,9 @@ class Preemption(msgspec.Struct, omit_defaults=True):
     in_schedule: bool = True
     """False: preempted outside ``schedule()``, by a reset of the prefix cache."""
     blocks_needed: int | None = None
-    """New blocks that the allocation asked for which failed."""
+    """New blocks that the failed allocation asked for."""
     blocks_freed: int | None = None
-    """Blocks that became free at once: not those that others share, nor those that are freed later."""
+    """Blocks that became free immediately, without shared blocks and blocks that are freed later."""
     policy: str | None = None
     """``fcfs`` or ``priority``."""
 
@@ -234,12 +248,13 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     priority: int = 0
     lora: str | None = None
     streaming_update: bool = False
-    """The same id came again: another part of a streaming session, not a new request."""
+    """Whether the id arrived before: this is another part of a streaming session, not a new request."""
     received_us: int | None = None
-    """Time at which the engine's input thread began to prepare it: block hashes, grammar (vLLM 0.10.2 and
-    newer). Null outside an engine."""
+    """Time at which the engine's input thread began to prepare the request: block hashes, grammar (vLLM
+    0.10.2 and newer). Null outside an engine.
+    """
     input_queue_us: int | None = None
-    """Time at which it was prepared and entered the input queue, which the engine drains between steps."""
+    """Time at which the prepared request entered the input queue, which the engine empties between steps."""
     client_index: int | None = None
     """Index of the API server that sent it; 0 if there is a single server."""
     pinned_rank: int | None = None
@@ -249,7 +264,7 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     prompt_logprobs: int | None = None
     """Log-probabilities wanted per prompt token; such a request does not read the prefix cache."""
     structured: bool = False
-    """Its output has to follow a grammar."""
+    """Whether its output has to follow a grammar."""
     min_tokens: int = 0
     """Tokens that it must generate."""
     logit_bias: int = 0
@@ -260,7 +275,8 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     """A hash of its parent's id, salted per trace: equal for the children of one request."""
     remote: RemoteSide | None = None
     """What another engine does for it (``kv_transfer_params``). ``prefill``: its KV cache comes from there;
-    ``decode``: this engine only prefills it. Null: nothing, or the connector does not tell."""
+    ``decode``: this engine only prefills it. Null: nothing, or the connector does not state it.
+    """
     remote_request_id: str | None = None
     """Its id on the other engine (``remote_request_id`` in ``kv_transfer_params``)."""
     transfer_id: str | None = None
@@ -268,9 +284,10 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     prefix_hashes: str | None = None
     """Prefix of the prompt: 4 characters for every mark. Each of the first 256 full blocks has a mark, then
     every 2nd to block 512, every 4th to block 1,024, and so on. Two prompts begin alike up to mark k if these
-    texts share their first 4k characters. Hashes of vLLM's block hashes, or where it makes none (without
-    prefix caching and KV connector) of the blocks' tokens, salted with random bytes per trace that are
-    written nowhere. Null before vLLM 0.10.2, and of an image or embeddings without prefix caching."""
+    texts share their first 4k characters. Hashes of vLLM's block hashes, or, if it makes none (without prefix
+    caching and KV connector), of the blocks' tokens; salted with random bytes per trace that are written
+    nowhere. Null before vLLM 0.10.2, and of an image or embeddings without prefix caching.
+    """
 
 
 class Finish(msgspec.Struct, omit_defaults=True):
@@ -279,7 +296,8 @@ class Finish(msgspec.Struct, omit_defaults=True):
     request_id: str
     status: str
     """``RequestStatus`` name without ``FINISHED_``: STOPPED, LENGTH_CAPPED, ABORTED, ERROR, ... UNKNOWN: it
-    left the scheduler past ``_free_request``, which would have told."""
+    left the scheduler without ``_free_request``, which would have shown the status.
+    """
     finished_us: int
     prompt_tokens: int
     output_tokens: int
@@ -303,7 +321,7 @@ class Finish(msgspec.Struct, omit_defaults=True):
     drafts_invalid: int | None = None
     """Part of ``drafts`` forbidden by the grammar (vLLM 0.14 and newer)."""
     in_schedule: bool = False
-    """The scheduler itself ended it, within ``schedule()``: no client aborted it."""
+    """Whether the scheduler itself ended it, within ``schedule()``; no client aborted it."""
 
 
 PresentState = Literal["waiting", "preempted", "running"]
@@ -352,7 +370,7 @@ class RowChange(msgspec.Struct, array_like=True, gc=False):
     """A request that got something other than expected: ``[place, computed, scheduled, drafts]``."""
 
     place: int
-    """In the list of requests, once those gone are taken out of it; from 0."""
+    """Place in the list of requests after those in ``gone`` are removed, counted from 0."""
     computed_tokens: int
     scheduled_tokens: int
     draft_tokens: int = 0
@@ -366,10 +384,10 @@ class RowChanges(msgspec.Struct, omit_defaults=True, gc=False):
     """
 
     gone: list[int] = []
-    """Places in the list of the step before, from 0, ascending."""
+    """Places in the previous step's list, counted from 0, in ascending order."""
     changed: list[RowChange] = []
     added: list[ScheduledRequest] = []
-    """At the end of the list."""
+    """Requests added at the end of the list."""
 
 
 class Step(Line, tag="step", kw_only=True):
@@ -387,8 +405,9 @@ class Step(Line, tag="step", kw_only=True):
     update_us: int | None = None
     """Duration of ``update_from_output``."""
     execute_after_us: int | None = None
-    """Time from ``start_us`` until the worker that answers began to execute this batch, on the worker's clock
-    reading (vLLM 0.12 and newer). Null outside an engine, or if that worker is on another host."""
+    """Time from ``start_us`` until the worker that answers began to execute this batch, by the worker's clock
+    (vLLM 0.12 and newer). Null outside an engine, or if that worker is on another host.
+    """
     execute_us: int | None = None
     """Time from then until the output was ready, including sampling."""
     token_budget: int
@@ -402,10 +421,12 @@ class Step(Line, tag="step", kw_only=True):
     num_waiting_before: int
     num_waiting_after: int
     num_not_ready_after: int = 0
-    """Waiting requests passed over because they wait for something else than the scheduler (a grammar, a
-    remote KV transfer) or, since vLLM 0.31, exceed ``max_loras``. 0 before vLLM 0.18, which does not tell."""
+    """Waiting requests that vLLM keeps apart because they wait for something other than the scheduler (a
+    grammar, a remote KV transfer) or, since vLLM 0.31, exceed ``max_loras``. 0 before vLLM 0.18, which keeps
+    none apart.
+    """
     waiting_tokens_after: int | None = None
-    """Tokens that the waiting requests want; None where the recorder's own count disagrees with vLLM's."""
+    """Tokens that the waiting requests need; None if the recorder's own count disagrees with vLLM's."""
     kv_blocks_total: int | None = None
     kv_blocks_free_before: int | None = None
     kv_blocks_free_after: int | None = None
@@ -417,7 +438,8 @@ class Step(Line, tag="step", kw_only=True):
     decode_tokens: int = 0
     """Tokens that are neither prompt nor recomputed."""
     recomputed_tokens: int = 0
-    """Tokens at positions that a preemption had thrown away; those of the prompt count in both."""
+    """Tokens at positions that a preemption had discarded; prompt positions also count in ``prefill_tokens``.
+    """
     cached_tokens: int = 0
     """Tokens that new and resumed requests found in a cache."""
     draft_tokens: int = 0
@@ -429,9 +451,11 @@ class Step(Line, tag="step", kw_only=True):
     """Blocks of finished or preempted requests that a batch in flight may still write (vLLM 0.24 and
     newer)."""
     encoder_slots_free: int | None = None
-    """Encoder cache, in embeddings: neither used nor cached (vLLM 0.10.2 and newer). Null without encoder."""
+    """Encoder cache space that is neither used nor cached, in embeddings (vLLM 0.10.2 and newer). Null
+    without encoder.
+    """
     encoder_slots_freeable: int | None = None
-    """Free, or cached and used by nobody."""
+    """Encoder cache space that is free, or cached but unused."""
     sessions_paused: int | None = None
     """Streaming sessions that wait for input (vLLM 0.15 and newer); since 0.25.1 each occupies a seat."""
     prefix_keys: int | None = None
@@ -445,8 +469,9 @@ class Step(Line, tag="step", kw_only=True):
     """Passes of this wave so far, including dummy batches; the same on all ranks. A call that
     schedules nothing is followed by a dummy batch of its pass or, after a wave's end, belongs to none."""
     throttle_prefills: bool | None = None
-    """Argument of this call: hold new prefills back where something decodes (vLLM 0.24 and newer). Ranks in
-    lock-step pass true unless ``step_counter`` is a multiple of ``prefill_schedule_interval``."""
+    """Argument of this call: hold new prefills back if anything decodes (vLLM 0.24 and newer). Ranks in
+    lock-step pass true unless ``step_counter`` is a multiple of ``prefill_schedule_interval``.
+    """
     requests: list[ScheduledRequest] = []
     exits: list[Exit] = []
     caps: list[ChunkCap] = []
@@ -465,21 +490,23 @@ class Step(Line, tag="step", kw_only=True):
     syncs: list[RankSync] = []
     """All-reduces among ranks in lock-step since the last line (vLLM 0.10.2 and newer)."""
     controls: list[Control] = []
-    """What was asked of the engine since the last line: pauses, cache resets, sleep, calls of the workers."""
+    """Calls to the engine since the last line: pauses, cache resets, sleep, calls to the workers."""
     kv_sends: list[KvSend] = []
-    """Events since the last line of blocks that finished requests keep until they are sent."""
+    """Events, since the last line, about blocks that finished requests keep until these are sent."""
     admitted: list[Admission] = []
-    """What the caches gave to those scheduled for the first time."""
+    """Cache hits of requests scheduled for the first time."""
     refusals: list[HeadRefusal] = []
-    """Refusals of KV blocks to another request than before: its need, and the holders."""
+    """Refusals of KV blocks to a different request than before, with its need and the holders."""
     kv_loads: list[KvLoad] = []
     """Events of KV loads since the last line."""
     grammars: list[Grammar] = []
-    """Compiled since the last line."""
+    """Grammars compiled since the last line."""
     set_aside: list[SetAside] = []
-    """Requests that their scheduler took out of the running ones since the last step, KV blocks kept."""
+    """Requests that the scheduler took out of ``running`` since the last step without freeing their KV
+    blocks.
+    """
     changes: RowChanges | None = None
-    """What a delta would have said of ``requests``: a check for whoever rebuilds them. None: it could not."""
+    """Content of a delta for ``requests``, to check rebuilt steps with; None if a delta cannot express it."""
 
 
 EVENT_FIELDS = frozenset(
@@ -573,12 +600,13 @@ class Events(Line, tag="events", kw_only=True):
     controls: list[Control] = []
     kv_sends: list[KvSend] = []
     dropped_steps: int = 0
-    """Steps before this line that have none because the disk was too slow; ``arrived`` and ``finished`` hold
-    the requests that came and went in them."""
+    """Steps without a line, before this line, because the disk was too slow; ``arrived`` and ``finished``
+    hold the requests that arrived and left in them.
+    """
     dropped_arrivals: int = 0
-    """Requests that came in these steps and are not in ``arrived``: they were too many to be held."""
+    """Requests that arrived in these steps but are not in ``arrived``, because there were too many."""
     dropped_finishes: int = 0
-    """Requests that finished in these steps and are not in ``finished``, for the same reason."""
+    """Requests that finished in these steps but are not in ``finished``, for the same reason."""
 
 
 class Cpu(Line, tag="cpu", kw_only=True):
@@ -605,7 +633,7 @@ class End(Line, tag="end", kw_only=True):
 
     at_us: int
     steps: int
-    """``schedule()`` calls seen; more than the step lines if some were dropped."""
+    """Number of ``schedule()`` calls; larger than the number of step lines if some were dropped."""
     dropped_steps: int = 0
 
 

@@ -34,11 +34,12 @@ class CacheGroup(msgspec.Struct, omit_defaults=True):
     cache_mode: str | None = None
     """Mamba: ``none``, ``all`` or ``align``."""
     admission_cap: int | None = None
-    """Most blocks that one request is counted with at admission (windowed groups, vLLM 0.20 and newer)."""
+    """Maximum number of blocks that admission counts for one request (windowed groups, vLLM 0.20 and newer).
+    """
     retained_tokens: int | None = None
     """Sliding window: tokens before the window that are kept for drafts; null: none."""
     checkpoint_blocks: int | None = None
-    """Mamba: blocks for a checkpoint in the middle of a prefill; 0 before vLLM had any."""
+    """Mamba: blocks for a checkpoint in the middle of a prefill; 0 if this vLLM has none."""
 
 
 class Admission(msgspec.Struct, omit_defaults=True):
@@ -48,18 +49,20 @@ class Admission(msgspec.Struct, omit_defaults=True):
     local_tokens: int | None = None
     """Tokens found in this engine's prefix cache (``Request.prefill_stats``, vLLM 0.20 and newer)."""
     external_tokens: int | None = None
-    """Tokens that a KV connector brought (likewise)."""
+    """Tokens loaded by a KV connector (``Request.prefill_stats``, vLLM 0.20 and newer)."""
     full_blocks: int | None = None
     """Full blocks of the prompt that can be looked up; null without prefix caching and before vLLM 0.10.2."""
     salted: bool = False
     """Whether it has a cache salt: only prompts with the same salt can share blocks with it."""
     miss: Miss | None = None
-    """Reason for a miss. ``skipped``: vLLM does not look for such a request (prompt logprobs, some
-    pooling); ``short``: it is no longer than one block; ``not_cached``: nobody else has its first block;
-    ``other_group``: some cache groups have that, others do not; null: found, or no prefix caching."""
+    """Reason for a miss. ``skipped``: vLLM does not look for such a request (prompt logprobs, some pooling);
+    ``short``: it is no longer than one block; ``not_cached``: its first block is in no cache group;
+    ``other_group``: its first block is in some cache groups only; null: found, or no prefix caching.
+    """
     longest_tokens: int | None = None
-    """Tokens that one of the cache groups had, where another had fewer: a hit is as long as the shortest of
-    them. Null: all groups had as much, or vLLM does not say (older than 0.32)."""
+    """Tokens that one of the cache groups had while another had fewer: a hit is as long as the shortest.
+    Null: all groups had the same number, or vLLM is older than 0.32 and does not report it.
+    """
 
 
 class HeadRefusal(msgspec.Struct, omit_defaults=True):
@@ -67,15 +70,16 @@ class HeadRefusal(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     blocks_needed: list[int] = []
-    """Blocks by cache group that vLLM's managers ask for. Empty: they could not be asked."""
+    """Blocks by cache group that the request needs according to vLLM's cache managers; empty if unknown."""
     blocks_free: int | None = None
     holders: list[str] = []
     """The 16 requests that hold the most blocks, those with the most first."""
     held: list[list[int]] = []
     """Blocks by cache group, then in the order of ``holders``, without null blocks. A block that several
-    requests share counts for each. An empty list: a group with too many blocks to look at."""
+    requests share counts for each. An empty list: the group has too many blocks to count.
+    """
     finished_holders: list[str] = []
-    """Holders that have finished, and are kept by a KV transfer or a batch in flight."""
+    """Holders that have finished, but whose blocks a KV transfer or a batch in flight keeps."""
     other_holders: int = 0
     """Number of further requests that hold blocks."""
     other_held: list[int] = []
@@ -87,10 +91,11 @@ class KvLoad(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     event: KvLoadEvent
-    """``begun`` (needs exits ``via`` source); ``arrived``; ``failed``: it is computed here after all, or the
-    request ends in an error, as ``kv_load_failure_policy`` says."""
+    """``begun`` (only if exits have ``via`` ``source``); ``arrived``; ``failed``: it is computed here after
+    all, or the request ends in an error, as ``kv_load_failure_policy`` says.
+    """
     at_us: int
-    """``begun``: the end of the step; else when the scheduler was told."""
+    """End of the step for ``begun``; otherwise the time at which the scheduler learned of the event."""
     blocks: list[int] | None = None
     """Blocks that the request holds while it waits, by cache group; a windowed group's null blocks count."""
 
@@ -138,7 +143,7 @@ class RankSync(msgspec.Struct, omit_defaults=True):
     """An all-reduce in which the ranks agree on whether any has unfinished requests; each waits for all."""
 
     began_us: int
-    """Time at which this rank entered it."""
+    """Time at which this rank entered the all-reduce."""
     took_us: int
     """Time until all ranks had entered it and the result was available."""
     wave: int
@@ -146,7 +151,7 @@ class RankSync(msgspec.Struct, omit_defaults=True):
     step_counter: int
     """Step counter of the pass that ended with it, as in ``Step``."""
     wave_ended: bool = False
-    """Whether no rank had unfinished requests: all become idle, and the next wave begins with counter 0."""
+    """Whether no rank had requests: all ranks become idle, and the next wave begins with counter 0."""
 
 
 class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
@@ -174,7 +179,7 @@ class Control(msgspec.Struct, omit_defaults=True):
     at_us: int
     """Time at which it began."""
     took_us: int = 0
-    """Time that the engine's thread took for it."""
+    """Time that the call took on the engine's thread."""
     detail: str | None = None
     """``pause_state``: the new state; ``collective_rpc``: the workers' method."""
     running: int | None = None
@@ -194,9 +199,9 @@ class SetAside(msgspec.Struct, omit_defaults=True):
     request_id: str
     """Request that was removed."""
     wanted_tokens: int
-    """Tokens that it has and that are not computed."""
+    """Tokens of the request that are not computed."""
     blocks_held: int | None = None
-    """KV blocks that it keeps, of all cache groups; null where the cache manager is not vLLM's."""
+    """KV blocks that it keeps, in all cache groups; null if the cache manager is not vLLM's."""
 
 
 class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -218,10 +223,11 @@ class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
     waiting: int | None = None
     """Requests in the waiting queues then."""
     input_requests: int | None = None
-    """Requests that the engine's process had received and its thread had not taken then: no step knows of
-    them. Null: not known."""
+    """Requests that the engine's process had received but its main thread had not taken: no step shows them.
+    Null: unknown.
+    """
     holders: list[str] = []
-    """Lines about who runs, waits and holds KV blocks."""
+    """Lines that name the running and the waiting requests, and the holders of KV blocks."""
     stacks: list[str] = []
     """Lines of the stacks of engine and workers, without values of variables."""
 

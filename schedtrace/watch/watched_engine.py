@@ -29,7 +29,7 @@ LAG_S = 1.8
 """Maximum seconds until a step is in the file: half a second for its output, a second in a frame."""
 IDLE_FROM_S = 3.0
 SILENT_FROM_S = 10.0
-"""Seconds of silence after which the recorder counts as stopped; it writes a line every second."""
+"""Seconds of silence after which the recorder counts as stopped; it writes at least every 5 s."""
 
 
 class WatchedEngine:

@@ -33,7 +33,7 @@ COMMANDS = {
     "advise": ["advise", "logs/base", "--slo", "ttft_p99=1ms", "--jobs", "1"],
 }
 """In this order: the first records what the others read."""
-LACKS = {"no attribute 'get_lora_tokenizer'": "this vLLM wants a tokenizer although told to skip it (0.10.0)"}
+LACKS = {"no attribute 'get_lora_tokenizer'": "vLLM needs a tokenizer despite skip_tokenizer_init (0.10.0)"}
 """What a release's own front end cannot do, by what it says then."""
 
 

@@ -55,7 +55,7 @@ def unseen() -> dict[str, str]:
     """Families that cannot be told by the decisions of this vLLM, and why."""
     families: dict[str, str] = {}
     if {"skipped_waiting", "deferred_waiting"}.isdisjoint(Scheduler.__init__.__code__.co_names):
-        families |= dict.fromkeys(SET_ASIDE, "no queue tells who was set aside")
+        families |= dict.fromkeys(SET_ASIDE, "no queue shows which requests were set aside")
     if "draft_slots" not in Scheduler.schedule.__code__.co_varnames:
         families["spec_decode_draft_model"] = "a draft model takes no slots of the batch"
     return families
@@ -91,7 +91,7 @@ def _refusal(family: Family) -> str | None:
     if options.get("enable_chunked_prefill") is False and getattr(
         scheduling, "chunked_prefill_enabled", False
     ):
-        return "the V1 engine switches chunked prefill on, whatever is asked for"
+        return "the V1 engine switches chunked prefill on, whatever the setting"
     return None
 
 

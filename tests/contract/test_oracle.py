@@ -95,7 +95,7 @@ def test_every_step_says_how_admission_ended(played):
 def test_how_much_was_compared():
     """All loads together, which must have run before; no single kind of load makes up for the others."""
     if set(compared) != set(LOADS):
-        pytest.skip("only with all loads")
+        pytest.skip("needs every load")
     total = sum(compared.values(), Counter())
     for (loop, line, kind), count in sorted(total.items()):
         print(f"\n{count:>8} {loop} {kind}, line {line}", end="")

@@ -31,7 +31,7 @@ def burst(engine, *, prompts=16, prompt=1024, outputs=4, rounds=4, every_us=2_00
     silent=(r"larger[^.\n]*max-num-batched-tokens",),
 )
 def one_long_step(engine):
-    """Sixteen clients send their next prompt of 1,024 together; each round ends in one step of 0.8 s."""
+    """Sixteen clients send prompts of 1,024 tokens together; each round is prefilled in one 0.8 s step."""
     waiting, sent = [], iter(range(16, 64))
 
     def done(request_id):
@@ -74,7 +74,7 @@ case(
     exits={"max_num_seqs": 100},
 )
 def chat_behind_a_batch_job(engine):
-    """A batch job of 80 comes at once, first come, first served; chats that trickle in wait behind it."""
+    """A batch job sends 80 requests at once; with FCFS, chats that arrive later wait behind them."""
     for number in range(80):
         engine.arrive(50_000, f"job-{number}", 500, 100)
     for number in range(24):
@@ -89,7 +89,7 @@ def chat_behind_a_batch_job(engine):
     exits={"token_budget": 20},
 )
 def chat_behind_documents(engine):
-    """Sixty documents of 1,500 tokens come at once and fill every step; chats come among them."""
+    """Sixty documents of 1,500 tokens arrive at once and fill every step; chats arrive meanwhile."""
     for number in range(60):
         engine.arrive(20_000, f"document-{number}", 1500, 2)
     for number in range(30):
@@ -105,7 +105,7 @@ def chat_behind_documents(engine):
     exits={"max_num_seqs": 100},
 )
 def nobody_behind_the_burst(engine):
-    """A batch job of 80 comes at once; chats before and after it find a free engine."""
+    """A batch job sends 80 requests at once; chats before and after it find a free engine."""
     for number in range(10):
         engine.arrive(100_000 * number, f"before-{number}", 60, 4)
     for number in range(80):

@@ -42,7 +42,7 @@ case(
     exits={"token_budget": 10},
 )
 def two_long_prompts(engine):
-    """Two prompts of 15,000 tokens come into a stream of short ones that an async engine serves with ease."""
+    """Two prompts of 15,000 tokens arrive amid short prompts, which an async engine serves with ease."""
     for number in range(60):
         engine.arrive(8000 * number, f"short-{number}", 60, 24)
     engine.arrive(100_000, "long-0", 15_000, 8)
@@ -59,7 +59,7 @@ def two_long_prompts(engine):
     exits={"token_budget": 10},
 )
 def long_prompt_first_in_priority(engine):
-    """The long prompt is the most urgent one, so the order is right and the others wait all the same."""
+    """The long prompt is the most urgent request: the order is right, but the rest waits all the same."""
     engine.arrive(0, "report", 12_000, 8, priority=0)
     for number in range(12):
         engine.arrive(2000 * (number + 1), f"chat-{number}", 40, 20, priority=1)
@@ -116,7 +116,7 @@ case(
     exits={"encoder_budget": 10},
 )
 def one_image_a_step(engine):
-    """The encoder takes 60 embeddings a step, an image has 32: one request a step may begin."""
+    """The encoder takes 60 embeddings per step, and an image has 32: only one request per step may begin."""
     for number in range(14):
         engine.arrive(0, f"look-{number}", 36, 6, mm_features=[image(f"image-{number}", at=0)])
     engine.run()

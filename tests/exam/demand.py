@@ -66,7 +66,7 @@ case(
     silent=(r"[Tt]oo few seats",),
 )
 def bursts_of_a_client(engine):
-    """Eight at once; when the last of them is done, nothing for 2 s, then the next eight."""
+    """Eight requests at once; 2 s after the last of them is done, the next eight."""
     chance = random.Random(117)  # noqa: S311  # a load, no secret
     left = iter(range(10))
     open_ones = set()

@@ -19,7 +19,7 @@ NOBODY_RUNS = (r"(wait|until)[^.\n]*running requests? (end|finish)",)
     exits={"kv_blocks": 100},
 )
 def never_fits(engine):
-    """12 blocks of 16, and a prompt of 200 tokens, behind which three short ones wait for ever."""
+    """A prompt of 200 tokens in a cache of 12 blocks of 16; three short prompts wait behind it for ever."""
     engine.arrive(0, "too-long", 200, 8)
     for number in range(3):
         engine.arrive(10_000 * (number + 1), f"short-{number}", 30, 8)
@@ -36,7 +36,7 @@ def never_fits(engine):
     exits={"kv_blocks": 50},
 )
 def outgrows_the_cache(engine):
-    """The prompt fits; its output does not: alone in the cache, it is preempted for itself."""
+    """The prompt fits, but its output does not: alone in the cache, the request preempts itself."""
     engine.arrive(0, "grows", 160, 60)
     engine.run(until_us=1_500_000)
 
@@ -49,7 +49,7 @@ def outgrows_the_cache(engine):
     exits={"kv_blocks": 20},
 )
 def never_fits_with_priority(engine):
-    """The least urgent request needs 250 of 200 blocks; more urgent ones pass it and end."""
+    """The least urgent request needs 250 of only 200 blocks; more urgent requests overtake it and finish."""
     engine.arrive(50_000, "book", 4000, 8, priority=5)
     for number in range(60):
         engine.arrive(12_000 * number, f"chat-{number}", 80, 30, priority=0)
@@ -108,7 +108,7 @@ case(
     exits={"kv_blocks": 100},
 )
 def long_prompts_in_a_small_cache(engine):
-    """24 prompts of 200 with 60 outputs in 45 blocks: two or three at a time."""
+    """24 prompts of 200 tokens with 60 output tokens in 45 blocks: two or three run at a time."""
     for number in range(24):
         engine.arrive(0, f"r{number}", 200, 60)
     engine.run()
@@ -173,7 +173,7 @@ def loaded(engine, us, request_id, prompt, outputs):
     exits={"kv_blocks": 20, "remote_kv_pending": 100},
 )
 def parked_loads_hold_the_cache(engine):
-    """Twelve loads of 8 blocks are on their way for half a second; what needs no load finds no blocks."""
+    """Twelve KV loads of 8 blocks take half a second each; requests that need no load find no free blocks."""
     remote(engine, takes_us=500_000)
     for number in range(12):
         loaded(engine, 1000 * number, f"loads-{number}", 129, 10)
@@ -224,7 +224,7 @@ def loads_that_never_come(engine):
     exits={"kv_blocks": 40},
 )
 def big_one_at_the_head(engine):
-    """20 blocks; one that runs holds ten, the next prompt wants fifteen, three of 32 behind it would fit."""
+    """Of 20 blocks, a running request holds ten; the next needs fifteen, and three behind it would fit."""
     engine.arrive(0, "runs", 160, 60)
     engine.arrive(8000, "big", 240, 4)
     for number in range(3):
@@ -240,7 +240,7 @@ def big_one_at_the_head(engine):
     exits={"kv_blocks": 40},
 )
 def documents_among_chats(engine):
-    """Documents of 3,000 tokens want two thirds of the cache, one after the other; chats would fit beside."""
+    """Documents of 3,000 tokens need two thirds of the cache each, in turn; chats would fit beside them."""
     for number in range(4):
         engine.arrive(1000 * number, f"document-{number}", 3000, 40)
     for number in range(20):

@@ -162,7 +162,7 @@ case(
     says=(r"\bodd\b",),
 )
 def one_request_is_slow(engine):
-    """Steps are slow while one request is in them: its sampling, for instance."""
+    """Steps with one particular request are slow, for instance because of its sampling."""
     for number in range(40):
         engine.arrive(15_000 * number, f"r{number}", 60, 30)
     engine.arrive(150_000, "odd", 60, 30)

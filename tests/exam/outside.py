@@ -22,7 +22,7 @@ LORA = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}
     exits={"lora_cap": 100},
 )
 def alternating_adapters(engine):
-    """One slot, two adapters in turn: requests of the resident one pass those of the other."""
+    """One slot, two adapters in turn: requests for the resident adapter overtake those for the other."""
     for number in range(40):
         engine.arrive(4000 * number, f"r{number}", 60, 20, lora_request=adapter(1 if number % 4 else 2))
     engine.run()
@@ -83,7 +83,7 @@ def slow_tokenizer(engine):
     says=(r"front end",),
 )
 def front_end_that_backs_up(engine):
-    """Forty images at once, processed one after the other for 80 ms each before they reach the engine."""
+    """Forty images at once; the front end processes them in turn, for 80 ms each."""
     for number in range(40):
         us = 80_000 * (number + 1)
         engine.arrive(us, f"image-{number}", 600, 10, front_end_us=us)
@@ -99,7 +99,7 @@ def front_end_that_backs_up(engine):
     silent=(r"(larger|raise|increase)[^.\n]*max-num-(seqs|batched-tokens)",),
 )
 def first_step_comes_too_early(engine):
-    """16 prompts of 1,024 within 3 ms, and an engine that begins with the first."""
+    """16 prompts of 1,024 tokens arrive within 3 ms, and the engine begins with the first."""
     for number in range(16):
         engine.arrive(200 * number, f"r{number}", 1024, 64)
     engine.run()

@@ -26,7 +26,7 @@ from tests.exam.machine import together
     preemptions=3,
 )
 def prefilled_again_and_again(engine):
-    """The second prompt is let in chunk by chunk, never fits beside the first, and loses all each time."""
+    """The second prompt is admitted in chunks, never fits beside the first, and loses them all each time."""
     engine.arrive(0, "first", 500, 120)
     engine.arrive(1000, "again", 600, 8)
     engine.run()
@@ -41,7 +41,7 @@ def prefilled_again_and_again(engine):
     exits={"kv_blocks": 50},
 )
 def never_fits_behind_a_stream(engine):
-    """A prompt of 40 blocks comes when chats have been served for a while; those after it wait for ever."""
+    """A prompt of 40 blocks arrives after some chats were served; later requests wait for ever."""
     for number in range(10):
         engine.arrive(15_000 * number, f"chat-{number}", 40, 10)
     engine.arrive(100_000, "book", 640, 4)
@@ -117,7 +117,7 @@ case(
     exits={"max_num_seqs": 50},
 )
 def sessions_hold_the_seats(engine):
-    """Six streaming sessions wait for their clients and keep their seats; two are left for all others."""
+    """Six streaming sessions wait for their clients and keep their seats; two seats are left."""
     for number in range(6):
         engine.arrive(0, f"session-{number}", 40, 4, resumable=True)
         engine.at(1_000_000, partial(engine.abort, f"session-{number}"))
@@ -135,7 +135,7 @@ def sessions_hold_the_seats(engine):
     says=(r"document|prefill",),
 )
 def large_chunks_slow_the_decodes(engine):
-    """Chats decode; each of eight documents of 8,000 tokens takes one step of 170 ms from them."""
+    """While chats decode, each of eight documents of 8,000 tokens takes one step of 170 ms."""
     for number in range(20):
         engine.arrive(1000 * number, f"chat-{number}", 60, 150)
     for number in range(8):
