@@ -1,7 +1,7 @@
 """vLLM's console log: how the server started, its periodic lines, and how it failed."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from schedtrace.errors import InputError
 from schedtrace.model.records import DumpedStep, Failure, ServerStart
 from schedtrace.model.safe_files import opened
 from schedtrace.read.file_sample import FileSample, first_sample
-from schedtrace.read.foreign import is_log_line, quoted_from
+from schedtrace.read.foreign import is_log_line, quoted_from, records_in
 from schedtrace.read.lines import reading
 from schedtrace.read.records import console_lines, failure_lines, start_lines
 from schedtrace.read.records.console_lines import EngineLines, acceptance_in, snapshot_in, time_in
@@ -145,10 +145,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     left_out = 0
     latest = LatestLines(console_lines.SNAPSHOT_MARKER, console_lines.MOST_SNAPSHOTS)
     lines = marked_lines(path, MARKERS, latest)
-    for place, (number, whole_line) in enumerate(lines, start=1):
-        prefix = _SOURCE.match(whole_line)
-        source = None if prefix is None else prefix["pod"] or prefix["container"]
-        line = whole_line[: quoted_from(whole_line)]
+    for place, (number, source, line) in enumerate(_records(lines), start=1):
         server = servers.get(source)
         is_periodic = console_lines.FIRST_FIGURE in line
         if server is not None and not is_periodic and server.is_started and server.start.begins(line):
@@ -176,6 +173,15 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
         logs[0].last_s = _last_time(path)
     logs[0].notices += _about_the_file(path, left_out)
     return logs
+
+
+def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str | None, str]]:
+    """Yield line number, source and text of each log record, without what clients sent."""
+    for number, line in lines:
+        prefix = _SOURCE.match(line)
+        source = None if prefix is None else prefix["pod"] or prefix["container"]
+        for record in records_in(line[: quoted_from(line)]):
+            yield number, source, record
 
 
 def _keep_latest(engines: list[EngineLines]) -> None:

@@ -316,6 +316,10 @@ def test_what_requests_wait_for_at_a_dump(dumps, statement):
     assert said(described_metrics("x", dumps))[0] == statement
 
 
+def test_an_unknown_queue_is_not_an_empty_one():
+    assert said(described_metrics("x", [parsed_metrics("x", ["vllm:num_requests_running 3"])[0]])) == []
+
+
 def test_a_window_has_the_differences_of_two_dumps():
     sums = {"e2e_request_latency_seconds_sum": 10, "e2e_request_latency_seconds_count": 5}
     later = {"e2e_request_latency_seconds_sum": 16, "e2e_request_latency_seconds_count": 8}

@@ -258,6 +258,17 @@ def test_prose_that_quotes_a_log_is_noticed(logs):
     ]
 
 
+@pytest.mark.parametrize("glue", ["", " "])
+def test_records_that_lost_their_line_breaks_all_count(logs, glue):
+    lines = [periodic(0), periodic(10), periodic(20), *message("ERROR", "EngineCore failed to start.").split("\n")]
+    [log] = logs(glue.join(lines))
+    [engine] = log.engines
+    assert [snapshot.at_s - engine.snapshots[0].at_s for snapshot in engine.snapshots] == [0.0, 10.0, 20.0]
+    assert log.failure is not None
+    [log] = logs(periodic(0) + " Received prompt: '" + periodic(10) + "'")
+    assert log.engines[0].lines == 1
+
+
 def test_iteration_lines_count_for_more_than_periodic_ones(tmp_path):
     path = tmp_path / "x.log"
     iteration = (
