@@ -24,7 +24,8 @@ _TEXT_OF_A_REQUEST = re.compile(r"""\b(?:prompt|output): ['"]|['"]role\\?['"]\s*
 """Pattern of prompts and answers in vLLM's log, and of chat messages."""
 _BEFORE_A_TEXT = ("prompt: ", "output: ", "role")
 """Words, one of which is in each match of the pattern."""
-_OF_A_LOG = re.compile(r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d")
+_OF_A_LOG = re.compile(r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d|\(\w{1,40} pid=\d")
+"""Level, time, or vLLM's name of a process, which precedes lines of tracebacks, too."""
 _PLACE = ".py:"
 """Part of the place in vLLM's source that each of its log records has."""
 _RECORD = re.compile(
@@ -58,7 +59,7 @@ def records_in(line: str) -> Iterator[str]:
 
 
 def is_log_line(line: str) -> bool:
-    """Return whether a line has a time or a level, or is blank."""
+    """Return whether a line has a level, a time or a process of vLLM, or is blank."""
     return not line.strip() or _OF_A_LOG.search(line, 0, _PREFIX) is not None
 
 

@@ -13,7 +13,7 @@ from schedtrace.read.foreign import is_log_line, quoted_from, records_in
 from schedtrace.read.lines import reading
 from schedtrace.read.records import console_lines, failure_lines, start_lines
 from schedtrace.read.records.console_lines import EngineLines, acceptance_in, snapshot_in, time_in
-from schedtrace.read.records.failure_lines import FailureLines
+from schedtrace.read.records.failure_lines import FailureLines, announces_failure
 from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.records.scheduler_dump import OUTPUT_MARKER, STATS_MARKER, step_in, take_stats
 from schedtrace.read.records.start_lines import StartLines
@@ -34,13 +34,6 @@ _ALSO = (
 """Lines that belong to it, but occur in other files, too."""
 MARKERS = _OWN_MARKERS + _ALSO
 """Byte strings, one of which is in each line that is read."""
-_FAILURES = (
-    b"EngineCore failed to start.",
-    b"Engine core initialization failed",
-    b"EngineCore hit an exception",
-    b"EngineCore encountered a fatal error",
-)
-"""Lines about a failure that only vLLM writes."""
 _SOURCE = re.compile(r"^(?:\[pod/(?P<pod>[^\]\s]{1,300})\] |(?P<container>[\w.-]{1,100}) +\| )")
 """Prefixes with which ``kubectl logs --prefix`` and ``docker compose logs`` name where a line is from."""
 _LINE_TIME = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d")
@@ -219,14 +212,15 @@ def _last_time(path: Path) -> float | None:
 
 def is_vllm_log(sample: FileSample) -> bool:
     """Return whether a block has a periodic line, a dumped step, or lines of a start or of its failure."""
-    if sample.is_binary or not any(marker.decode() in sample.text for marker in _OWN_MARKERS):
-        is_text = not sample.is_binary and not sample.is_json
-        return is_text and any(failure in sample.content for failure in _FAILURES)
-    markers = [marker.decode() for marker in _OWN_MARKERS]
+    if sample.is_binary:
+        return False
+    markers = [marker.decode() for marker in READER.markers]
     for line in sample.lines:
         if any(marker in line for marker in markers):
             text = line[: quoted_from(line)]
             if snapshot_in(text) or step_in(text) or StartLines().take(text):
+                return True
+            if not sample.is_json and announces_failure(text):
                 return True
     return False
 
@@ -258,8 +252,5 @@ READER = RecordReader(
     matches=is_vllm_log,
     read=read_vllm_log,
     samples=("12-console-v1.log", "14-scheduler-dump-k8s.log"),
-    markers=(
-        *_OWN_MARKERS,
-        *(marker for marker in failure_lines.MARKERS if any(marker in failure for failure in _FAILURES)),
-    ),
+    markers=(*_OWN_MARKERS, *failure_lines.OWN_MARKERS),
 )

@@ -260,7 +260,12 @@ def test_prose_that_quotes_a_log_is_noticed(logs):
 
 @pytest.mark.parametrize("glue", ["", " "])
 def test_records_that_lost_their_line_breaks_all_count(logs, glue):
-    lines = [periodic(0), periodic(10), periodic(20), *message("ERROR", "EngineCore failed to start.").split("\n")]
+    lines = [
+        periodic(0),
+        periodic(10),
+        periodic(20),
+        *message("ERROR", "EngineCore failed to start.").split("\n"),
+    ]
     [log] = logs(glue.join(lines))
     [engine] = log.engines
     assert [snapshot.at_s - engine.snapshots[0].at_s for snapshot in engine.snapshots] == [0.0, 10.0, 20.0]
@@ -400,6 +405,13 @@ def test_a_logged_traceback_is_no_failure(logs):
     assert [log.failure for log in logs(version + logged)] == [None]
 
 
+def test_an_interrupt_is_no_failure(logs):
+    """Releases up to 0.11 print a traceback of the engine's process when a server is interrupted."""
+    frames = ("Traceback (most recent call last):", "    engine_core.run_busy_loop()", "KeyboardInterrupt")
+    [log] = logs(every_10_s({}) + "".join(f"(EngineCore_DP0 pid=7) {frame}\n" for frame in frames))
+    assert log.failure is None
+
+
 def test_errors_without_a_failure_are_none(logs):
     [log] = logs(message("ERROR", "ValueError: a client's mistake") + every_10_s({}))
     assert log.failure is None
@@ -489,6 +501,37 @@ def test_a_dump_with_one_object_per_request_is_read():
         (each.request_id, each.scheduled_tokens, each.computed_tokens, each.is_resumed)
         for each in shown.requests
     ] == [("c-1", 1, 295, False), ("c-2", 48, 64, True)]
+
+
+@pytest.mark.parametrize(
+    ("announcement", "stage"),
+    [
+        ("WorkerProc failed to start.", "start"),
+        ("WorkerProc hit an exception.", "serving"),
+        ("engine_core = EngineCoreProc(*args, **kwargs)", "start"),
+        ("    engine_core.run_busy_loop()", "serving"),
+        ("Worker proc VllmWorker-1 died unexpectedly, shutting down executor.", "serving"),
+    ],
+)
+def test_any_announcement_of_a_failure_makes_a_file_a_log(logs, announcement, stage):
+    """Half of a traceback is what people paste."""
+    [log] = logs(message("ERROR", announcement) + message("ERROR", "IndexError: tuple index out of range"))
+    assert (log.failure.stage, log.failure.reason) == (stage, "IndexError: tuple index out of range")
+
+
+def test_an_error_without_a_text_is_a_reason(logs):
+    fatal = message("ERROR", "EngineCore encountered a fatal error.")
+    [log] = logs(fatal + message("ERROR", "AssertionError"))
+    assert log.failure.reason == "AssertionError"
+    [log] = logs(fatal + message("ERROR", "AssertionError") + message("ERROR", "RuntimeError: later"))
+    assert log.failure.reason == "AssertionError"
+    [log] = logs(fatal + message("ERROR", "    raise NotImplementedError"))
+    assert log.failure.reason == "the log does not name the error"
+
+
+def test_lines_of_vllms_processes_are_log_lines(logs):
+    version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
+    assert [log.notices for log in logs(version + BEFORE_THE_ENGINE)] == [[]]
 
 
 OLD_FAILURE = (
