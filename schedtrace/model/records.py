@@ -36,7 +36,7 @@ class ServerStart(msgspec.Struct, kw_only=True):
     arguments: dict[str, str] = {}
     """Arguments that differ from vLLM's defaults, as printed, secrets hidden."""
     max_num_seqs: int | None = None
-    """Limit on running requests; null where it is vLLM's default, which the log does not name."""
+    """Limit on running requests; null where it is vLLM's default, which the log names for debugging only."""
     token_budget: int | None = None
     """``max_num_batched_tokens``."""
     max_model_len: int | None = None

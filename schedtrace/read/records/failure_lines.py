@@ -35,9 +35,9 @@ _ANNOUNCEMENT = re.compile(
     r"|\bcore\.py:\d{1,6}\] +(?:(?P<in_start>engine_core = EngineCoreProc\()|engine_core\.run_busy_loop\(\))"
     r"|Worker proc (?P<worker>[\w-]{1,100}) died unexpectedly(?P<code> \(exit code: [^)]{1,20}\))?"
 )
-"""Announcement of a failure, or a frame of the logged traceback: often, people paste half of it. Releases up to
-0.8.4 announce a start that failed as any other failure, so the frame shows it. A traceback that is not logged
-may be that of an interrupt.
+"""Announcement of a failure, or a frame of the logged traceback: often, people paste half of it. Releases up
+to 0.8.4 announce a start that failed as any other failure, so the frame shows it. A traceback that is not
+logged may be that of an interrupt.
 """
 _DEAD = "EngineDeadError"
 _ERROR = re.compile(

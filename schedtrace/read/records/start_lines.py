@@ -21,6 +21,10 @@ _VERSION = re.compile(
 )
 _ARGUMENTS = re.compile(r"non-default args: (\{.{0,100000}\})")
 _BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,12})\b")
+_DEFAULT = re.compile(
+    r"(?:Setting|Defaulting) (?P<name>max_num_seqs|max_num_batched_tokens) to (?P<value>\d{1,12}) for "
+)
+"""Default of the user's GPU, which vLLM logs for debugging."""
 _CACHE = re.compile(r"\bKV cache size: (\d[\d,]{0,20}) tokens")
 _CONCURRENCY = re.compile(
     r"Maximum concurrency for (\d[\d,]{0,20}) tokens per request: (\d{1,9}(?:\.\d{1,6})?)x"
@@ -30,6 +34,7 @@ MARKERS = (
     b"server version ",
     b"non-default args: {",
     b"Chunked prefill is enabled with max_num_batched_tokens=",
+    b" usage context.",
     b"KV cache size: ",
     b"Maximum concurrency for ",
 )
@@ -77,6 +82,12 @@ class StartLines:
             self._take_arguments(match[1])
         elif match := _BUDGET.search(line):
             facts.token_budget = int(match[1])
+            self.lines += 1
+        elif match := _DEFAULT.search(line):
+            if match["name"] == "max_num_seqs":
+                facts.max_num_seqs = int(match["value"])
+            else:
+                facts.token_budget = int(match["value"])
             self.lines += 1
         if match := _CACHE.search(line):
             facts.kv_cache_tokens = _count(match[1])

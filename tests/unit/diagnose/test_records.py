@@ -195,6 +195,20 @@ def test_prefills_slow_down_decodes(record, lines, slowed):
     assert ("decodes-slowed-by-prefills" in {code for code, *_ in said(record(every_10_s(*lines)))}) is slowed
 
 
+def test_an_interval_in_which_a_request_began_shows_no_pace(record):
+    """The only request of an idle engine is computed for a part of the interval, beside its own prompt."""
+    idle, began, alone = {"running": 0, "output": 0.0}, {"output": 200, "prompt": 9}, {"output": 400}
+    assert said(record(every_10_s(*[idle, began, alone] * 3)))[1:] == []
+    turns = [began, alone, alone]
+    apart = [
+        periodic(100 * turn + 10 * place, **line) for turn in range(3) for place, line in enumerate(turns)
+    ]
+    assert said(record("\n".join(apart[1:])))[1:] == []
+    assert said(record(every_10_s(alone, *[began, alone] * 2)))[1:] == [
+        ("decodes-slowed-by-prefills", "possible", 2, 5)
+    ]
+
+
 @pytest.mark.parametrize(("waiting", "certainty"), [(3, "likely"), (0, "possible")])
 def test_only_a_queue_excludes_that_requests_began_or_ended(record, waiting, certainty):
     lines = [{"output": 400, "waiting": waiting}] * 2 + [{"output": 200, "prompt": 9, "waiting": waiting}] * 2

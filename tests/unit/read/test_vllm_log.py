@@ -174,6 +174,17 @@ def test_a_start_is_read(logs):
     }
 
 
+@pytest.mark.parametrize("verb", ["Setting", "Defaulting"])
+def test_defaults_that_are_logged_for_debugging_are_read(logs, verb):
+    version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
+    defaults = "".join(
+        message("DEBUG", f"{verb} {name} to {value} for OPENAI_API_SERVER usage context.", "arg_utils.py:1672")
+        for name, value in (("max_num_batched_tokens", 8192), ("max_num_seqs", 1024))
+    )
+    [log] = logs(version + defaults)
+    assert (log.start.max_num_seqs, log.start.token_budget) == (1024, 8192)
+
+
 def test_the_newer_form_of_the_cache_is_read(logs):
     [log] = logs(
         message(
@@ -260,13 +271,8 @@ def test_prose_that_quotes_a_log_is_noticed(logs):
 
 @pytest.mark.parametrize("glue", ["", " "])
 def test_records_that_lost_their_line_breaks_all_count(logs, glue):
-    lines = [
-        periodic(0),
-        periodic(10),
-        periodic(20),
-        *message("ERROR", "EngineCore failed to start.").split("\n"),
-    ]
-    [log] = logs(glue.join(lines))
+    failed = message("ERROR", "EngineCore failed to start.")
+    [log] = logs(glue.join([periodic(0), periodic(10), periodic(20), failed]))
     [engine] = log.engines
     assert [snapshot.at_s - engine.snapshots[0].at_s for snapshot in engine.snapshots] == [0.0, 10.0, 20.0]
     assert log.failure is not None
