@@ -6,19 +6,23 @@ text, JSON and CSV, or a later block with a marker.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.safe_files import opened
 from schedtrace.read import iteration_log, loguru_log
 from schedtrace.read.file_sample import FileSample, first_sample, later_samples
+from schedtrace.read.foreign import quoted_from
 from schedtrace.read.iteration_log import iteration_in, read_iteration_log
 from schedtrace.read.lines import reading
 from schedtrace.read.loguru_log import has_records, read_loguru_log
 from schedtrace.read.records import READERS, benchmark_result, metrics, vllm_log
+from schedtrace.read.records.console_lines import snapshot_in
 from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.text_stream import GZIP, ZSTD
 from schedtrace.read.trace import Trace
@@ -56,6 +60,10 @@ TO_UNPACK = "unpack it first"
 def _fields(*names: str) -> Callable[[FileSample], bool]:
     """Return a check that a JSON object, possibly the first of several, has these fields."""
     return lambda sample: sample.has(*names)
+
+
+def _matches_row(check: Callable[[Mapping[str, Any]], bool], sample: FileSample) -> bool:
+    return check(sample.row)
 
 
 def _own(*names: str) -> Callable[[FileSample], bool]:
@@ -108,6 +116,16 @@ def _is_spans(sample: FileSample) -> bool:
     )
 
 
+def _has_broken_lines(sample: FileSample) -> bool:
+    """Return whether vLLM's lines appear once line breaks, within words or between them, are taken out."""
+    if sample.is_binary or sample.is_json or not _MAY_BREAK.search(sample.content):
+        return False
+    lines = [line[: quoted_from(line)] for line in sample.lines]
+    joined = ("".join(lines), " ".join(" ".join(lines).split()))
+    return any(snapshot_in(text) is not None or iteration_in(text) is not None for text in joined)
+
+
+_MAY_BREAK = re.compile(rb"throughput: \d|Iteration\(\d")
 _SUMMARY = {"successful_requests", "failed_requests", "completed_requests", "num_successful_requests"}
 _RATES = {"duration_s", "duration", "requests_per_second", "request_throughput", "total_time"}
 
@@ -149,17 +167,14 @@ KINDS: tuple[FileKind, ...] = (
         "name its folder",
     ),
     # results of benchmarks
-    FileKind(
-        "a result of vllm bench serve",
-        _fields("model_id", "completed", "total_input_tokens", "request_throughput"),
-        f"it has latencies and no steps; {TO_RECORD}",
-        record=benchmark_result.READER,
-    ),
-    FileKind(
-        "a serving benchmark's result",
-        _fields("completed", "total_input_tokens", "request_throughput"),
-        f"it has latencies and no steps; {TO_RECORD}",
-        record=benchmark_result.READER,
+    *(
+        FileKind(
+            program.result,
+            partial(_matches_row, program.matches),
+            f"it has latencies and no steps; {TO_RECORD}",
+            record=benchmark_result.READER,
+        )
+        for program in benchmark_result.PROGRAMS
     ),
     FileKind(
         "a result of vllm bench throughput",
@@ -173,26 +188,8 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(
         "a result of AIPerf",
-        benchmark_result.is_aiperf,
-        f"it has latencies and no steps; {TO_RECORD}",
-        record=benchmark_result.READER,
-    ),
-    FileKind(
-        "a result of AIPerf",
         _is_aiperf_request,
         f"it has latencies of single requests and no steps; {TO_RECORD}",
-    ),
-    FileKind(
-        "a result of GuideLLM",
-        benchmark_result.is_guidellm,
-        f"it has latencies and no steps; {TO_RECORD}",
-        record=benchmark_result.READER,
-    ),
-    FileKind(
-        "a result of inference-perf",
-        _fields("load_summary", "successes"),
-        f"it has latencies and no steps; {TO_RECORD}",
-        record=benchmark_result.READER,
     ),
     FileKind(
         "a benchmark's summary",
@@ -297,8 +294,8 @@ KINDS: tuple[FileKind, ...] = (
     FileKind(metrics.NAME, metrics.READER.matches, record=metrics.READER),
     FileKind(
         "vLLM's console log with broken lines",
-        vllm_log.has_broken_snapshots,
-        "its lines are wrapped: take the log from its file or docker logs, not from a terminal",
+        _has_broken_lines,
+        "its lines are broken: take the log from its file or docker logs, not from a terminal or a page",
     ),
     FileKind(
         "an error of Python in vLLM, without a line of an engine",

@@ -67,13 +67,7 @@ class StartLines:
             return False
         facts, before = self.facts, self.lines
         if match := _ENGINE.search(line):
-            facts.vllm_version = match["version"]
-            config = line[match.end() :]
-            if model := _CONFIG_MODEL.search(config):
-                facts.model = model[1]
-            if length := _CONFIG_LENGTH.search(config):
-                facts.max_model_len = int(length[1])
-            self.lines += 1
+            self._take_engine(match["version"], line[match.end() :])
         elif match := _VERSION.search(line):
             facts.vllm_version = match["version"]
             facts.model = match["model"] or facts.model
@@ -84,10 +78,8 @@ class StartLines:
             facts.token_budget = int(match[1])
             self.lines += 1
         elif match := _DEFAULT.search(line):
-            if match["name"] == "max_num_seqs":
-                facts.max_num_seqs = int(match["value"])
-            else:
-                facts.token_budget = int(match["value"])
+            name = "max_num_seqs" if match["name"] == "max_num_seqs" else "token_budget"
+            setattr(facts, name, int(match["value"]))
             self.lines += 1
         if match := _CACHE.search(line):
             facts.kv_cache_tokens = _count(match[1])
@@ -96,6 +88,14 @@ class StartLines:
             facts.max_model_len, facts.max_concurrency = _count(match[1]), float(match[2])
             self.lines += 1
         return self.lines > before
+
+    def _take_engine(self, version: str, config: str) -> None:
+        self.facts.vllm_version = version
+        if model := _CONFIG_MODEL.search(config):
+            self.facts.model = model[1]
+        if length := _CONFIG_LENGTH.search(config):
+            self.facts.max_model_len = int(length[1])
+        self.lines += 1
 
     def _take_arguments(self, text: str) -> None:
         arguments = arguments_in(text)

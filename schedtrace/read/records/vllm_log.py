@@ -239,13 +239,6 @@ def has_snapshots(sample: FileSample) -> bool:
     )
 
 
-def has_broken_snapshots(sample: FileSample) -> bool:
-    """Return whether periodic lines appear once line breaks are taken out: a terminal has wrapped them."""
-    if sample.is_binary or sample.is_json or b"throughput: " not in sample.content:
-        return False
-    return snapshot_in("".join(line[: quoted_from(line)] for line in sample.lines)) is not None
-
-
 READER = RecordReader(
     name=NAME,
     reads="periodic lines, a start or a failure",

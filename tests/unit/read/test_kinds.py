@@ -41,6 +41,12 @@ WRAPPED = "".join(
     for second in (38, 48)
 )
 """Lines of a console log as a narrow terminal shows them."""
+BY_HAND = (
+    "The log in the steady state:\n\n```\nEngine 000: Avg prompt throughput: 91.0 tokens/s, Avg generation "
+    "throughput: 46.1 tokens/s,\n    Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 27.7%,\nPrefix "
+    "cache hit rate: 43.4%\n```\n"
+)
+"""A line of a console log that somebody broke between words."""
 TRACEBACK = (
     "WARNING 02-28 20:57:36 _core_ext.py:180] Failed to import from vllm._core_C\n"
     "Traceback (most recent call last):\n"
@@ -140,6 +146,11 @@ def test_a_public_sample_is_recognized(name, kind):
             "vLLM's log without iteration lines",
         ),
         (WRAPPED, "vLLM's console log with broken lines"),
+        (BY_HAND, "vLLM's console log with broken lines"),
+        (
+            ITERATION.format(1).replace(" context tokens", "\n    context tokens"),
+            "vLLM's console log with broken lines",
+        ),
         (TRACEBACK, "an error of Python in vLLM, without a line of an engine"),
         (b"BZh91AY", "a compressed file"),
         (b"\x1f\x8b\x08\x00", "a compressed file"),

@@ -178,7 +178,9 @@ def test_a_start_is_read(logs):
 def test_defaults_that_are_logged_for_debugging_are_read(logs, verb):
     version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
     defaults = "".join(
-        message("DEBUG", f"{verb} {name} to {value} for OPENAI_API_SERVER usage context.", "arg_utils.py:1672")
+        message(
+            "DEBUG", f"{verb} {name} to {value} for OPENAI_API_SERVER usage context.", "arg_utils.py:1672"
+        )
         for name, value in (("max_num_batched_tokens", 8192), ("max_num_seqs", 1024))
     )
     [log] = logs(version + defaults)
