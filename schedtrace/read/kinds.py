@@ -212,8 +212,17 @@ KINDS: tuple[FileKind, ...] = (
     FileKind("a trace of Azure's LLM inference", _columns(AZURE_COLUMNS), TO_REPLAY, is_workload=True),
     FileKind("a trace of BurstGPT", _columns(BURSTGPT_COLUMNS), TO_REPLAY, is_workload=True),
     FileKind(
+        "sessions of AIPerf or Dynamo",
+        lambda sample: (
+            isinstance(sample.row.get("turns"), list)
+            or (sample.has("session_id") and not sample.row.keys().isdisjoint({"input_length", "text_input"}))
+        ),
+        TO_REPLAY,
+        is_workload=True,
+    ),
+    FileKind(
         "a timed trace (Mooncake, Qwen-Bailian or vLLM's timed_trace)",
-        _fields("timestamp", "input_length", "output_length"),
+        _fields("timestamp", "input_length"),
         TO_REPLAY,
         is_workload=True,
     ),
@@ -240,15 +249,6 @@ KINDS: tuple[FileKind, ...] = (
     FileKind(
         "chat messages",
         lambda sample: isinstance(sample.row.get("messages"), list),
-        TO_REPLAY,
-        is_workload=True,
-    ),
-    FileKind(
-        "sessions of AIPerf or Dynamo",
-        lambda sample: (
-            isinstance(sample.row.get("turns"), list)
-            or (sample.has("session_id") and not sample.row.keys().isdisjoint({"input_length", "text_input"}))
-        ),
         TO_REPLAY,
         is_workload=True,
     ),

@@ -275,7 +275,8 @@ def _csv_format(
 def _timed_trace(path: Path, options: FormatOptions) -> WorkloadFormat:
     units = units_of(path, options.time_unit, options.prefix_block)
     notes = [units.note] if units.note else []
-    return WorkloadFormat(units.source, units.trace_rows, units.block, notes=notes)
+    reader = partial(units.trace_rows, output_len=options.output_len)
+    return WorkloadFormat(units.source, reader, units.block, notes=notes)
 
 
 def _sessions(path: Path, options: FormatOptions) -> WorkloadFormat:
@@ -292,7 +293,7 @@ def _sessions(path: Path, options: FormatOptions) -> WorkloadFormat:
         sessions.block,
         timed=sessions.is_timed,
         sessions=True,
-        notes=[sessions.note],
+        notes=[sessions.note] if sessions.note else [],
     )
 
 
