@@ -108,9 +108,9 @@ class DumpedRequest(msgspec.Struct, kw_only=True):
 class DumpedStep(msgspec.Struct, kw_only=True):
     """The step that vLLM dumped when it failed: its ``SchedulerOutput`` and ``SchedulerStats``."""
 
-    scheduled_tokens: int
-    """Tokens of the step."""
-    requests: list[DumpedRequest]
+    scheduled_tokens: int | None = None
+    """Tokens of the step; null: the log has its statistics only."""
+    requests: list[DumpedRequest] = []
     """Requests of the step; empty where their tokens do not add up to ``scheduled_tokens``."""
     preempted_requests: list[str] | None = None
     """Requests that the step preempted; null: this release does not dump them."""

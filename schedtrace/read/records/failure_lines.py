@@ -58,6 +58,7 @@ _SHUTDOWN = "[shutdown] API server: shutdown triggered"
 messages with ``[shutdown]`` whenever it cleans up.
 """
 _EXITED = "engine core exited unexpectedly"
+UNNAMED = "the log does not name the error"
 LONGEST_REASON = 400
 NEAR = 2000
 """Lines within which an error belongs to the failure: several workers write their tracebacks at once."""
@@ -151,7 +152,7 @@ class FailureLines:
             reason = f"worker process {self._worker} died"
         elif not reason:
             gone = "the engine's process exited unexpectedly"
-            reason = gone if self._exited else "the log does not name the error"
+            reason = gone if self._exited else UNNAMED
         return Failure(
             stage="start" if self._stage == "start" else "serving",
             reason=reason,

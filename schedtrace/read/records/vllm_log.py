@@ -15,7 +15,7 @@ from schedtrace.read.records import console_lines, failure_lines, start_lines
 from schedtrace.read.records.console_lines import EngineLines, acceptance_in, snapshot_in, time_in
 from schedtrace.read.records.failure_lines import FailureLines, announces_failure
 from schedtrace.read.records.record_reader import RecordReader
-from schedtrace.read.records.scheduler_dump import OUTPUT_MARKER, STATS_MARKER, step_in, take_stats
+from schedtrace.read.records.scheduler_dump import OUTPUT_MARKER, STATS_MARKER, step_in, step_with_stats
 from schedtrace.read.records.start_lines import StartLines
 from schedtrace.read.text_stream import LatestLines, marked_lines
 
@@ -95,10 +95,8 @@ class _Server:
             rank, engines, content = snapshot
             self._latest = self.engines.setdefault(rank, EngineLines(rank, engines))
             self._latest.add(content)
-        elif (step := step_in(line)) is not None:
+        elif (step := step_in(line) or step_with_stats(line, self._step)) is not None:
             self._step = step
-        elif self._step is not None and take_stats(line, self._step):
-            pass
         elif self._latest is not None and (acceptance := acceptance_in(line)) is not None:
             self._latest.add_acceptance(acceptance)
         elif _WORKER_WAIT in line:
@@ -113,13 +111,16 @@ class _Server:
         engines = sorted(self.engines.values(), key=lambda engine: engine.engine_rank or 0)
         repeats = sum(engine.repeats for engine in engines)
         notices = [f"{repeats:,} repeated periodic lines are left out"] if repeats else []
+        failure, step = self.failures.failure(has_engine=self._has_engine), self._step
+        if step is not None and step.scheduled_tokens is None and failure is None:
+            step = None  # statistics that somebody logs are no dump
         return ServerLog(
             source=self.source,
             start=self.start.facts,
             start_lines=self.start.lines,
             engines=engines,
-            step=self._step,
-            failure=self.failures.failure(has_engine=self._has_engine),
+            step=step,
+            failure=failure,
             worker_waits=self._worker_waits,
             notices=notices,
         )

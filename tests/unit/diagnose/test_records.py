@@ -288,6 +288,21 @@ def test_a_failed_start_advises(record):
     assert (shown.engines, shown.server) == ([], None)
 
 
+def test_a_start_that_failed_has_no_requests_to_ask_about(record):
+    failed = message("ERROR", "EngineCore failed to start.") + message("ERROR", "ValueError: no")
+    assert plain(record(START + failed).cannot_tell).startswith("No engine ran")
+    assert "which request waited" in plain(record(every_10_s({}) + failed).cannot_tell)
+
+
+def test_statistics_at_a_failure_are_reported_without_a_step(record):
+    stats = message("ERROR", "SchedulerStats(num_running_reqs=65, num_waiting_reqs=35, kv_cache_usage=0.986)")
+    shown = record(stats + message("ERROR", "EngineCore encountered a fatal error."))
+    assert [code for code, *_ in said(shown)] == ["engine-failed", "dumped-step"]
+    assert plain(shown.statements[1].text) == (
+        "At the failure, 65 requests are running and 35 are waiting; KV cache usage is 99 %."
+    )
+
+
 def test_waits_for_a_worker_are_counted(record):
     wait = message(
         "INFO", "No available shared memory broadcast block found in 60 seconds.", "shm_broadcast.py:466"

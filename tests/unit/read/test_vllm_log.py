@@ -9,7 +9,7 @@ from schedtrace.model.records import DumpedRequest, Failure, Range
 from schedtrace.read.kinds import kind_of
 from schedtrace.read.records import console_lines
 from schedtrace.read.records.console_lines import snapshot_in, time_in
-from schedtrace.read.records.scheduler_dump import step_in, take_stats
+from schedtrace.read.records.scheduler_dump import step_in, step_with_stats
 from schedtrace.read.records.start_lines import arguments_in
 from schedtrace.read.records.vllm_log import NAME, read_vllm_log
 from tests.console_logs import START, every_10_s, message, periodic
@@ -475,9 +475,8 @@ def test_an_older_dump_with_drafts_and_a_resumed_request_is_read():
         ),
     ]
     assert step.preempted_requests is None
-    assert take_stats(
-        "x SchedulerStats(num_running_reqs=2, num_waiting_reqs=1, gpu_cache_usage=0.5, x=1)", step
-    )
+    stats = "x SchedulerStats(num_running_reqs=2, num_waiting_reqs=1, gpu_cache_usage=0.5, x=1)"
+    step = step_with_stats(stats, step)
     assert (step.running, step.waiting, step.kv_cache_usage_frac) == (2, 1, 0.5)
 
 
@@ -540,6 +539,15 @@ def test_an_error_without_a_text_is_a_reason(logs):
 def test_lines_of_vllms_processes_are_log_lines(logs):
     version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
     assert [log.notices for log in logs(version + BEFORE_THE_ENGINE)] == [[]]
+
+
+def test_statistics_without_the_step_are_of_the_failure(logs):
+    dumped = "SchedulerStats(num_running_reqs=65, num_waiting_reqs=35, kv_cache_usage=0.986, x=None)"
+    stats, fatal = message("ERROR", dumped), message("ERROR", "EngineCore encountered a fatal error.")
+    [log] = logs(stats + fatal)
+    assert (log.step.scheduled_tokens, log.step.running, log.step.waiting) == (None, 65, 35)
+    [log] = logs(stats + every_10_s({}))
+    assert log.step is None
 
 
 OLD_FAILURE = (
