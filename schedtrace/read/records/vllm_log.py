@@ -137,7 +137,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     servers: dict[str | None, _Server] = {}
     logs: list[ServerLog] = []
     left_out = 0
-    latest = LatestLines(console_lines.SNAPSHOT_MARKER, console_lines.MOST_SNAPSHOTS)
+    latest = LatestLines(console_lines.SNAPSHOT_MARKER, console_lines.LATEST_SNAPSHOTS)
     lines = marked_lines(path, MARKERS, latest)
     for place, (number, source, line) in enumerate(_records(lines), start=1):
         server = servers.get(source)
@@ -151,7 +151,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
                 continue
             server = servers[source] = _Server(source)
         server.take(number, line)
-        if place % (console_lines.MOST_SNAPSHOTS // 2) == 0:
+        if place % console_lines.LATEST_SNAPSHOTS == 0:
             _keep_latest(
                 [engine for log in logs for engine in log.engines]
                 + [engine for server in servers.values() for engine in server.engines.values()]
@@ -179,9 +179,9 @@ def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str | None
 
 
 def _keep_latest(engines: list[EngineLines]) -> None:
-    """Drop old lines: the others are at most half of ``MOST_SNAPSHOTS``, equally many of each engine."""
+    """Drop all but ``LATEST_SNAPSHOTS`` lines, equally many of each engine."""
     for engine in engines:
-        engine.keep_latest(console_lines.MOST_SNAPSHOTS // 2 // len(engines))
+        engine.keep_latest(console_lines.LATEST_SNAPSHOTS // len(engines))
 
 
 def _about_dropped_lines(log: ServerLog, left_out: int) -> Iterator[str]:

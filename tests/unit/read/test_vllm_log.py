@@ -239,14 +239,14 @@ def test_a_pasted_repeat_counts_once_and_is_noticed(logs):
 
 
 def test_the_latest_lines_count(logs, monkeypatch):
-    monkeypatch.setattr(console_lines, "MOST_SNAPSHOTS", 6)
+    monkeypatch.setattr(console_lines, "LATEST_SNAPSHOTS", 3)
     [log] = logs(every_10_s(*({"running": place} for place in range(11))))
     assert [snapshot.running for snapshot in log.engines[0].snapshots] == [6, 7, 8, 9, 10]
     assert log.notices == ["the file is long: only the latest 5 of 11 periodic lines count"]
 
 
 def test_engines_share_the_lines_that_are_kept(logs, monkeypatch):
-    monkeypatch.setattr(console_lines, "MOST_SNAPSHOTS", 8)
+    monkeypatch.setattr(console_lines, "LATEST_SNAPSHOTS", 4)
     lines = [
         periodic(10 * (place // 2), running=place, engine=f"Engine 00{place % 2}: ") for place in range(24)
     ]
