@@ -24,12 +24,14 @@ _TEXT_OF_A_REQUEST = re.compile(r"""\b(?:prompt|output): ['"]|['"]role\\?['"]\s*
 """Pattern of prompts and answers in vLLM's log, and of chat messages."""
 _BEFORE_A_TEXT = ("prompt: ", "output: ", "role")
 """Words, one of which is in each match of the pattern."""
-_OF_A_LOG = re.compile(r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d|\(\w{1,40} pid=\d")
+_OF_A_LOG = re.compile(
+    r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d|\([\w:-]{1,80} pid=\d"
+)
 """Level, time, or vLLM's name of a process, which precedes lines of tracebacks, too."""
 _PLACE = ".py:"
 """Part of the place in vLLM's source that each of its log records has."""
 _RECORD = re.compile(
-    r"(?:\(\w{1,40} pid=\d{1,10}[^()\n]{0,80}\) ){0,2}"
+    r"(?:\([\w:-]{1,80} pid=\d{1,10}[^()\n]{0,80}\) ){0,2}"
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?=\[?[\w/.]{1,200}\.py:\d)"
 )
 """Begin of one of vLLM's log records."""

@@ -270,7 +270,10 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(
         "a log of vLLM's V0 engine",
-        _text(r"Running: \d+ reqs, Swapped: \d+ reqs, Pending: \d+ reqs"),
+        _text(
+            r"Running: \d+ reqs, Swapped: \d+ reqs, Pending: \d+ reqs"
+            r"|\bInitializing (?:a V0|an) LLM engine \(v\d"
+        ),
         "schedtrace knows the V1 scheduler only: upgrade vLLM",
     ),
     FileKind(vllm_log.NAME, vllm_log.has_snapshots, record=vllm_log.READER),

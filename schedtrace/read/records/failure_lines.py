@@ -39,7 +39,8 @@ _ANNOUNCEMENT = re.compile(
 to 0.8.4 announce a start that failed as any other failure, so the frame shows it. A traceback that is not
 logged may be that of an interrupt.
 """
-_DEAD = "EngineDeadError"
+_DEAD = re.compile(r"\bEngineDeadError\b")
+"""Error of V1's front end; V0 has another one whose name ends so."""
 _ERROR = re.compile(
     r"(?:^|[\])] |\s)(?P<error>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S.*)$"
     rf"|(?:^|[\])] )(?P<bare>{'|'.join(BARE_ERRORS)})$"
@@ -91,7 +92,7 @@ class FailureLines:
             self._take_announcement(number, announcement)
         elif _SHUTDOWN in line:
             self._shuts_down = True
-        elif not self._shuts_down and (_EXITED in line or _DEAD in line):
+        elif not self._shuts_down and (_EXITED in line or _DEAD.search(line)):
             self._exited |= _EXITED in line
             self._announce("serving", number)
         elif _UNCAUGHT.search(line) and not _STAMPED.search(line):
@@ -110,7 +111,8 @@ class FailureLines:
         if self._uncaught is None or number - self._uncaught > NEAR or _STAMPED.search(line):
             return
         if self._uncaught_error is None and (error := _ERROR.search(line)):
-            self._uncaught_error = number, error["error"] or error["bare"]
+            is_consequence = _CONSEQUENCE.search(error[0]) is not None
+            self._uncaught_error = number, UNNAMED if is_consequence else error["error"] or error["bare"]
         elif self._uncaught_error is not None and "  Value error, " in line:
             place, text = self._uncaught_error
             if _DETAIL.search(text):

@@ -36,6 +36,10 @@ MARKERS = _OWN_MARKERS + _ALSO
 """Byte strings, one of which is in each line that is read."""
 _SOURCE = re.compile(r"^(?:\[pod/(?P<pod>[^\]\s]{1,300})\] |(?P<container>[\w.-]{1,100}) +\| )")
 """Prefixes with which ``kubectl logs --prefix`` and ``docker compose logs`` name where a line is from."""
+_OF_A_TRACEBACK = re.compile(
+    r"  +\S|Traceback \(most|The above exception|During handling of|[\w.]{0,200}(?:Error|Exception)\b"
+)
+"""Line of a traceback that a process printed without a prefix, as releases up to 0.10 do."""
 _LINE_TIME = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d")
 _TAIL = 2**16
 """Bytes at the end of a file in which its last time is searched."""
@@ -196,7 +200,7 @@ def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
     if left_out:
         yield f"the file has more than {MOST_SERVERS} sources and starts: {left_out:,} lines are left out"
     lines = [line for line in first_sample(path).lines if line.strip()]
-    prose = sum(not is_log_line(line) for line in lines)
+    prose = sum(not (is_log_line(line) or _OF_A_TRACEBACK.match(line)) for line in lines)
     if prose > len(lines) / 2 and not first_sample(path).is_json:
         yield "most lines are no log lines: if the file merely quotes a log, give the log itself"
 

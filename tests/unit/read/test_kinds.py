@@ -30,6 +30,10 @@ V0_LINE = (
     "tokens/s, Running: 1 reqs, Swapped: 0 reqs, Pending: 0 reqs, GPU KV cache usage: 0.0%, CPU KV cache "
     "usage: 0.0%.\n"
 )
+V0_START = (
+    "INFO 08-18 07:17:16 [api_server.py:1042] vLLM API server version 0.7.2\n"
+    "INFO 08-18 07:17:30 [llm_engine.py:234] Initializing a V0 LLM engine (v0.7.2) with config: x\n"
+)
 PY_SPY = (
     "Process 42: python3 -m vllm\nPython v3.12.3 (/usr/bin/python3.12)\n\n"
     'Thread 42 (idle): "MainThread"\n    wait (threading.py:327)\n'
@@ -160,6 +164,7 @@ def test_a_public_sample_is_recognized(name, kind):
         ),
         (gzip.compress(b'{"type": "header", "schema_version": 3}\n', mtime=0), "a compressed file"),
         (V0_LINE, "a log of vLLM's V0 engine"),
+        (V0_START, "a log of vLLM's V0 engine"),
         (PY_SPY, "stacks dumped by py-spy"),
         ('{"resourceSpans": [{"scopeSpans": []}]}', "OpenTelemetry spans"),
         ('{"name": "llm_request", "context": {"trace_id": "0x1", "span_id": "0x2"}}', "OpenTelemetry spans"),

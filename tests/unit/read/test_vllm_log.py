@@ -536,9 +536,26 @@ def test_an_error_without_a_text_is_a_reason(logs):
     assert log.failure.reason == "the log does not name the error"
 
 
-def test_lines_of_vllms_processes_are_log_lines(logs):
+@pytest.mark.parametrize(
+    "process", ["(APIServer pid=1) ", "", "(ServeReplica:app:LLM-8b pid=1, ip=10.0.0.1) "]
+)
+def test_lines_of_tracebacks_are_log_lines(logs, process):
     version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
-    assert [log.notices for log in logs(version + BEFORE_THE_ENGINE)] == [[]]
+    traceback = BEFORE_THE_ENGINE.replace("(APIServer pid=1) ", process)
+    assert [log.notices for log in logs(version + traceback)] == [[]]
+
+
+def test_an_uncaught_consequence_is_no_reason(logs):
+    version = message("INFO", "vLLM API server version 0.10.0", "api_server.py:1839")
+    consequence = "RuntimeError: Engine process failed to start. See stack trace for the root cause.\n"
+    [log] = logs(version + "Traceback (most recent call last):\n" + consequence)
+    assert log.failure.reason == "the log does not name the error"
+
+
+def test_the_dead_engine_of_v0_is_another_one(logs):
+    error = "vllm.engine.async_llm_engine.AsyncEngineDeadError: Task finished unexpectedly."
+    [log] = logs(every_10_s({}) + message("ERROR", error))
+    assert log.failure is None
 
 
 def test_statistics_without_the_step_are_of_the_failure(logs):
