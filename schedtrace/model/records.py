@@ -235,7 +235,7 @@ class WeakRecord(msgspec.Struct, kw_only=True):
     kind: str
     """Kind of record, from the table of kinds."""
     source: str | None = None
-    """Container or pod that wrote the lines; null: the file has a single source."""
+    """Container, pod or front end's process that wrote the lines; null: the file has a single source."""
     server: ServerStart | None = None
     """Facts about the server; null: the record has none."""
     engines: list[ConsoleSnapshots] = []

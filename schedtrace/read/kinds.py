@@ -116,6 +116,13 @@ def _is_spans(sample: FileSample) -> bool:
     )
 
 
+def _has_block_ids(sample: FileSample) -> bool:
+    requests = sample.row.get("requests")
+    return sample.has("hash_ids") or (
+        isinstance(requests, list) and any(isinstance(each, dict) and "hash_ids" in each for each in requests)
+    )
+
+
 def _has_broken_lines(sample: FileSample) -> bool:
     """Return whether vLLM's lines appear once line breaks, within words or between them, are taken out."""
     if sample.is_binary or sample.is_json or not _MAY_BREAK.search(sample.content):
@@ -215,7 +222,8 @@ KINDS: tuple[FileKind, ...] = (
         "sessions of AIPerf or Dynamo",
         lambda sample: (
             isinstance(sample.row.get("turns"), list)
-            or (sample.has("session_id") and not sample.row.keys().isdisjoint({"input_length", "text_input"}))
+            or sample.has("text_input")
+            or (sample.has("input_length") and (sample.has("session_id") or not sample.has("timestamp")))
         ),
         TO_REPLAY,
         is_workload=True,
@@ -251,6 +259,11 @@ KINDS: tuple[FileKind, ...] = (
         lambda sample: isinstance(sample.row.get("messages"), list),
         TO_REPLAY,
         is_workload=True,
+    ),
+    FileKind(
+        "requests in a format that is not read",
+        _has_block_ids,
+        "convert them to JSON Lines of a timed trace (docs/workloads.md)",
     ),
     FileKind(
         "ServeGen's rates of a client",
@@ -320,6 +333,7 @@ KINDS: tuple[FileKind, ...] = (
 )
 TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
 EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
+OTHER_REQUESTS = next(kind for kind in KINDS if kind.matches is _has_block_ids)
 OTHER_JSON = next(kind for kind in KINDS if kind.name == "JSON of another program")
 EXPECTED = (
     "expected a trace of schedtrace (engine-<rank>.jsonl), a log of a patched schedule() "

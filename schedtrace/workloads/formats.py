@@ -38,6 +38,7 @@ from schedtrace.read.kinds import (
     BURSTGPT_COLUMNS,
     EMPTY,
     OTHER_JSON,
+    OTHER_REQUESTS,
     kind_of,
     look_of,
 )
@@ -112,7 +113,7 @@ WITHOUT_REQUESTS = {
 
 def _unknown(path: Path) -> InputError:
     kind = kind_of(path)
-    if kind is None or kind is EMPTY or kind is OTHER_JSON:
+    if kind is None or kind in (EMPTY, OTHER_JSON, OTHER_REQUESTS):
         return InputError(f"{path}: {'unknown format' if kind is None else look_of(kind)}; expected {KNOWN}")
     advice = WITHOUT_REQUESTS.get(
         kind.name, kind.advice if "no requests" in kind.advice else "it has no requests"

@@ -1,9 +1,11 @@
 """vLLM's console log: how the server started, its periodic lines, and how it failed."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from schedtrace.errors import InputError
 from schedtrace.model.records import DumpedStep, Failure, ServerStart
@@ -36,6 +38,10 @@ MARKERS = _OWN_MARKERS + _ALSO
 """Byte strings, one of which is in each line that is read."""
 _SOURCE = re.compile(r"^(?:\[pod/(?P<pod>[^\]\s]{1,300})\] |(?P<container>[\w.-]{1,100}) +\| )")
 """Prefixes with which ``kubectl logs --prefix`` and ``docker compose logs`` name where a line is from."""
+_FRONT_END = re.compile(r"\((APIServer pid=\d{1,10})\)")
+"""Name of the process that prints the periodic lines of a server."""
+_PROCESS_PREFIX = 200
+"""Characters of a line among which it is searched."""
 _OF_A_TRACEBACK = re.compile(
     r"  +\S|Traceback \(most|The above exception|During handling of|[\w.]{0,200}(?:Error|Exception)\b"
 )
@@ -52,6 +58,8 @@ class ServerLog:
     """Lines of one server, from a start to the next."""
 
     source: str | None = None
+    front_end: str | None = None
+    """Process that wrote its lines, where the log names it."""
     start: ServerStart = field(default_factory=ServerStart)
     start_lines: int = 0
     """Number of lines about the start."""
@@ -71,11 +79,18 @@ class ServerLog:
         return not (self.engines or self.step or self.failure or self.start_lines)
 
 
+class Writer(NamedTuple):
+    """Source and front end that a line belongs to, as far as the log names them."""
+
+    source: str | None
+    front_end: str | None
+
+
 class _Server:
     """A server whose lines are being read."""
 
-    def __init__(self, source: str | None) -> None:
-        self.source = source
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
         self.start = StartLines()
         self.failures = FailureLines()
         self.engines: dict[int | None, EngineLines] = {}
@@ -119,7 +134,8 @@ class _Server:
         if step is not None and step.scheduled_tokens is None and failure is None:
             step = None  # statistics that somebody logs are no dump
         return ServerLog(
-            source=self.source,
+            source=self.writer.source,
+            front_end=self.writer.front_end,
             start=self.start.facts,
             start_lines=self.start.lines,
             engines=engines,
@@ -138,13 +154,15 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     Raises:
         InputError: If the file cannot be read.
     """
-    servers: dict[str | None, _Server] = {}
+    servers: dict[Writer, _Server] = {}
+    writers = _Writers(servers)
     logs: list[ServerLog] = []
     left_out = 0
     latest = LatestLines(console_lines.SNAPSHOT_MARKER, console_lines.LATEST_SNAPSHOTS)
     lines = marked_lines(path, MARKERS, latest)
     for place, (number, source, line) in enumerate(_records(lines), start=1):
-        server = servers.get(source)
+        writer = writers.writer(source, line)
+        server = servers.get(writer)
         is_periodic = console_lines.FIRST_FIGURE in line
         if server is not None and not is_periodic and server.is_started and server.start.begins(line):
             logs.append(server.log())
@@ -153,7 +171,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
             if len(logs) + len(servers) >= MOST_SERVERS:
                 left_out += 1
                 continue
-            server = servers[source] = _Server(source)
+            server = servers[writer] = _Server(writer)
         server.take(number, line)
         if place % console_lines.LATEST_SNAPSHOTS == 0:
             _keep_latest(
@@ -162,6 +180,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
             )
     logs += [server.log() for server in servers.values()]
     logs = [log for log in logs if not log.is_empty]
+    writers.add_front_ends(logs)
     for log in logs:
         log.notices += _about_dropped_lines(log, latest.left_out)
     if not logs:
@@ -169,8 +188,60 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
         raise InputError(msg)
     if len(logs) == 1:
         logs[0].last_s = _last_time(path)
-    logs[0].notices += _about_the_file(path, left_out)
+    logs[0].notices += [*writers.notices(), *_about_the_file(path, left_out)]
     return logs
+
+
+class _Writers:
+    """Writers of lines: several servers may share a terminal, and engines do not name their front end.
+
+    Args:
+        servers: Servers that are being read, by their writers.
+    """
+
+    def __init__(self, servers: dict[Writer, _Server]) -> None:
+        self._servers = servers
+        self._latest: dict[str | None, Writer] = {}
+        """Writer with the latest line that names a front end, by source."""
+        self._seen: set[Writer] = set()
+        self._at_once = False
+
+    def writer(self, source: str | None, line: str) -> Writer:
+        """Return the writer of a line; one of an engine is of the server that starts, else of the latest."""
+        match = _FRONT_END.search(line, 0, _PROCESS_PREFIX)
+        if match is None:
+            starting = (
+                writer
+                for writer, server in reversed(self._servers.items())
+                if writer.source == source and not server.is_started
+            )
+            return next(starting, self._latest.get(source, Writer(source, None)))
+        writer = Writer(source, match[1])
+        before = self._latest.get(source)
+        if writer != before:
+            self._at_once |= writer in self._seen
+            self._seen.add(writer)
+            self._latest[source] = writer
+            unnamed = Writer(source, None)
+            if before is None and unnamed in self._servers:
+                self._servers[writer] = self._servers.pop(unnamed)
+                self._servers[writer].writer = writer
+        return writer
+
+    def add_front_ends(self, logs: Iterable[ServerLog]) -> None:
+        """Add the front end to the source of each log, if a source has several."""
+        front_ends = Counter(writer.source for writer in self._seen)
+        for log in logs:
+            if front_ends[log.source] > 1 and log.front_end is not None:
+                log.source = log.front_end if log.source is None else f"{log.source}, {log.front_end}"
+
+    def notices(self) -> Iterator[str]:
+        """Yield a notice if the lines of several front ends alternate."""
+        if self._at_once:
+            yield (
+                "several servers wrote this log at once: a line that does not name its front end may be of "
+                "another server"
+            )
 
 
 def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str | None, str]]:

@@ -136,6 +136,13 @@ def test_a_public_sample_is_recognized(name, kind):
         ('[{"conversations": [{"value": "a"}, {"value": "b"}]}]', "a list of conversations (ShareGPT)"),
         ('{"custom_id": "1", "method": "POST", "url": "/v1/x", "body": {}}\n', "a batch of OpenAI requests"),
         ('{"messages": [{"role": "user", "content": "a"}]}\n', "chat messages"),
+        ('{"session_id": "a", "timestamp": 0, "input_length": 5}\n', "sessions of AIPerf or Dynamo"),
+        ('{"text_input": "a", "output_length": 5}\n', "sessions of AIPerf or Dynamo"),
+        ('{"timestamp": 1.5, "hash_ids": [1, 2]}\n', "requests in a format that is not read"),
+        (
+            '{"block_size": 64, "requests": [{"t": 0, "hash_ids": [1]}]}',
+            "requests in a format that is not read",
+        ),
         ('{"total_requests": 5, "servers": ["a"]}', "JSON of another program"),
         (
             '{"schema_version": "1", "metrics": {"mean_ttft_ms": 0}, "metadata": {}}',

@@ -155,6 +155,35 @@ def test_sources_in_one_file_are_told_apart(logs):
     ]
 
 
+def test_servers_that_write_to_one_terminal_are_told_apart(logs):
+    """Prefill and decode servers of one host, started by one script."""
+    lines = [
+        periodic(5 * place, running=place).replace("pid=1)", f"pid={100 + place % 2})") + "\n"
+        for place in range(6)
+    ]
+    first, second = logs(START.replace("EngineCore pid=7", "APIServer pid=100") + "".join(lines))
+    assert [line.running for line in first.engines[0].snapshots] == [0, 2, 4]
+    assert [line.running for line in second.engines[0].snapshots] == [1, 3, 5]
+    assert [log.source for log in (first, second)] == ["APIServer pid=100", "APIServer pid=101"]
+    assert (first.start.max_num_seqs, second.start.max_num_seqs) == (64, None)
+    [notice] = first.notices
+    assert notice.startswith("several servers wrote this log at once")
+
+
+def test_lines_of_engines_belong_to_the_server_that_starts(logs):
+    version = message("INFO", "vLLM API server version 0.11.0").replace(
+        "EngineCore pid=7", "APIServer pid={}"
+    )
+    cache = message("INFO", "GPU KV cache size: {} tokens", "kv_cache_utils.py:1087")
+    [log] = logs(cache.format(5) + periodic(0) + "\n")
+    assert (log.start.kv_cache_tokens, log.source) == (5, None)
+    text = version.format(1) + cache.format(5) + periodic(0) + "\n" + version.format(2) + periodic(10) + "\n"
+    assert [(log.start.kv_cache_tokens, len(log.engines)) for log in logs(text + cache.format(9))] == [
+        (5, 1),
+        (9, 0),
+    ]
+
+
 def test_a_start_is_read(logs):
     [log] = logs(START + every_10_s({}))
     start = log.start

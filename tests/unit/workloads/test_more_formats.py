@@ -357,6 +357,11 @@ def test_a_list_after_a_list_is_not_left_out(file):
         open_workload(lists)
 
 
+def test_requests_in_another_format_are_not_said_to_be_none(file):
+    with pytest.raises(InputError, match="x: looks like requests in a format that is not read; expected "):
+        open_workload(file([{"block_size": 64, "requests": [{"t": 0, "in": 3, "hash_ids": [1]}]}]))
+
+
 def test_a_rate_draws_the_times_of_first_turns_only(file):
     load = open_workload(file(WHOLE), rate=2.0, seed=1)
     arrived = {request.request_id: request.arrived_us for request in load}
