@@ -36,7 +36,7 @@ class ServerStart(msgspec.Struct, kw_only=True):
     arguments: dict[str, str] = {}
     """Arguments that differ from vLLM's defaults, as printed, secrets hidden."""
     max_num_seqs: int | None = None
-    """Limit on running requests; null where it is vLLM's default, which the log does not name."""
+    """Limit on running requests; null where it is vLLM's default, which the log names for debugging only."""
     token_budget: int | None = None
     """``max_num_batched_tokens``."""
     max_model_len: int | None = None
@@ -108,9 +108,9 @@ class DumpedRequest(msgspec.Struct, kw_only=True):
 class DumpedStep(msgspec.Struct, kw_only=True):
     """The step that vLLM dumped when it failed: its ``SchedulerOutput`` and ``SchedulerStats``."""
 
-    scheduled_tokens: int
-    """Tokens of the step."""
-    requests: list[DumpedRequest]
+    scheduled_tokens: int | None = None
+    """Tokens of the step; null: the log has its statistics only."""
+    requests: list[DumpedRequest] = []
     """Requests of the step; empty where their tokens do not add up to ``scheduled_tokens``."""
     preempted_requests: list[str] | None = None
     """Requests that the step preempted; null: this release does not dump them."""
@@ -235,7 +235,7 @@ class WeakRecord(msgspec.Struct, kw_only=True):
     kind: str
     """Kind of record: ``vLLM's console log``, ``vLLM's metrics`` or ``a result of`` a benchmark program."""
     source: str | None = None
-    """Container or pod that wrote the lines; null: the file has a single source."""
+    """Container, pod or front end's process that wrote the lines; null: the file has a single source."""
     server: ServerStart | None = None
     """Facts about the server; null: the record has none."""
     engines: list[ConsoleSnapshots] = []

@@ -1,7 +1,8 @@
 """Shared parts of the readers of foreign logs: a trace with nulls for missing facts."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,17 @@ _TEXT_OF_A_REQUEST = re.compile(r"""\b(?:prompt|output): ['"]|['"]role\\?['"]\s*
 """Pattern of prompts and answers in vLLM's log, and of chat messages."""
 _BEFORE_A_TEXT = ("prompt: ", "output: ", "role")
 """Words, one of which is in each match of the pattern."""
-_OF_A_LOG = re.compile(r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d")
+_OF_A_LOG = re.compile(
+    r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d|\([\w:-]{1,80} pid=\d"
+)
+"""Level, time, or vLLM's name of a process, which precedes lines of tracebacks, too."""
+_PLACE = ".py:"
+"""Part of the place in vLLM's source that each of its log records has."""
+_RECORD = re.compile(
+    r"(?:\([\w:-]{1,80} pid=\d{1,10}[^()\n]{0,80}\) ){0,2}"
+    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?=\[?[\w/.]{1,200}\.py:\d)"
+)
+"""Begin of one of vLLM's log records."""
 _PREFIX = 200
 """Characters at the beginning of a line in which its level or time is searched."""
 
@@ -37,8 +48,20 @@ def quoted_from(line: str) -> int:
     return len(line) if match is None else match.start()
 
 
+def records_in(line: str) -> Iterator[str]:
+    """Yield vLLM's log records on a line: several stand there if a page or a pipe lost the line breaks."""
+    if line.count(_PLACE) < 2:  # noqa: PLR2004  # one record has one place
+        yield line
+        return
+    begin = 0
+    for match in islice(_RECORD.finditer(line), 1, None):
+        yield line[begin : match.start()]
+        begin = match.start()
+    yield line[begin:]
+
+
 def is_log_line(line: str) -> bool:
-    """Return whether a line has a time or a level, or is blank."""
+    """Return whether a line has a level, a time or a process of vLLM, or is blank."""
     return not line.strip() or _OF_A_LOG.search(line, 0, _PREFIX) is not None
 
 

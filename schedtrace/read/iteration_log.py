@@ -5,6 +5,7 @@ engine's number, KV cache usage and encoder inputs (vLLM's ``engine/core.py`` an
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from schedtrace.errors import InputError
@@ -16,6 +17,7 @@ from schedtrace.read.foreign import (
     is_log_line,
     prose_notice,
     quoted_from,
+    records_in,
 )
 from schedtrace.read.problems import Problems
 from schedtrace.read.records.console_lines import elapsed_s, time_in
@@ -61,14 +63,14 @@ def read_iteration_log(path: Path) -> list[Trace]:
     engines: dict[int, _Engine] = {}
     start = StartLines()
     iterations = prose = 0
-    for number, line in text_lines(path):
+    for number, line in _records(path):
         iteration = iteration_in(line)
         if iteration is None:
             prose += not is_log_line(line)
-            if _LOOKS_LIKE in line[: quoted_from(line)]:
+            if _LOOKS_LIKE in line:
                 problems.garbled_lines.append(number)
             else:
-                start.take(line[: quoted_from(line)])
+                start.take(line)
             continue
         if int(iteration["context_tokens"]) + int(iteration["generation_tokens"]) > LARGEST:
             problems.garbled_lines.append(number)
@@ -100,6 +102,13 @@ def read_iteration_log(path: Path) -> list[Trace]:
         )
         for at, (rank, engine) in enumerate(sorted(engines.items()))
     ]
+
+
+def _records(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line number and text of each log record, without what clients sent."""
+    for number, line in text_lines(path):
+        for record in records_in(line[: quoted_from(line)]):
+            yield number, record
 
 
 class _Engine:

@@ -6,19 +6,23 @@ text, JSON and CSV, or a later block with a marker.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.safe_files import opened
 from schedtrace.read import iteration_log, loguru_log
 from schedtrace.read.file_sample import FileSample, first_sample, later_samples
+from schedtrace.read.foreign import quoted_from
 from schedtrace.read.iteration_log import iteration_in, read_iteration_log
 from schedtrace.read.lines import reading
 from schedtrace.read.loguru_log import has_records, read_loguru_log
 from schedtrace.read.records import READERS, benchmark_result, metrics, vllm_log
+from schedtrace.read.records.console_lines import snapshot_in
 from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.text_stream import GZIP, ZSTD
 from schedtrace.read.trace import Trace
@@ -56,6 +60,10 @@ TO_UNPACK = "unpack it first"
 def _fields(*names: str) -> Callable[[FileSample], bool]:
     """Return a check that a JSON object, possibly the first of several, has these fields."""
     return lambda sample: sample.has(*names)
+
+
+def _matches_row(check: Callable[[Mapping[str, Any]], bool], sample: FileSample) -> bool:
+    return check(sample.row)
 
 
 def _own(*names: str) -> Callable[[FileSample], bool]:
@@ -108,6 +116,23 @@ def _is_spans(sample: FileSample) -> bool:
     )
 
 
+def _has_block_ids(sample: FileSample) -> bool:
+    requests = sample.row.get("requests")
+    return sample.has("hash_ids") or (
+        isinstance(requests, list) and any(isinstance(each, dict) and "hash_ids" in each for each in requests)
+    )
+
+
+def _has_broken_lines(sample: FileSample) -> bool:
+    """Return whether vLLM's lines appear once line breaks, within words or between them, are taken out."""
+    if sample.is_binary or sample.is_json or not _MAY_BREAK.search(sample.content):
+        return False
+    lines = [line[: quoted_from(line)] for line in sample.lines]
+    joined = ("".join(lines), " ".join(" ".join(lines).split()))
+    return any(snapshot_in(text) is not None or iteration_in(text) is not None for text in joined)
+
+
+_MAY_BREAK = re.compile(rb"throughput: \d|Iteration\(\d")
 _SUMMARY = {"successful_requests", "failed_requests", "completed_requests", "num_successful_requests"}
 _RATES = {"duration_s", "duration", "requests_per_second", "request_throughput", "total_time"}
 
@@ -149,17 +174,14 @@ KINDS: tuple[FileKind, ...] = (
         "name its folder",
     ),
     # results of benchmarks
-    FileKind(
-        "a result of vllm bench serve",
-        _fields("model_id", "completed", "total_input_tokens", "request_throughput"),
-        f"it has latencies and no steps; {TO_RECORD}",
-        record=benchmark_result.READER,
-    ),
-    FileKind(
-        "a serving benchmark's result",
-        _fields("completed", "total_input_tokens", "request_throughput"),
-        f"it has latencies and no steps; {TO_RECORD}",
-        record=benchmark_result.READER,
+    *(
+        FileKind(
+            program.result,
+            partial(_matches_row, program.matches),
+            f"it has latencies and no steps; {TO_RECORD}",
+            record=benchmark_result.READER,
+        )
+        for program in benchmark_result.PROGRAMS
     ),
     FileKind(
         "a result of vllm bench throughput",
@@ -173,26 +195,8 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(
         "a result of AIPerf",
-        benchmark_result.is_aiperf,
-        f"it has latencies and no steps; {TO_RECORD}",
-        record=benchmark_result.READER,
-    ),
-    FileKind(
-        "a result of AIPerf",
         _is_aiperf_request,
         f"it has latencies of single requests and no steps; {TO_RECORD}",
-    ),
-    FileKind(
-        "a result of GuideLLM",
-        benchmark_result.is_guidellm,
-        f"it has latencies and no steps; {TO_RECORD}",
-        record=benchmark_result.READER,
-    ),
-    FileKind(
-        "a result of inference-perf",
-        _fields("load_summary", "successes"),
-        f"it has latencies and no steps; {TO_RECORD}",
-        record=benchmark_result.READER,
     ),
     FileKind(
         "a benchmark's summary",
@@ -215,8 +219,18 @@ KINDS: tuple[FileKind, ...] = (
     FileKind("a trace of Azure's LLM inference", _columns(AZURE_COLUMNS), TO_REPLAY, is_workload=True),
     FileKind("a trace of BurstGPT", _columns(BURSTGPT_COLUMNS), TO_REPLAY, is_workload=True),
     FileKind(
+        "sessions of AIPerf or Dynamo",
+        lambda sample: (
+            isinstance(sample.row.get("turns"), list)
+            or sample.has("text_input")
+            or (sample.has("input_length") and (sample.has("session_id") or not sample.has("timestamp")))
+        ),
+        TO_REPLAY,
+        is_workload=True,
+    ),
+    FileKind(
         "a timed trace (Mooncake, Qwen-Bailian or vLLM's timed_trace)",
-        _fields("timestamp", "input_length", "output_length"),
+        _fields("timestamp", "input_length"),
         TO_REPLAY,
         is_workload=True,
     ),
@@ -247,13 +261,9 @@ KINDS: tuple[FileKind, ...] = (
         is_workload=True,
     ),
     FileKind(
-        "sessions of AIPerf or Dynamo",
-        lambda sample: (
-            isinstance(sample.row.get("turns"), list)
-            or (sample.has("session_id") and not sample.row.keys().isdisjoint({"input_length", "text_input"}))
-        ),
-        TO_REPLAY,
-        is_workload=True,
+        "requests in a format that is not read",
+        _has_block_ids,
+        "convert them to JSON Lines of a timed trace (docs/workloads.md)",
     ),
     FileKind(
         "ServeGen's rates of a client",
@@ -273,7 +283,10 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(
         "a log of vLLM's V0 engine",
-        _text(r"Running: \d+ reqs, Swapped: \d+ reqs, Pending: \d+ reqs"),
+        _text(
+            r"Running: \d+ reqs, Swapped: \d+ reqs, Pending: \d+ reqs"
+            r"|\bInitializing (?:a V0|an) LLM engine \(v\d"
+        ),
         "schedtrace knows the V1 scheduler only: upgrade vLLM",
     ),
     FileKind(vllm_log.NAME, vllm_log.has_snapshots, record=vllm_log.READER),
@@ -297,8 +310,8 @@ KINDS: tuple[FileKind, ...] = (
     FileKind(metrics.NAME, metrics.READER.matches, record=metrics.READER),
     FileKind(
         "vLLM's console log with broken lines",
-        vllm_log.has_broken_snapshots,
-        "its lines are wrapped: take the log from its file or docker logs, not from a terminal",
+        _has_broken_lines,
+        "its lines are broken: take the log from its file or docker logs, not from a terminal or a page",
     ),
     FileKind(
         "a Python error in vLLM, without any line of an engine",
@@ -320,6 +333,7 @@ KINDS: tuple[FileKind, ...] = (
 )
 TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
 EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
+OTHER_REQUESTS = next(kind for kind in KINDS if kind.matches is _has_block_ids)
 OTHER_JSON = next(kind for kind in KINDS if kind.name == "JSON of another program")
 EXPECTED = (
     "expected a trace of schedtrace (engine-<rank>.jsonl), a log of a patched schedule() "

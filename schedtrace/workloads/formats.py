@@ -38,6 +38,7 @@ from schedtrace.read.kinds import (
     BURSTGPT_COLUMNS,
     EMPTY,
     OTHER_JSON,
+    OTHER_REQUESTS,
     kind_of,
     look_of,
 )
@@ -112,7 +113,7 @@ WITHOUT_REQUESTS = {
 
 def _unknown(path: Path) -> InputError:
     kind = kind_of(path)
-    if kind is None or kind is EMPTY or kind is OTHER_JSON:
+    if kind is None or kind in (EMPTY, OTHER_JSON, OTHER_REQUESTS):
         return InputError(f"{path}: {'unknown format' if kind is None else look_of(kind)}; expected {KNOWN}")
     advice = WITHOUT_REQUESTS.get(
         kind.name, kind.advice if "no requests" in kind.advice else "it has no requests"
@@ -275,7 +276,8 @@ def _csv_format(
 def _timed_trace(path: Path, options: FormatOptions) -> WorkloadFormat:
     units = units_of(path, options.time_unit, options.prefix_block)
     notes = [units.note] if units.note else []
-    return WorkloadFormat(units.source, units.trace_rows, units.block, notes=notes)
+    reader = partial(units.trace_rows, output_len=options.output_len)
+    return WorkloadFormat(units.source, reader, units.block, notes=notes)
 
 
 def _sessions(path: Path, options: FormatOptions) -> WorkloadFormat:
@@ -292,7 +294,7 @@ def _sessions(path: Path, options: FormatOptions) -> WorkloadFormat:
         sessions.block,
         timed=sessions.is_timed,
         sessions=True,
-        notes=[sessions.note],
+        notes=[sessions.note] if sessions.note else [],
     )
 
 

@@ -216,6 +216,10 @@ def json_values(path: Path) -> Iterator[JsonValue]:
                 at += is_list
                 continue
             if at < len(text) and text[at] == "]" and is_list:
+                rest = text[at + 1 :] + file.read(CHUNK_BYTES).decode(errors="replace")
+                if content := rest.lstrip():
+                    line += rest.count("\n", 0, len(rest) - len(content))
+                    raise BrokenValueError(number, line, "content after the end of the list")
                 return
             try:
                 value, end = scan(text, at)

@@ -37,6 +37,7 @@ from schedtrace.workloads.timed_traces import (
     FITS,
     LOOKED_AT,
     MOONCAKE_BLOCK,
+    NO_OUTPUT_LENGTH,
     UNIT_WORDS,
     UNITS_US,
     BlockSizes,
@@ -102,12 +103,15 @@ class _Evidence:
     modes: set[str | None] = field(default_factory=set)
     is_timed: bool = True
     """Whether each session's first turn has a time."""
+    has_times: bool = False
+    """Whether any turn has a time or a delay, or waits for another one."""
     _latest: dict[str, tuple[list[int], float]] = field(default_factory=dict)
     """Ids of each session's latest turn, and tokens of its prompt and answer."""
 
     def add(self, key: str | None, turn: SessionTurn) -> None:
         """Take one more turn with its session; None: it is alone."""
         self.modes.add(turn.context_mode)
+        self.has_times |= key is not None or turn.timestamp is not None or turn.delay is not None
         ids, length = turn.hash_ids or [], turn.input_length or 0.0
         latest = None if key is None else self._latest.get(key)
         if latest is None:
@@ -133,7 +137,8 @@ class Sessions:
     has_answers: bool
     """Whether later turns repeat the recorded answers, so these are not added."""
     is_timed: bool
-    note: Message
+    note: Message | None
+    """Note on how times and lengths are read; None: there is nothing to say."""
     count_tokens: CountTokens | None
     output_len: int | None
 
@@ -191,7 +196,7 @@ class Sessions:
         if turn.output_length is not None:
             output = token_count(path, number, "output_length", turn.output_length)
         if output is None:
-            raise unreadable_row(path, number, "no output_length: add it, or give --output-len")
+            raise unreadable_row(path, number, NO_OUTPUT_LENGTH)
         if turn.input_length is not None:
             return token_count(path, number, "input_length", turn.input_length), output
         text = turn.text if turn.text is not None else turn.text_input
@@ -283,5 +288,12 @@ def sessions_in(
         why=why,
     )
     return Sessions(
-        unit or "ms", size, is_whole, mode == WITH_ANSWERS, shown.is_timed, note, count_tokens, output_len
+        unit or "ms",
+        size,
+        is_whole,
+        mode == WITH_ANSWERS,
+        shown.is_timed,
+        note if shown.has_times else None,
+        count_tokens,
+        output_len,
     )

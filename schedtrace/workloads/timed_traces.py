@@ -29,6 +29,7 @@ UNITS_US: dict[TimeUnit, float] = {"s": 1e6, "ms": 1e3, "us": 1.0}
 UNIT_WORDS: dict[TimeUnit, str] = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 NO_IDS, SPARE_IDS = "no block ids", "spare block ids"
 """Keys of counts: rows without block ids, and rows with more ids than blocks."""
+NO_OUTPUT_LENGTH = "no output_length: add it, or give --output-len"
 LOOKED_AT = 10_000
 """Rows from which units are found out."""
 FITS = 0.9
@@ -42,7 +43,7 @@ class TimedRow(msgspec.Struct):
 
     timestamp: Annotated[float, msgspec.Meta(ge=0)]
     input_length: float
-    output_length: float
+    output_length: float | None = None
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]] = []
     chat_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     """Qwen-Bailian's only."""
@@ -58,8 +59,8 @@ class Units:
     note: Message | None = None
     """Message on what was inferred, and from what; None if it was stated, or changes nothing."""
 
-    def trace_rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
-        """Yield the rows of the file.
+    def trace_rows(self, path: Path, counts: Counter[str], output_len: int | None = None) -> Iterator[Row]:
+        """Yield the rows of the file; ``output_len`` is the output length of those without one.
 
         Raises:
             InputError: If a row is invalid; the message begins with ``path:line``.
@@ -67,6 +68,9 @@ class Units:
         for number, row in json_rows(path, TimedRow):
             if not math.isfinite(row.timestamp):
                 raise unreadable_row(path, number, "timestamp is too large")
+            output = output_len if row.output_length is None else row.output_length
+            if output is None:
+                raise unreadable_row(path, number, NO_OUTPUT_LENGTH)
             prompt = token_count(path, number, "input_length", row.input_length)
             blocks = -(-prompt // self.block)
             counts[NO_IDS] += not row.hash_ids
@@ -74,7 +78,7 @@ class Units:
             yield Row(
                 line=number,
                 prompt_tokens=prompt,
-                output_tokens=token_count(path, number, "output_length", row.output_length),
+                output_tokens=token_count(path, number, "output_length", output),
                 at_us=row.timestamp * UNITS_US[self.unit],
                 prefix=tuple(row.hash_ids[:blocks]),
             )

@@ -21,7 +21,9 @@ def described_benchmark(path: str, result: BenchmarkResult) -> WeakRecord:
         requests=result.requests,
         latencies=result.latencies,
         cannot_tell=say(
-            "A benchmark's result contains latencies but no steps: it does not show what caused them."
+            "This result contains latencies[ of {requests:n request}] but no steps: it does not show what "
+            "caused them.",
+            requests=result.requests,
         ),
         commands=["schedtrace attach --for 60s", f"schedtrace analyze RUN {path}"],
         notices=[say("{notice}", notice=notice) for notice in result.notices],

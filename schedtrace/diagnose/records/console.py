@@ -132,9 +132,9 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
 
     Lines with far fewer or more running requests are left out: the size of the batch changes the pace, too.
     A request that begins or ends within an interval gets fewer tokens. A queue excludes that as the reason:
-    then another request begins where one ends.
+    then another request begins where one ends. Without a queue, intervals that begin idle are left out.
     """
-    steady = [line for line in lines if line.running > 0 and line.generation_tokens_per_s > 0]
+    steady = [line for line in _begun_busy(lines) if line.running > 0 and line.generation_tokens_per_s > 0]
     if not steady:
         return
     usual = median(line.running for line in steady)
@@ -174,6 +174,17 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
             budget="--max-num-batched-tokens",
         ),
     )
+
+
+def _begun_busy(lines: list[PeriodicLine]) -> Iterator[PeriodicLine]:
+    """Yield the lines with a queue, and those whose interval began while requests ran, as far as known."""
+    longest = SIMILAR * (interval_s(lines) or VLLM_INTERVAL_S)
+    yield from lines[:1]
+    for before, line in pairwise(lines):
+        elapsed = elapsed_s(before.at_s, line.at_s)
+        is_next = elapsed is None or elapsed <= longest
+        if line.waiting_for_capacity > 0 or (is_next and before.running > 0):
+            yield line
 
 
 def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) -> Iterator[Statement]:

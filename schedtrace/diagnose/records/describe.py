@@ -92,11 +92,6 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
     """Return the statements that the log of one server supports."""
     statements = [*failure_statements(log), *console_statements(log)]
     engines = [summary(engine) for engine in log.engines]
-    lacks = say(
-        "Periodic lines are snapshots[, {apart} apart]: they do not show {facts}.",
-        apart=_apart(log),
-        facts=_CANNOT,
-    )
     return WeakRecord(
         path=path,
         kind=LOG,
@@ -106,10 +101,24 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
         step=log.step,
         failure=log.failure,
         statements=_in_order(statements),
-        cannot_tell=lacks if engines else say("This log does not show {facts}.", facts=_CANNOT),
+        cannot_tell=_cannot_tell(log),
         commands=_log_commands(log),
         notices=[say("{notice}", notice=notice) for notice in log.notices],
     )
+
+
+def _cannot_tell(log: ServerLog) -> Message:
+    if log.engines:
+        return say(
+            "Periodic lines are snapshots[, {apart} apart]: they do not show {facts}.",
+            apart=_apart(log),
+            facts=_CANNOT,
+        )
+    if log.failure is not None and log.failure.stage == "start":
+        return say(
+            "No engine ran, so this log shows nothing about requests. Record the server once it starts."
+        )
+    return say("This log does not show {facts}.", facts=_CANNOT)
 
 
 def _apart(log: ServerLog) -> Message | None:

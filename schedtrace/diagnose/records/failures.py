@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.records import DumpedRequest, DumpedStep, Failure, Statement
 from schedtrace.model.say import say
+from schedtrace.read.records.failure_lines import UNNAMED
 from schedtrace.read.records.vllm_log import ServerLog
 
 _ADVICE = {
@@ -26,6 +27,10 @@ _ADVICE = {
         budget="--max-num-batched-tokens",
         seats="--max-num-seqs",
     ),
+    "RPC call to": say(
+        "A worker process did not finish its part of a step in time: it hangs, or computes a very long step."
+    ),
+    UNNAMED: say("Give the complete log: it has the first error, often in the lines of another process."),
     "ddress already in use": say(
         "Another process has the port: choose another {port:setting}.", port="--port"
     ),
@@ -75,8 +80,10 @@ def _step(step: DumpedStep) -> Statement:
     prompts = [request for request in step.requests if is_prefill(request)]
     decodes = [request for request in step.requests if not is_prefill(request)]
     text = say(
-        "The dumped step has {tokens:n token}[: {mix}][. {load}].",
+        "[The dumped step has {tokens:n token}[: {mix}][{both:?}. ]][{alone:?}At the failure, ][{load}].",
         tokens=step.scheduled_tokens,
+        both=step.running is not None,
+        alone=step.scheduled_tokens is None,
         mix=_mix(prompts, decodes),
         load=_load(step),
     )

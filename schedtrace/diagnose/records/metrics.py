@@ -135,8 +135,10 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
         for values in (
             each.values for each in dump.engines if (each.engine, each.model) == (engine.engine, engine.model)
         ):
-            seen += 1
             waiting = values.get("waiting_capacity", values.get("num_requests_waiting"))
+            if waiting is None:
+                continue
+            seen += 1
             usage = values.get("kv_cache_usage_perc", values.get("gpu_cache_usage_perc"))
             if waiting:
                 moments.append(
@@ -150,7 +152,7 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
                 )
     statement = queue_statement(moments, seats=None, engine_rank=rank, of=seen, noun="dump")
     if statement is None:
-        if engine.running:
+        if engine.running and seen:
             text = say(
                 "No request is waiting for capacity at the time of {dumps}.",
                 dumps="the dump" if seen == 1 else "the dumps",

@@ -173,7 +173,8 @@ _WORDINGS: dict[Limit, _Wording] = {
         "none-admitted",
         "likely",
         "Requests are waiting although none is running[ {shown}]: {counted}. Probably the first request can "
-        "never be admitted, or the scheduler is paused.",
+        "never be admitted, the scheduler is paused, or the requests wait for something else than capacity, "
+        "such as a KV transfer.",
         say(
             "While it lasts, {queue:code} shows what each request waits for.",
             queue="schedtrace queue",

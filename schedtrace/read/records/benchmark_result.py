@@ -54,22 +54,27 @@ def read_benchmark_result(path: Path) -> list[BenchmarkResult]:
     except UNREADABLE as error:
         msg = f"{path}: the benchmark's result is cut off or broken ({error})"
         raise InputError(msg) from error
-    if not isinstance(fields, dict):
+    claims = (program for program in PROGRAMS if isinstance(fields, dict) and program.matches(fields))
+    if (program := next(claims, None)) is None:
         msg = f"{path}: expected one result of a benchmark"
         raise InputError(msg)
-    results = next(read(fields) for matches, read in _PROGRAMS if matches(fields))
-    return results if isinstance(results, list) else [results]
+    results = program.read(fields)
+    if not any(result.latencies for result in results):
+        msg = f"{path}: looks like {program.result}, but has no latency that schedtrace reads"
+        raise InputError(msg)
+    return results
 
 
-def _bench_serve(fields: Fields) -> BenchmarkResult:
+def _bench_serve(fields: Fields) -> list[BenchmarkResult]:
     latencies = [
         _latency(metric, fields, mean=f"mean_{name}_ms", p50=f"median_{name}_ms", p99=f"p99_{name}_ms")
         for metric, name in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"))
     ]
-    return BenchmarkResult("vllm bench serve", _count(fields.get("completed")), _known(latencies))
+    program = "vllm bench serve" if "model_id" in fields else "a serving benchmark"
+    return [BenchmarkResult(program, _count(fields.get("completed")), _known(latencies))]
 
 
-def _inference_perf(fields: Fields) -> BenchmarkResult:
+def _inference_perf(fields: Fields) -> list[BenchmarkResult]:
     successes = _fields(fields.get("successes"))
     latency = _fields(successes.get("latency"))
     names = {"ttft": "time_to_first_token", "tpot": "time_per_output_token", "e2e": "request_latency"}
@@ -77,10 +82,10 @@ def _inference_perf(fields: Fields) -> BenchmarkResult:
         _latency(metric, _fields(latency.get(name)), mean="mean", p50="median", p99="p99", to_ms=1e3)
         for metric, name in names.items()
     ]
-    return BenchmarkResult("inference-perf", _count(successes.get("count")), _known(latencies))
+    return [BenchmarkResult("inference-perf", _count(successes.get("count")), _known(latencies))]
 
 
-def _aiperf(fields: Fields) -> BenchmarkResult:
+def _aiperf(fields: Fields) -> list[BenchmarkResult]:
     names = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
     latencies = []
     for metric, name in names.items():
@@ -88,9 +93,8 @@ def _aiperf(fields: Fields) -> BenchmarkResult:
         to_ms = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3}.get(str(statistics.get("unit")))
         if to_ms is not None:
             latencies.append(_latency(metric, statistics, mean="avg", p50="p50", p99="p99", to_ms=to_ms))
-    return BenchmarkResult(
-        "AIPerf", _count(_fields(fields.get("request_count")).get("avg")), _known(latencies)
-    )
+    requests = _count(_fields(fields.get("request_count")).get("avg"))
+    return [BenchmarkResult("AIPerf", requests, _known(latencies))]
 
 
 def _guidellm(fields: Fields) -> list[BenchmarkResult]:
@@ -131,17 +135,6 @@ def _strategy(run: Fields) -> str:
     return f" ({shortened(kind, LONGEST_NAME)}{'' if amount is None else f', {amount:.3g}'})"
 
 
-_PROGRAMS: tuple[
-    tuple[Callable[[Fields], bool], Callable[[Fields], BenchmarkResult | list[BenchmarkResult]]], ...
-] = (
-    (lambda fields: fields.keys() >= {"completed", "total_input_tokens", "request_throughput"}, _bench_serve),
-    (lambda fields: fields.keys() >= {"load_summary", "successes"}, _inference_perf),
-    (lambda fields: isinstance(fields.get("benchmarks"), list), _guidellm),
-    (lambda _: True, _aiperf),
-)
-"""Programs by the fields that only one of them writes; ``read/kinds.py`` admits no other file."""
-
-
 def _latency(
     metric: str, fields: Fields, *, mean: str, p50: str, p99: str, to_ms: float = 1.0
 ) -> ClientLatency:
@@ -177,37 +170,64 @@ def _fields(value: object) -> Fields:
     return value if isinstance(value, dict) else {}
 
 
-def is_aiperf(sample: FileSample) -> bool:
-    """Return whether a block begins AIPerf's summary; releases differ in whether it has its input."""
-    return sample.has("aiperf_version") or (
-        sample.has("input_config")
-        and not sample.row.keys().isdisjoint({"request_latency", "request_throughput"})
+def _is_bench_serve(fields: Fields) -> bool:
+    names = {f"{statistic}_{metric}_ms" for statistic in ("mean", "median") for metric in ("ttft", "e2el")}
+    return "completed" in fields and (
+        fields.keys() >= {"total_input_tokens", "request_throughput"} or not fields.keys().isdisjoint(names)
     )
 
 
-def is_guidellm(sample: FileSample) -> bool:
-    """Return whether a block begins a result of GuideLLM."""
-    row = sample.row
-    if "benchmarks" not in row:
-        return False
-    runs, metadata = row["benchmarks"], row.get("metadata")
+def _is_aiperf(fields: Fields) -> bool:
+    """Return whether it is AIPerf's summary; releases differ in whether it has a version and the input."""
+    return "aiperf_version" in fields or any(
+        _fields(fields.get(name)).keys() >= {"unit", "avg"}
+        for name in ("request_latency", "request_throughput")
+    )
+
+
+def _is_guidellm(fields: Fields) -> bool:
+    runs = fields.get("benchmarks", ())
     if runs is None:  # cut, as results of a long sweep are
         return True
-    if not isinstance(runs, list):
-        return False
-    return (isinstance(metadata, dict) and "guidellm_version" in metadata) or any(
-        isinstance(run, dict) and not run.keys().isdisjoint({"type_", "run_stats", "run_id"}) for run in runs
+    return isinstance(runs, list) and (
+        "guidellm_version" in _fields(fields.get("metadata"))
+        or any(
+            isinstance(run, dict) and not run.keys().isdisjoint({"type_", "run_stats", "run_id"})
+            for run in runs
+        )
     )
+
+
+@dataclass(frozen=True)
+class BenchmarkProgram:
+    """Program whose results are read, recognized by fields that only it writes."""
+
+    result: str
+    """A noun phrase: what such a file is."""
+    matches: Callable[[Fields], bool]
+    read: Callable[[Fields], list[BenchmarkResult]]
+
+
+PROGRAMS = (
+    BenchmarkProgram(
+        "a result of vllm bench serve",
+        lambda fields: _is_bench_serve(fields) and "model_id" in fields,
+        _bench_serve,
+    ),
+    BenchmarkProgram("a serving benchmark's result", _is_bench_serve, _bench_serve),
+    BenchmarkProgram(
+        "a result of inference-perf",
+        lambda fields: fields.keys() >= {"load_summary", "successes"},
+        _inference_perf,
+    ),
+    BenchmarkProgram("a result of GuideLLM", _is_guidellm, _guidellm),
+    BenchmarkProgram("a result of AIPerf", _is_aiperf, _aiperf),
+)
 
 
 def is_benchmark_result(sample: FileSample) -> bool:
     """Return whether a block begins a result of one of these programs."""
-    return (
-        sample.has("completed", "total_input_tokens", "request_throughput")
-        or sample.has("load_summary", "successes")
-        or is_aiperf(sample)
-        or is_guidellm(sample)
-    )
+    return any(program.matches(sample.row) for program in PROGRAMS)
 
 
 READER = RecordReader(

@@ -16,17 +16,18 @@ from schedtrace.model.records import Range
 
 SNAPSHOT_MARKER = b"Avg generation throughput: "
 ACCEPTANCE_MARKER = b"SpecDecoding metrics: "
-MOST_SNAPSHOTS = 100_000
-"""Maximum number of a file's lines that are kept, the latest of each engine: of a single engine six days or
-more.
-"""
+LATEST_SNAPSHOTS = 50_000
+"""Number of a file's latest lines that count at least, of a single engine almost six days."""
 FIRST_FIGURE = "Avg prompt throughput: "
 """What each periodic line begins with, after its prefix."""
 _SNAPSHOT = re.compile(
     r"Avg prompt throughput: (?P<prompt>\d{1,12}(?:\.\d{1,6})?) tokens/s, "
     r"Avg generation throughput: (?P<generation>\d{1,12}(?:\.\d{1,6})?) tokens/s, "
-    r"Running: (?P<running>\d{1,9}) reqs, Waiting: (?P<waiting>\d{1,9}) reqs(?P<rest>[^\n]{0,1000})"
+    r"Running: (?P<running>\d{1,9}) reqs, Waiting: (?P<waiting>\d{1,9}) reqs"
+    r"(?:, \w{1,20} KV cache usage: (?P<usage>\d{1,3}(?:\.\d{1,6})?)%"
+    r", Prefix cache hit rate: (?P<hits>\d{1,3}(?:\.\d{1,6})?)%)?(?P<rest>[^\n]{0,1000})"
 )
+"""Periodic line; the optional part is that of most lines, which several patterns would read more slowly."""
 _ENGINE = re.compile(r"(?:(?P<many>\d{1,6}) Engines Aggregated: |Engine (?P<engine>\d{1,6}): )$")
 """What stands before the first figure."""
 _LONGEST_ENGINE = 40
@@ -35,10 +36,6 @@ _PREEMPTIONS = re.compile(r"\bPreemptions: (\d{1,9})")
 _KV_USAGE = re.compile(r"\bKV cache usage: (\d{1,3}(?:\.\d{1,6})?)%")
 _HIT_RATE = re.compile(r"(?:^|, )Prefix cache hit rate: (\d{1,3}(?:\.\d{1,6})?)%")
 _EXTERNAL = re.compile(r"\bExternal prefix cache hit rate: (\d{1,3}(?:\.\d{1,6})?)%")
-_USUAL_REST = re.compile(
-    r", \w{1,20} KV cache usage: (\d{1,3}(?:\.\d{1,6})?)%, Prefix cache hit rate: (\d{1,3}(?:\.\d{1,6})?)%"
-)
-"""Rest of most lines, which one pattern reads faster than one for each figure."""
 _ACCEPTANCE = re.compile(
     r"SpecDecoding metrics: .{0,2000}?Avg Draft acceptance rate: (\d{1,3}(?:\.\d{1,6})?)%"
 )
@@ -112,8 +109,7 @@ def snapshot_in(line: str) -> tuple[int | None, int, PeriodicLine] | None:
         return None
     engine = _ENGINE.search(line, max(0, begin - _LONGEST_ENGINE), begin)
     many, rank = engine.groups() if engine is not None else (None, None)
-    prompt, generation, running, waiting, rest = match.groups()
-    usual = _USUAL_REST.match(rest)
+    prompt, generation, running, waiting, usage, hits, rest = match.groups()
     deferred = _DEFERRED.search(rest) if "Deferred" in rest else None
     preemptions = _PREEMPTIONS.search(rest) if "Preemptions" in rest else None
     snapshot = PeriodicLine(
@@ -123,8 +119,8 @@ def snapshot_in(line: str) -> tuple[int | None, int, PeriodicLine] | None:
         running=int(running),
         waiting=int(waiting),
         deferred=int(deferred[1]) if deferred else None,
-        kv_cache_usage_frac=_as_fraction(usual[1]) if usual else _fraction(_KV_USAGE, rest),
-        prefix_cache_hit_frac=_as_fraction(usual[2]) if usual else _fraction(_HIT_RATE, rest),
+        kv_cache_usage_frac=_as_fraction(usage) if usage else _fraction(_KV_USAGE, rest),
+        prefix_cache_hit_frac=_as_fraction(hits) if hits else _fraction(_HIT_RATE, rest),
         external_hit_frac=_fraction(_EXTERNAL, rest) if "External" in rest else None,
         preemptions=int(preemptions[1]) if preemptions else None,
     )

@@ -5,32 +5,46 @@ import re
 from schedtrace.model.printable import hide_in_text, shortened
 from schedtrace.model.records import Failure
 
-MARKERS = (
-    b"failed to start.",
+BARE_ERRORS = ("AssertionError", "NotImplementedError")
+"""Errors that mostly have no text."""
+OWN_MARKERS = (
+    b"EngineCore failed to start.",
+    b"WorkerProc failed to start.",
     b"Engine core initialization failed",
-    b"encountered a fatal error",
-    b"hit an exception.",
-    b"died unexpectedly",
+    b"EngineCore encountered a fatal error",
     b"EngineCore hit an exception",
+    b"WorkerProc hit an exception.",
     b"engine_core = EngineCoreProc(",
+    b"engine_core.run_busy_loop()",
+    b"Worker proc ",
+)
+"""Byte strings, one of which is in each line that announces a failure."""
+MARKERS = (
+    *OWN_MARKERS,
     b"EngineDeadError",
     b"[shutdown] ",
     b"Traceback (most recent call last):",
     b"  Value error, ",
     b"Error: ",
     b"Exception: ",
+    *(error.encode() for error in BARE_ERRORS),
 )
-_START_FAILED = re.compile(r"(?:EngineCore|WorkerProc) failed to start\.|Engine core initialization failed")
-_SERVING_FAILED = re.compile(
-    r"EngineCore (?:encountered a fatal error|hit an exception)|WorkerProc hit an exception\."
-    r"|\bEngineDeadError\b"
+_ANNOUNCEMENT = re.compile(
+    r"(?<![\"'])(?:(?P<start>(?:EngineCore|WorkerProc) failed to start\.|Engine core initialization failed)"
+    r"|(?:EngineCore|WorkerProc) (?:encountered a fatal error|hit an exception))"
+    r"|\bcore\.py:\d{1,6}\] +(?:(?P<in_start>engine_core = EngineCoreProc\()|engine_core\.run_busy_loop\(\))"
+    r"|Worker proc (?P<worker>[\w-]{1,100}) died unexpectedly(?P<code> \(exit code: [^)]{1,20}\))?"
 )
-_IN_START = "engine_core = EngineCoreProc("
-"""Code in the traceback of a start that failed. Releases up to 0.8.4 announce it as any other failure."""
-_WORKER_DIED = re.compile(
-    r"Worker proc (?P<name>[\w-]{1,100}) died unexpectedly(?P<code> \(exit code: [^)]{1,20}\))?"
+"""Announcement of a failure, or a frame of the logged traceback: often, people paste half of it. Releases up
+to 0.8.4 announce a start that failed as any other failure, so the frame shows it. A traceback that is not
+logged may be that of an interrupt.
+"""
+_DEAD = re.compile(r"\bEngineDeadError\b")
+"""Error of V1's front end; V0 has another one whose name ends so."""
+_ERROR = re.compile(
+    r"(?:^|[\])] |\s)(?P<error>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S.*)$"
+    rf"|(?:^|[\])] )(?P<bare>{'|'.join(BARE_ERRORS)})$"
 )
-_ERROR = re.compile(r"(?:^|[\])] |\s)(?P<error>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S.*)$")
 _UNCAUGHT = re.compile(r"(?:^|\) |\| )Traceback \(most recent call last\):$")
 """Traceback without a level and a time: Python prints it for an error that ends a process."""
 _STAMPED = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) ")
@@ -45,9 +59,15 @@ _SHUTDOWN = "[shutdown] API server: shutdown triggered"
 messages with ``[shutdown]`` whenever it cleans up.
 """
 _EXITED = "engine core exited unexpectedly"
+UNNAMED = "the log does not name the error"
 LONGEST_REASON = 400
 NEAR = 2000
 """Lines within which an error belongs to the failure: several workers write their tracebacks at once."""
+
+
+def announces_failure(line: str) -> bool:
+    """Return whether a line announces a failure with words that only vLLM writes."""
+    return _ANNOUNCEMENT.search(line) is not None
 
 
 class FailureLines:
@@ -68,31 +88,22 @@ class FailureLines:
 
     def take(self, number: int, line: str) -> None:
         """Take what a line says about a failure."""
-        if worker := _WORKER_DIED.search(line):
-            self._worker = self._worker or worker["name"] + (worker["code"] or "")
-            self._announce("serving", number)
-        elif _START_FAILED.search(line):
-            self._announce("start", number)
+        if announcement := _ANNOUNCEMENT.search(line):
+            self._take_announcement(number, announcement)
         elif _SHUTDOWN in line:
             self._shuts_down = True
-        elif _EXITED in line and not self._shuts_down:
-            self._exited = True
+        elif not self._shuts_down and (_EXITED in line or _DEAD.search(line)):
+            self._exited |= _EXITED in line
             self._announce("serving", number)
-        elif (failed := _SERVING_FAILED.search(line)) and not (
-            self._shuts_down and failed[0] == "EngineDeadError"
-        ):
-            self._announce("serving", number)
-        elif _IN_START in line and self._stage is not None and number - self._stage_line < NEAR:
-            self._stage = "start"
         elif _UNCAUGHT.search(line) and not _STAMPED.search(line):
             self._uncaught, self._uncaught_error = number, None
         self._take_uncaught(number, line)
         error = _ERROR.search(line)
-        if error is None or _CONSEQUENCE.search(error["error"]) or self._is_first_after:
+        if error is None or _CONSEQUENCE.search(error[0]) or self._is_first_after:
             return
         if self._stage is not None and number - self._stage_line > NEAR:
             return
-        self._error = number, shortened(hide_in_text(error["error"]), LONGEST_REASON)
+        self._error = number, shortened(hide_in_text(error["error"] or error["bare"]), LONGEST_REASON)
         self._is_first_after = self._stage is not None
 
     def _take_uncaught(self, number: int, line: str) -> None:
@@ -100,7 +111,8 @@ class FailureLines:
         if self._uncaught is None or number - self._uncaught > NEAR or _STAMPED.search(line):
             return
         if self._uncaught_error is None and (error := _ERROR.search(line)):
-            self._uncaught_error = number, error["error"]
+            is_consequence = _CONSEQUENCE.search(error[0]) is not None
+            self._uncaught_error = number, UNNAMED if is_consequence else error["error"] or error["bare"]
         elif self._uncaught_error is not None and "  Value error, " in line:
             place, text = self._uncaught_error
             if _DETAIL.search(text):
@@ -110,6 +122,14 @@ class FailureLines:
     def announced(self) -> bool:
         """Whether a line says that the server fails."""
         return self._stage is not None
+
+    def _take_announcement(self, number: int, announcement: re.Match[str]) -> None:
+        if worker := announcement["worker"]:
+            self._worker = self._worker or worker + (announcement["code"] or "")
+        is_start = bool(announcement["start"] or announcement["in_start"])
+        self._announce("start" if is_start else "serving", number)
+        if announcement["in_start"] and number - self._stage_line < NEAR:
+            self._stage = "start"
 
     def _announce(self, stage: str, number: int) -> None:
         if self._stage is None:
@@ -134,7 +154,7 @@ class FailureLines:
             reason = f"worker process {self._worker} died"
         elif not reason:
             gone = "the engine's process exited unexpectedly"
-            reason = gone if self._exited else "the log does not name the error"
+            reason = gone if self._exited else UNNAMED
         return Failure(
             stage="start" if self._stage == "start" else "serving",
             reason=reason,

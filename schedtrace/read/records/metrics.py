@@ -157,7 +157,7 @@ class _Reading:
         self.broken = 0
         self.has_v0 = False
         self._engines: dict[tuple[str, str | None], EngineValues] = {}
-        self._server = ServerStart()
+        self._caches: list[ServerStart] = []
         self._seen: set[str] = set()
 
     def take(self, line: str) -> None:
@@ -172,12 +172,15 @@ class _Reading:
         if _LABEL.sub("", written).strip(", "):  # somebody has left out labels, perhaps the engine's
             self.broken += 1
             return
-        if name == "cache_config_info":
-            _take_cache(self._server, labels)
+        value = float(sample["value"])
+        if name.startswith("num_requests_") and value % 1:
+            self.broken += 1  # an average over time, as a recording rule writes it, is no number of requests
+        elif name == "cache_config_info":
+            self._caches.append(_cache(labels))
         elif name == "num_requests_waiting_by_reason":
-            self._store(line, f"waiting_{labels.get('reason', '')}", labels, float(sample["value"]))
+            self._store(line, f"waiting_{labels.get('reason', '')}", labels, value)
         elif name in _WANTED:
-            self._store(line, name, labels, float(sample["value"]))
+            self._store(line, name, labels, value)
 
     def _store(self, line: str, name: str, labels: dict[str, str], value: float) -> None:
         """Store a value; values that differ only in labels that are not looked at are summed up."""
@@ -199,8 +202,8 @@ class _Reading:
         """Keep the dump so far, and begin the next one."""
         engines = [engine for engine in self._engines.values() if "num_requests_running" in engine.values]
         if engines and len(self.dumps) < MOST_DUMPS:
-            self.dumps.append(MetricsDump(engines, self._server))
-        self._engines, self._server, self._seen = {}, ServerStart(), set()
+            self.dumps.append(MetricsDump(engines, _common(self._caches)))
+        self._engines, self._caches, self._seen = {}, [], set()
 
 
 def _identity(labels: dict[str, str]) -> tuple[str, str | None]:
@@ -215,7 +218,18 @@ def _identity(labels: dict[str, str]) -> tuple[str, str | None]:
     )
 
 
-def _take_cache(server: ServerStart, labels: dict[str, str]) -> None:
+def _common(caches: list[ServerStart]) -> ServerStart:
+    """Return the sizes that the caches of all engines share; others are unknown."""
+    shared = ServerStart()
+    for name in ("kv_blocks", "kv_cache_tokens", "max_concurrency"):
+        sizes = {getattr(cache, name) for cache in caches}
+        if len(sizes) == 1:
+            setattr(shared, name, sizes.pop())
+    return shared
+
+
+def _cache(labels: dict[str, str]) -> ServerStart:
+    server = ServerStart()
     blocks = labels.get("num_gpu_blocks", "")
     if blocks.isdecimal():
         server.kv_blocks = int(blocks)
@@ -224,6 +238,7 @@ def _take_cache(server: ServerStart, labels: dict[str, str]) -> None:
         server.kv_cache_tokens = int(tokens)
     if re.fullmatch(r"\d{1,12}(\.\d{1,12})?", concurrency):
         server.max_concurrency = float(concurrency)
+    return server
 
 
 def is_metrics(sample: FileSample) -> bool:

@@ -7,6 +7,8 @@ are left out.
 
 import re
 
+import msgspec
+
 from schedtrace.model.records import DumpedRequest, DumpedStep
 
 OUTPUT_MARKER, STATS_MARKER = b"SchedulerOutput(scheduled_new_reqs=", b"SchedulerStats(num_running_reqs="
@@ -56,17 +58,19 @@ def step_in(line: str) -> DumpedStep | None:
     return DumpedStep(scheduled_tokens=int(total[1]), requests=requests, preempted_requests=ids)
 
 
-def take_stats(line: str, step: DumpedStep) -> bool:
-    """Fill in the statistics that a line dumps; return whether it has any."""
+def step_with_stats(line: str, step: DumpedStep | None) -> DumpedStep | None:
+    """Return the step with the statistics that a line dumps; None if the line dumps none."""
     match = _STATS.search(line)
     if match is None:
-        return False
+        return None
     skipped, usage = _SKIPPED.search(match["rest"]), _USAGE.search(match["rest"])
-    step.running = int(match["running"])
-    step.waiting = int(match["waiting"]) + (int(skipped[1]) if skipped else 0)
     fraction = float(usage[1]) if usage and usage[1].count(".") <= 1 else None
-    step.kv_cache_usage_frac = fraction if fraction is not None and 0 <= fraction <= 1 else None
-    return True
+    return msgspec.structs.replace(
+        step or DumpedStep(),
+        running=int(match["running"]),
+        waiting=int(match["waiting"]) + (int(skipped[1]) if skipped else 0),
+        kv_cache_usage_frac=fraction if fraction is not None and 0 <= fraction <= 1 else None,
+    )
 
 
 def _requests(text: str) -> list[DumpedRequest]:

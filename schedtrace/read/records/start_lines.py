@@ -21,6 +21,10 @@ _VERSION = re.compile(
 )
 _ARGUMENTS = re.compile(r"non-default args: (\{.{0,100000}\})")
 _BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,12})\b")
+_DEFAULT = re.compile(
+    r"(?:Setting|Defaulting) (?P<name>max_num_seqs|max_num_batched_tokens) to (?P<value>\d{1,12}) for "
+)
+"""Default of the user's GPU, which vLLM logs for debugging."""
 _CACHE = re.compile(r"\bKV cache size: (\d[\d,]{0,20}) tokens")
 _CONCURRENCY = re.compile(
     r"Maximum concurrency for (\d[\d,]{0,20}) tokens per request: (\d{1,9}(?:\.\d{1,6})?)x"
@@ -30,6 +34,7 @@ MARKERS = (
     b"server version ",
     b"non-default args: {",
     b"Chunked prefill is enabled with max_num_batched_tokens=",
+    b" usage context.",
     b"KV cache size: ",
     b"Maximum concurrency for ",
 )
@@ -62,13 +67,7 @@ class StartLines:
             return False
         facts, before = self.facts, self.lines
         if match := _ENGINE.search(line):
-            facts.vllm_version = match["version"]
-            config = line[match.end() :]
-            if model := _CONFIG_MODEL.search(config):
-                facts.model = model[1]
-            if length := _CONFIG_LENGTH.search(config):
-                facts.max_model_len = int(length[1])
-            self.lines += 1
+            self._take_engine(match["version"], line[match.end() :])
         elif match := _VERSION.search(line):
             facts.vllm_version = match["version"]
             facts.model = match["model"] or facts.model
@@ -78,6 +77,10 @@ class StartLines:
         elif match := _BUDGET.search(line):
             facts.token_budget = int(match[1])
             self.lines += 1
+        elif match := _DEFAULT.search(line):
+            name = "max_num_seqs" if match["name"] == "max_num_seqs" else "token_budget"
+            setattr(facts, name, int(match["value"]))
+            self.lines += 1
         if match := _CACHE.search(line):
             facts.kv_cache_tokens = _count(match[1])
             self.lines += 1
@@ -85,6 +88,14 @@ class StartLines:
             facts.max_model_len, facts.max_concurrency = _count(match[1]), float(match[2])
             self.lines += 1
         return self.lines > before
+
+    def _take_engine(self, version: str, config: str) -> None:
+        self.facts.vllm_version = version
+        if model := _CONFIG_MODEL.search(config):
+            self.facts.model = model[1]
+        if length := _CONFIG_LENGTH.search(config):
+            self.facts.max_model_len = int(length[1])
+        self.lines += 1
 
     def _take_arguments(self, text: str) -> None:
         arguments = arguments_in(text)

@@ -1,21 +1,23 @@
 """vLLM's console log: how the server started, its periodic lines, and how it failed."""
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from schedtrace.errors import InputError
 from schedtrace.model.records import DumpedStep, Failure, ServerStart
 from schedtrace.model.safe_files import opened
 from schedtrace.read.file_sample import FileSample, first_sample
-from schedtrace.read.foreign import is_log_line, quoted_from
+from schedtrace.read.foreign import is_log_line, quoted_from, records_in
 from schedtrace.read.lines import reading
 from schedtrace.read.records import console_lines, failure_lines, start_lines
 from schedtrace.read.records.console_lines import EngineLines, acceptance_in, snapshot_in, time_in
-from schedtrace.read.records.failure_lines import FailureLines
+from schedtrace.read.records.failure_lines import FailureLines, announces_failure
 from schedtrace.read.records.record_reader import RecordReader
-from schedtrace.read.records.scheduler_dump import OUTPUT_MARKER, STATS_MARKER, step_in, take_stats
+from schedtrace.read.records.scheduler_dump import OUTPUT_MARKER, STATS_MARKER, step_in, step_with_stats
 from schedtrace.read.records.start_lines import StartLines
 from schedtrace.read.text_stream import LatestLines, marked_lines
 
@@ -34,15 +36,16 @@ _ALSO = (
 """Lines that belong to it, but occur in other files, too."""
 MARKERS = _OWN_MARKERS + _ALSO
 """Byte strings, one of which is in each line that is read."""
-_FAILURES = (
-    b"EngineCore failed to start.",
-    b"Engine core initialization failed",
-    b"EngineCore hit an exception",
-    b"EngineCore encountered a fatal error",
-)
-"""Lines about a failure that only vLLM writes."""
 _SOURCE = re.compile(r"^(?:\[pod/(?P<pod>[^\]\s]{1,300})\] |(?P<container>[\w.-]{1,100}) +\| )")
 """Prefixes with which ``kubectl logs --prefix`` and ``docker compose logs`` name where a line is from."""
+_FRONT_END = re.compile(r"\((APIServer pid=\d{1,10})\)")
+"""Name of the process that prints the periodic lines of a server."""
+_PROCESS_PREFIX = 200
+"""Characters of a line among which it is searched."""
+_OF_A_TRACEBACK = re.compile(
+    r"  +\S|Traceback \(most|The above exception|During handling of|[\w.]{0,200}(?:Error|Exception)\b"
+)
+"""Line of a traceback that a process printed without a prefix, as releases up to 0.10 do."""
 _LINE_TIME = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d")
 _TAIL = 2**16
 """Bytes at the end of a file in which its last time is searched."""
@@ -55,6 +58,8 @@ class ServerLog:
     """Lines of one server, from a start to the next."""
 
     source: str | None = None
+    front_end: str | None = None
+    """Process that wrote its lines, where the log names it."""
     start: ServerStart = field(default_factory=ServerStart)
     start_lines: int = 0
     """Number of lines about the start."""
@@ -74,11 +79,18 @@ class ServerLog:
         return not (self.engines or self.step or self.failure or self.start_lines)
 
 
+class Writer(NamedTuple):
+    """Source and front end that a line belongs to, as far as the log names them."""
+
+    source: str | None
+    front_end: str | None
+
+
 class _Server:
     """A server whose lines are being read."""
 
-    def __init__(self, source: str | None) -> None:
-        self.source = source
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
         self.start = StartLines()
         self.failures = FailureLines()
         self.engines: dict[int | None, EngineLines] = {}
@@ -102,10 +114,8 @@ class _Server:
             rank, engines, content = snapshot
             self._latest = self.engines.setdefault(rank, EngineLines(rank, engines))
             self._latest.add(content)
-        elif (step := step_in(line)) is not None:
+        elif (step := step_in(line) or step_with_stats(line, self._step)) is not None:
             self._step = step
-        elif self._step is not None and take_stats(line, self._step):
-            pass
         elif self._latest is not None and (acceptance := acceptance_in(line)) is not None:
             self._latest.add_acceptance(acceptance)
         elif _WORKER_WAIT in line:
@@ -120,13 +130,17 @@ class _Server:
         engines = sorted(self.engines.values(), key=lambda engine: engine.engine_rank or 0)
         repeats = sum(engine.repeats for engine in engines)
         notices = [f"{repeats:,} repeated periodic lines are left out"] if repeats else []
+        failure, step = self.failures.failure(has_engine=self._has_engine), self._step
+        if step is not None and step.scheduled_tokens is None and failure is None:
+            step = None  # statistics that somebody logs are no dump
         return ServerLog(
-            source=self.source,
+            source=self.writer.source,
+            front_end=self.writer.front_end,
             start=self.start.facts,
             start_lines=self.start.lines,
             engines=engines,
-            step=self._step,
-            failure=self.failures.failure(has_engine=self._has_engine),
+            step=step,
+            failure=failure,
             worker_waits=self._worker_waits,
             notices=notices,
         )
@@ -140,16 +154,15 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     Raises:
         InputError: If the file cannot be read.
     """
-    servers: dict[str | None, _Server] = {}
+    servers: dict[Writer, _Server] = {}
+    writers = _Writers(servers)
     logs: list[ServerLog] = []
     left_out = 0
-    latest = LatestLines(console_lines.SNAPSHOT_MARKER, console_lines.MOST_SNAPSHOTS)
+    latest = LatestLines(console_lines.SNAPSHOT_MARKER, console_lines.LATEST_SNAPSHOTS)
     lines = marked_lines(path, MARKERS, latest)
-    for place, (number, whole_line) in enumerate(lines, start=1):
-        prefix = _SOURCE.match(whole_line)
-        source = None if prefix is None else prefix["pod"] or prefix["container"]
-        line = whole_line[: quoted_from(whole_line)]
-        server = servers.get(source)
+    for place, (number, source, line) in enumerate(_records(lines), start=1):
+        writer = writers.writer(source, line)
+        server = servers.get(writer)
         is_periodic = console_lines.FIRST_FIGURE in line
         if server is not None and not is_periodic and server.is_started and server.start.begins(line):
             logs.append(server.log())
@@ -158,15 +171,16 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
             if len(logs) + len(servers) >= MOST_SERVERS:
                 left_out += 1
                 continue
-            server = servers[source] = _Server(source)
+            server = servers[writer] = _Server(writer)
         server.take(number, line)
-        if place % (console_lines.MOST_SNAPSHOTS // 2) == 0:
+        if place % console_lines.LATEST_SNAPSHOTS == 0:
             _keep_latest(
                 [engine for log in logs for engine in log.engines]
                 + [engine for server in servers.values() for engine in server.engines.values()]
             )
     logs += [server.log() for server in servers.values()]
     logs = [log for log in logs if not log.is_empty]
+    writers.add_front_ends(logs)
     for log in logs:
         log.notices += _about_dropped_lines(log, latest.left_out)
     if not logs:
@@ -174,14 +188,75 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
         raise InputError(msg)
     if len(logs) == 1:
         logs[0].last_s = _last_time(path)
-    logs[0].notices += _about_the_file(path, left_out)
+    logs[0].notices += [*writers.notices(), *_about_the_file(path, left_out)]
     return logs
 
 
+class _Writers:
+    """Writers of lines: several servers may share a terminal, and engines do not name their front end.
+
+    Args:
+        servers: Servers that are being read, by their writers.
+    """
+
+    def __init__(self, servers: dict[Writer, _Server]) -> None:
+        self._servers = servers
+        self._latest: dict[str | None, Writer] = {}
+        """Writer with the latest line that names a front end, by source."""
+        self._seen: set[Writer] = set()
+        self._at_once = False
+
+    def writer(self, source: str | None, line: str) -> Writer:
+        """Return the writer of a line; one of an engine is of the server that starts, else of the latest."""
+        match = _FRONT_END.search(line, 0, _PROCESS_PREFIX)
+        if match is None:
+            starting = (
+                writer
+                for writer, server in reversed(self._servers.items())
+                if writer.source == source and not server.is_started
+            )
+            return next(starting, self._latest.get(source, Writer(source, None)))
+        writer = Writer(source, match[1])
+        before = self._latest.get(source)
+        if writer != before:
+            self._at_once |= writer in self._seen
+            self._seen.add(writer)
+            self._latest[source] = writer
+            unnamed = Writer(source, None)
+            if before is None and unnamed in self._servers:
+                self._servers[writer] = self._servers.pop(unnamed)
+                self._servers[writer].writer = writer
+        return writer
+
+    def add_front_ends(self, logs: Iterable[ServerLog]) -> None:
+        """Add the front end to the source of each log, if a source has several."""
+        front_ends = Counter(writer.source for writer in self._seen)
+        for log in logs:
+            if front_ends[log.source] > 1 and log.front_end is not None:
+                log.source = log.front_end if log.source is None else f"{log.source}, {log.front_end}"
+
+    def notices(self) -> Iterator[str]:
+        """Yield a notice if the lines of several front ends alternate."""
+        if self._at_once:
+            yield (
+                "several servers wrote this log at once: a line that does not name its front end may be of "
+                "another server"
+            )
+
+
+def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str | None, str]]:
+    """Yield line number, source and text of each log record, without what clients sent."""
+    for number, line in lines:
+        prefix = _SOURCE.match(line)
+        source = None if prefix is None else prefix["pod"] or prefix["container"]
+        for record in records_in(line[: quoted_from(line)]):
+            yield number, source, record
+
+
 def _keep_latest(engines: list[EngineLines]) -> None:
-    """Drop old lines: the others are at most half of ``MOST_SNAPSHOTS``, equally many of each engine."""
+    """Drop all but ``LATEST_SNAPSHOTS`` lines, equally many of each engine."""
     for engine in engines:
-        engine.keep_latest(console_lines.MOST_SNAPSHOTS // 2 // len(engines))
+        engine.keep_latest(console_lines.LATEST_SNAPSHOTS // len(engines))
 
 
 def _about_dropped_lines(log: ServerLog, left_out: int) -> Iterator[str]:
@@ -196,7 +271,7 @@ def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
     if left_out:
         yield f"the file has more than {MOST_SERVERS} sources and starts: {left_out:,} lines are left out"
     lines = [line for line in first_sample(path).lines if line.strip()]
-    prose = sum(not is_log_line(line) for line in lines)
+    prose = sum(not (is_log_line(line) or _OF_A_TRACEBACK.match(line)) for line in lines)
     if prose > len(lines) / 2 and not first_sample(path).is_json:
         yield "most lines are no log lines: if the file merely quotes a log, give the log itself"
 
@@ -213,14 +288,15 @@ def _last_time(path: Path) -> float | None:
 
 def is_vllm_log(sample: FileSample) -> bool:
     """Return whether a block has a periodic line, a dumped step, or lines of a start or of its failure."""
-    if sample.is_binary or not any(marker.decode() in sample.text for marker in _OWN_MARKERS):
-        is_text = not sample.is_binary and not sample.is_json
-        return is_text and any(failure in sample.content for failure in _FAILURES)
-    markers = [marker.decode() for marker in _OWN_MARKERS]
+    if sample.is_binary:
+        return False
+    markers = [marker.decode() for marker in READER.markers]
     for line in sample.lines:
         if any(marker in line for marker in markers):
             text = line[: quoted_from(line)]
             if snapshot_in(text) or step_in(text) or StartLines().take(text):
+                return True
+            if not sample.is_json and announces_failure(text):
                 return True
     return False
 
@@ -239,21 +315,11 @@ def has_snapshots(sample: FileSample) -> bool:
     )
 
 
-def has_broken_snapshots(sample: FileSample) -> bool:
-    """Return whether periodic lines appear once line breaks are taken out: a terminal has wrapped them."""
-    if sample.is_binary or sample.is_json or b"throughput: " not in sample.content:
-        return False
-    return snapshot_in("".join(line[: quoted_from(line)] for line in sample.lines)) is not None
-
-
 READER = RecordReader(
     name=NAME,
     reads="periodic lines, a start or a failure",
     matches=is_vllm_log,
     read=read_vllm_log,
     samples=("12-console-v1.log", "14-scheduler-dump-k8s.log"),
-    markers=(
-        *_OWN_MARKERS,
-        *(marker for marker in failure_lines.MARKERS if any(marker in failure for failure in _FAILURES)),
-    ),
+    markers=(*_OWN_MARKERS, *failure_lines.OWN_MARKERS),
 )

@@ -195,6 +195,20 @@ def test_prefills_slow_down_decodes(record, lines, slowed):
     assert ("decodes-slowed-by-prefills" in {code for code, *_ in said(record(every_10_s(*lines)))}) is slowed
 
 
+def test_an_interval_in_which_a_request_began_shows_no_pace(record):
+    """The only request of an idle engine is computed for a part of the interval, beside its own prompt."""
+    idle, began, alone = {"running": 0, "output": 0.0}, {"output": 200, "prompt": 9}, {"output": 400}
+    assert said(record(every_10_s(*[idle, began, alone] * 3)))[1:] == []
+    turns = [began, alone, alone]
+    apart = [
+        periodic(100 * turn + 10 * place, **line) for turn in range(3) for place, line in enumerate(turns)
+    ]
+    assert said(record("\n".join(apart[1:])))[1:] == []
+    assert said(record(every_10_s(alone, *[began, alone] * 2)))[1:] == [
+        ("decodes-slowed-by-prefills", "possible", 2, 5)
+    ]
+
+
 @pytest.mark.parametrize(("waiting", "certainty"), [(3, "likely"), (0, "possible")])
 def test_only_a_queue_excludes_that_requests_began_or_ended(record, waiting, certainty):
     lines = [{"output": 400, "waiting": waiting}] * 2 + [{"output": 200, "prompt": 9, "waiting": waiting}] * 2
@@ -274,6 +288,21 @@ def test_a_failed_start_advises(record):
     assert (shown.engines, shown.server) == ([], None)
 
 
+def test_a_start_that_failed_has_no_requests_to_ask_about(record):
+    failed = message("ERROR", "EngineCore failed to start.") + message("ERROR", "ValueError: no")
+    assert plain(record(START + failed).cannot_tell).startswith("No engine ran")
+    assert "which request waited" in plain(record(every_10_s({}) + failed).cannot_tell)
+
+
+def test_statistics_at_a_failure_are_reported_without_a_step(record):
+    stats = message("ERROR", "SchedulerStats(num_running_reqs=65, num_waiting_reqs=35, kv_cache_usage=0.986)")
+    shown = record(stats + message("ERROR", "EngineCore encountered a fatal error."))
+    assert [code for code, *_ in said(shown)] == ["engine-failed", "dumped-step"]
+    assert plain(shown.statements[1].text) == (
+        "At the failure, 65 requests are running and 35 are waiting; KV cache usage is 99 %."
+    )
+
+
 def test_waits_for_a_worker_are_counted(record):
     wait = message(
         "INFO", "No available shared memory broadcast block found in 60 seconds.", "shm_broadcast.py:466"
@@ -314,6 +343,10 @@ STUCK = {"prompt_tokens_total": 100, "generation_tokens_total": 7}
 )
 def test_what_requests_wait_for_at_a_dump(dumps, statement):
     assert said(described_metrics("x", dumps))[0] == statement
+
+
+def test_an_unknown_queue_is_not_an_empty_one():
+    assert said(described_metrics("x", [parsed_metrics("x", ["vllm:num_requests_running 3"])[0]])) == []
 
 
 def test_a_window_has_the_differences_of_two_dumps():

@@ -61,6 +61,20 @@ def test_vllm_bench_serve(result):
     assert shown.latencies == [ClientLatency(metric="ttft", mean_ms=30.0, p50_ms=20.0, p99_ms=90.0)]
 
 
+def test_a_fork_of_vllm_bench_serve_without_its_model(result):
+    """Other clients write some of its fields; the names of latencies tell."""
+    shown = result({"completed": 10, "failed": 0, "mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0})
+    assert (shown.program, shown.requests) == ("a serving benchmark", 10)
+    assert [latency.mean_ms for latency in shown.latencies] == [100.0, 10.0]
+
+
+def test_a_result_without_a_latency_that_is_read_is_refused(result):
+    with pytest.raises(InputError, match="no latency that schedtrace reads"):
+        result(
+            {**{name: SERVE[name] for name in SERVE if "_ms" not in name}, "ttft_description": {"mean": 1}}
+        )
+
+
 def test_inference_perf():
     [shown] = read_benchmark_result(DATA / "files" / "05-inference-perf-one-line.json")
     assert (shown.program, shown.requests) == ("inference-perf", 2278)
@@ -75,6 +89,11 @@ def test_aiperf_takes_the_unit_that_stands_there(result):
         ClientLatency(metric="tpot", mean_ms=7.0),
         ClientLatency(metric="e2e", mean_ms=1000.0, p50_ms=500.0, p99_ms=2000.0),
     ]
+
+
+def test_an_early_export_of_aiperf_has_units_beside_its_metrics(result):
+    shown = result({name: AIPERF[name] for name in ("request_latency", "request_count")})
+    assert (shown.program, shown.requests, len(shown.latencies)) == ("AIPerf", 50, 1)
 
 
 def test_an_export_of_aiperf_without_its_input(result):
@@ -131,7 +150,7 @@ def test_benchmarks_with_as_many_requests_are_not_compared(tmp_path):
         for count in (requests, requests, requests + 1)
     ]
     path = tmp_path / "x.json"
-    path.write_text(json.dumps({"benchmarks": runs}))
+    path.write_text(json.dumps({"metadata": {"guidellm_version": "0.7.0"}, "benchmarks": runs}))
     records = described("x.json", read_benchmark_result(path))
     for record in records:
         compare_with_trace(record, [report], records)

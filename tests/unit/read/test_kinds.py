@@ -30,6 +30,10 @@ V0_LINE = (
     "tokens/s, Running: 1 reqs, Swapped: 0 reqs, Pending: 0 reqs, GPU KV cache usage: 0.0%, CPU KV cache "
     "usage: 0.0%.\n"
 )
+V0_START = (
+    "INFO 08-18 07:17:16 [api_server.py:1042] vLLM API server version 0.7.2\n"
+    "INFO 08-18 07:17:30 [llm_engine.py:234] Initializing a V0 LLM engine (v0.7.2) with config: x\n"
+)
 PY_SPY = (
     "Process 42: python3 -m vllm\nPython v3.12.3 (/usr/bin/python3.12)\n\n"
     'Thread 42 (idle): "MainThread"\n    wait (threading.py:327)\n'
@@ -41,6 +45,12 @@ WRAPPED = "".join(
     for second in (38, 48)
 )
 """Lines of a console log as a narrow terminal shows them."""
+BY_HAND = (
+    "The log in the steady state:\n\n```\nEngine 000: Avg prompt throughput: 91.0 tokens/s, Avg generation "
+    "throughput: 46.1 tokens/s,\n    Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 27.7%,\nPrefix "
+    "cache hit rate: 43.4%\n```\n"
+)
+"""A line of a console log that somebody broke between words."""
 TRACEBACK = (
     "WARNING 02-28 20:57:36 _core_ext.py:180] Failed to import from vllm._core_C\n"
     "Traceback (most recent call last):\n"
@@ -126,6 +136,13 @@ def test_a_public_sample_is_recognized(name, kind):
         ('[{"conversations": [{"value": "a"}, {"value": "b"}]}]', "a list of conversations (ShareGPT)"),
         ('{"custom_id": "1", "method": "POST", "url": "/v1/x", "body": {}}\n', "a batch of OpenAI requests"),
         ('{"messages": [{"role": "user", "content": "a"}]}\n', "chat messages"),
+        ('{"session_id": "a", "timestamp": 0, "input_length": 5}\n', "sessions of AIPerf or Dynamo"),
+        ('{"text_input": "a", "output_length": 5}\n', "sessions of AIPerf or Dynamo"),
+        ('{"timestamp": 1.5, "hash_ids": [1, 2]}\n', "requests in a format that is not read"),
+        (
+            '{"block_size": 64, "requests": [{"t": 0, "hash_ids": [1]}]}',
+            "requests in a format that is not read",
+        ),
         ('{"total_requests": 5, "servers": ["a"]}', "JSON of another program"),
         (
             '{"schema_version": "1", "metrics": {"mean_ttft_ms": 0}, "metadata": {}}',
@@ -140,6 +157,11 @@ def test_a_public_sample_is_recognized(name, kind):
             "vLLM's log without iteration lines",
         ),
         (WRAPPED, "vLLM's console log with broken lines"),
+        (BY_HAND, "vLLM's console log with broken lines"),
+        (
+            ITERATION.format(1).replace(" context tokens", "\n    context tokens"),
+            "vLLM's console log with broken lines",
+        ),
         (TRACEBACK, "a Python error in vLLM, without any line of an engine"),
         (b"BZh91AY", "a compressed file"),
         (b"\x1f\x8b\x08\x00", "a compressed file"),
@@ -149,6 +171,7 @@ def test_a_public_sample_is_recognized(name, kind):
         ),
         (gzip.compress(b'{"type": "header", "schema_version": 3}\n', mtime=0), "a compressed file"),
         (V0_LINE, "a log of vLLM's V0 engine"),
+        (V0_START, "a log of vLLM's V0 engine"),
         (PY_SPY, "stacks dumped by py-spy"),
         ('{"resourceSpans": [{"scopeSpans": []}]}', "OpenTelemetry spans"),
         ('{"name": "llm_request", "context": {"trace_id": "0x1", "span_id": "0x2"}}', "OpenTelemetry spans"),

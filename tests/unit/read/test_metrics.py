@@ -83,6 +83,20 @@ def test_a_line_with_labels_left_out_is_not_understood():
     assert [set(engine.values) for engine in dump.engines] == [{"num_requests_running"}]
 
 
+def test_requests_are_whole_numbers():
+    """An average over time, such as a recording rule writes, is no number of requests."""
+    [dump] = parsed_metrics("x", [RUNNING, 'vllm:num_requests_waiting{engine="0",model_name="m"} 0.5'])
+    assert (dump.broken, set(dump.engines[0].values)) == (1, {"num_requests_running"})
+
+
+def test_a_size_of_the_cache_that_differs_between_engines_is_unknown():
+    sizes = [f'vllm:cache_config_info{{engine="{at}",num_gpu_blocks="{at}000"}} 1.0' for at in (1, 4)]
+    [dump] = parsed_metrics("x", [RUNNING, *sizes])
+    assert dump.server.kv_blocks is None
+    [dump] = parsed_metrics("x", [RUNNING, sizes[0], sizes[0].replace('"1"', '"2"')])
+    assert dump.server.kv_blocks == 1000
+
+
 def test_metrics_without_labels_are_of_the_only_engine():
     assert values("vllm:num_requests_running 2", "vllm:num_requests_waiting 1") == {
         "num_requests_running": 2.0,

@@ -9,7 +9,7 @@ from schedtrace.model.records import DumpedRequest, Failure, Range
 from schedtrace.read.kinds import kind_of
 from schedtrace.read.records import console_lines
 from schedtrace.read.records.console_lines import snapshot_in, time_in
-from schedtrace.read.records.scheduler_dump import step_in, take_stats
+from schedtrace.read.records.scheduler_dump import step_in, step_with_stats
 from schedtrace.read.records.start_lines import arguments_in
 from schedtrace.read.records.vllm_log import NAME, read_vllm_log
 from tests.console_logs import START, every_10_s, message, periodic
@@ -155,6 +155,35 @@ def test_sources_in_one_file_are_told_apart(logs):
     ]
 
 
+def test_servers_that_write_to_one_terminal_are_told_apart(logs):
+    """Prefill and decode servers of one host, started by one script."""
+    lines = [
+        periodic(5 * place, running=place).replace("pid=1)", f"pid={100 + place % 2})") + "\n"
+        for place in range(6)
+    ]
+    first, second = logs(START.replace("EngineCore pid=7", "APIServer pid=100") + "".join(lines))
+    assert [line.running for line in first.engines[0].snapshots] == [0, 2, 4]
+    assert [line.running for line in second.engines[0].snapshots] == [1, 3, 5]
+    assert [log.source for log in (first, second)] == ["APIServer pid=100", "APIServer pid=101"]
+    assert (first.start.max_num_seqs, second.start.max_num_seqs) == (64, None)
+    [notice] = first.notices
+    assert notice.startswith("several servers wrote this log at once")
+
+
+def test_lines_of_engines_belong_to_the_server_that_starts(logs):
+    version = message("INFO", "vLLM API server version 0.11.0").replace(
+        "EngineCore pid=7", "APIServer pid={}"
+    )
+    cache = message("INFO", "GPU KV cache size: {} tokens", "kv_cache_utils.py:1087")
+    [log] = logs(cache.format(5) + periodic(0) + "\n")
+    assert (log.start.kv_cache_tokens, log.source) == (5, None)
+    text = version.format(1) + cache.format(5) + periodic(0) + "\n" + version.format(2) + periodic(10) + "\n"
+    assert [(log.start.kv_cache_tokens, len(log.engines)) for log in logs(text + cache.format(9))] == [
+        (5, 1),
+        (9, 0),
+    ]
+
+
 def test_a_start_is_read(logs):
     [log] = logs(START + every_10_s({}))
     start = log.start
@@ -172,6 +201,19 @@ def test_a_start_is_read(logs):
         "max_num_seqs": "64",
         "max_model_len": "8192",
     }
+
+
+@pytest.mark.parametrize("verb", ["Setting", "Defaulting"])
+def test_defaults_that_are_logged_for_debugging_are_read(logs, verb):
+    version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
+    defaults = "".join(
+        message(
+            "DEBUG", f"{verb} {name} to {value} for OPENAI_API_SERVER usage context.", "arg_utils.py:1672"
+        )
+        for name, value in (("max_num_batched_tokens", 8192), ("max_num_seqs", 1024))
+    )
+    [log] = logs(version + defaults)
+    assert (log.start.max_num_seqs, log.start.token_budget) == (1024, 8192)
 
 
 def test_the_newer_form_of_the_cache_is_read(logs):
@@ -226,14 +268,14 @@ def test_a_pasted_repeat_counts_once_and_is_noticed(logs):
 
 
 def test_the_latest_lines_count(logs, monkeypatch):
-    monkeypatch.setattr(console_lines, "MOST_SNAPSHOTS", 6)
+    monkeypatch.setattr(console_lines, "LATEST_SNAPSHOTS", 3)
     [log] = logs(every_10_s(*({"running": place} for place in range(11))))
     assert [snapshot.running for snapshot in log.engines[0].snapshots] == [6, 7, 8, 9, 10]
     assert log.notices == ["the file is long: only the latest 5 of 11 periodic lines count"]
 
 
 def test_engines_share_the_lines_that_are_kept(logs, monkeypatch):
-    monkeypatch.setattr(console_lines, "MOST_SNAPSHOTS", 8)
+    monkeypatch.setattr(console_lines, "LATEST_SNAPSHOTS", 4)
     lines = [
         periodic(10 * (place // 2), running=place, engine=f"Engine 00{place % 2}: ") for place in range(24)
     ]
@@ -256,6 +298,17 @@ def test_prose_that_quotes_a_log_is_noticed(logs):
     assert log.notices == [
         "most lines are no log lines: if the file merely quotes a log, give the log itself"
     ]
+
+
+@pytest.mark.parametrize("glue", ["", " "])
+def test_records_that_lost_their_line_breaks_all_count(logs, glue):
+    failed = message("ERROR", "EngineCore failed to start.")
+    [log] = logs(glue.join([periodic(0), periodic(10), periodic(20), failed]))
+    [engine] = log.engines
+    assert [snapshot.at_s - engine.snapshots[0].at_s for snapshot in engine.snapshots] == [0.0, 10.0, 20.0]
+    assert log.failure is not None
+    [log] = logs(periodic(0) + " Received prompt: '" + periodic(10) + "'")
+    assert log.engines[0].lines == 1
 
 
 def test_iteration_lines_count_for_more_than_periodic_ones(tmp_path):
@@ -389,6 +442,13 @@ def test_a_logged_traceback_is_no_failure(logs):
     assert [log.failure for log in logs(version + logged)] == [None]
 
 
+def test_an_interrupt_is_no_failure(logs):
+    """Releases up to 0.11 print a traceback of the engine's process when a server is interrupted."""
+    frames = ("Traceback (most recent call last):", "    engine_core.run_busy_loop()", "KeyboardInterrupt")
+    [log] = logs(every_10_s({}) + "".join(f"(EngineCore_DP0 pid=7) {frame}\n" for frame in frames))
+    assert log.failure is None
+
+
 def test_errors_without_a_failure_are_none(logs):
     [log] = logs(message("ERROR", "ValueError: a client's mistake") + every_10_s({}))
     assert log.failure is None
@@ -444,9 +504,8 @@ def test_an_older_dump_with_drafts_and_a_resumed_request_is_read():
         ),
     ]
     assert step.preempted_requests is None
-    assert take_stats(
-        "x SchedulerStats(num_running_reqs=2, num_waiting_reqs=1, gpu_cache_usage=0.5, x=1)", step
-    )
+    stats = "x SchedulerStats(num_running_reqs=2, num_waiting_reqs=1, gpu_cache_usage=0.5, x=1)"
+    step = step_with_stats(stats, step)
     assert (step.running, step.waiting, step.kv_cache_usage_frac) == (2, 1, 0.5)
 
 
@@ -478,6 +537,63 @@ def test_a_dump_with_one_object_per_request_is_read():
         (each.request_id, each.scheduled_tokens, each.computed_tokens, each.is_resumed)
         for each in shown.requests
     ] == [("c-1", 1, 295, False), ("c-2", 48, 64, True)]
+
+
+@pytest.mark.parametrize(
+    ("announcement", "stage"),
+    [
+        ("WorkerProc failed to start.", "start"),
+        ("WorkerProc hit an exception.", "serving"),
+        ("engine_core = EngineCoreProc(*args, **kwargs)", "start"),
+        ("    engine_core.run_busy_loop()", "serving"),
+        ("Worker proc VllmWorker-1 died unexpectedly, shutting down executor.", "serving"),
+    ],
+)
+def test_any_announcement_of_a_failure_makes_a_file_a_log(logs, announcement, stage):
+    """Half of a traceback is what people paste."""
+    [log] = logs(message("ERROR", announcement) + message("ERROR", "IndexError: tuple index out of range"))
+    assert (log.failure.stage, log.failure.reason) == (stage, "IndexError: tuple index out of range")
+
+
+def test_an_error_without_a_text_is_a_reason(logs):
+    fatal = message("ERROR", "EngineCore encountered a fatal error.")
+    [log] = logs(fatal + message("ERROR", "AssertionError"))
+    assert log.failure.reason == "AssertionError"
+    [log] = logs(fatal + message("ERROR", "AssertionError") + message("ERROR", "RuntimeError: later"))
+    assert log.failure.reason == "AssertionError"
+    [log] = logs(fatal + message("ERROR", "    raise NotImplementedError"))
+    assert log.failure.reason == "the log does not name the error"
+
+
+@pytest.mark.parametrize(
+    "process", ["(APIServer pid=1) ", "", "(ServeReplica:app:LLM-8b pid=1, ip=10.0.0.1) "]
+)
+def test_lines_of_tracebacks_are_log_lines(logs, process):
+    version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
+    traceback = BEFORE_THE_ENGINE.replace("(APIServer pid=1) ", process)
+    assert [log.notices for log in logs(version + traceback)] == [[]]
+
+
+def test_an_uncaught_consequence_is_no_reason(logs):
+    version = message("INFO", "vLLM API server version 0.10.0", "api_server.py:1839")
+    consequence = "RuntimeError: Engine process failed to start. See stack trace for the root cause.\n"
+    [log] = logs(version + "Traceback (most recent call last):\n" + consequence)
+    assert log.failure.reason == "the log does not name the error"
+
+
+def test_the_dead_engine_of_v0_is_another_one(logs):
+    error = "vllm.engine.async_llm_engine.AsyncEngineDeadError: Task finished unexpectedly."
+    [log] = logs(every_10_s({}) + message("ERROR", error))
+    assert log.failure is None
+
+
+def test_statistics_without_the_step_are_of_the_failure(logs):
+    dumped = "SchedulerStats(num_running_reqs=65, num_waiting_reqs=35, kv_cache_usage=0.986, x=None)"
+    stats, fatal = message("ERROR", dumped), message("ERROR", "EngineCore encountered a fatal error.")
+    [log] = logs(stats + fatal)
+    assert (log.step.scheduled_tokens, log.step.running, log.step.waiting) == (None, 65, 35)
+    [log] = logs(stats + every_10_s({}))
+    assert log.step is None
 
 
 OLD_FAILURE = (

@@ -337,6 +337,31 @@ def test_rows_without_sessions_and_times_are_lengths(file):
     assert all(request.prefix == () for request in load)
 
 
+def test_only_sessions_and_times_have_a_note_on_them(file):
+    rows = [{"text_input": "a b", "output_length": 1}]
+    assert not any("Timestamps" in note for note in notes(open_workload(file(rows), count_tokens=words)))
+    assert any("Timestamps" in note for note in notes(open_workload(file([{**rows[0], "delay": 5}]))))
+
+
+def test_a_timed_trace_may_take_its_output_lengths_from_the_command(file):
+    rows = file([{"timestamp": at, "input_length": 600, "hash_ids": [at, 9]} for at in (0, 50)])
+    with pytest.raises(InputError, match="x:1: no output_length: add it, or give --output-len"):
+        open_workload(rows)
+    load = open_workload(rows, output_len=7)
+    assert [(each.arrived_us, each.output_tokens) for each in load] == [(0.0, 7), (50_000.0, 7)]
+
+
+def test_a_list_after_a_list_is_not_left_out(file):
+    lists = file('[{"input_len": 3, "output_len": 2}]\n[{"input_len": 4, "output_len": 2}]\n')
+    with pytest.raises(InputError, match="x:2: content after the end of the list"):
+        open_workload(lists)
+
+
+def test_requests_in_another_format_are_not_said_to_be_none(file):
+    with pytest.raises(InputError, match="x: looks like requests in a format that is not read; expected "):
+        open_workload(file([{"block_size": 64, "requests": [{"t": 0, "in": 3, "hash_ids": [1]}]}]))
+
+
 def test_a_rate_draws_the_times_of_first_turns_only(file):
     load = open_workload(file(WHOLE), rate=2.0, seed=1)
     arrived = {request.request_id: request.arrived_us for request in load}
