@@ -38,6 +38,32 @@ def test_what_a_prefill_added_to_the_steps_of_decodes_is_told(found):
     assert finding.severity == "warning"
 
 
+def mixed_steps(fixed_us, per_token_us):
+    """40 steps of 1,000 us with decodes, and 20 with 10 to 200 prefill tokens as well."""
+    sizes = [10 + 10 * n for n in range(20)]
+    slower = [
+        step(
+            40 + n,
+            start=(40 + n) * 100_000,
+            took=0,
+            back=1000 + fixed_us + per_token_us * size,
+            got={"a": size, "b": 4},
+            prefill_tokens=size,
+            decode_tokens=4,
+        )
+        for n, size in enumerate(sizes)
+    ]
+    return [*(timed(n, 0, 4) for n in range(40)), *slower]
+
+
+@pytest.mark.parametrize(("fixed_us", "per_token_us", "root"), [(4000, 2, True), (0, 40, False)])
+def test_a_cost_of_any_prefill_is_told_from_a_cost_of_each_token(found, fixed_us, per_token_us, root):
+    [finding] = found("prefill-starves-decode", *mixed_steps(fixed_us, per_token_us))
+    assert finding.evidence.fixed_us == pytest.approx(fixed_us, abs=20)
+    assert finding.evidence.mean_stretch_us == pytest.approx(fixed_us + 105 * per_token_us, rel=0.02)
+    assert bool(finding.title) is root
+
+
 @pytest.mark.parametrize(
     "lines",
     [run(2), [timed(n, 100, 0) for n in range(10)] + [timed(10 + n, 0, 4) for n in range(15)], run(5)[15:]],
