@@ -147,8 +147,8 @@ def _working_frac(rank: RankSummary) -> float:
 
 
 def _waits_for_clients(load: OfferedLoad, seats: int | None) -> bool:
-    if load.rounds is not None:
-        return load.rounds.empty_frac >= EMPTY_FROM_FRAC or load.working_frac <= IDLE_FRAC
+    if load.rounds is not None and load.rounds.empty_frac >= EMPTY_FROM_FRAC:
+        return True
     if load.clients is not None and load.clients.pattern != "retries":
         return load.clients.clients < (seats or load.clients.clients + 1)
     return load.pace == "clock" and not load.grows and load.working_frac <= IDLE_FRAC

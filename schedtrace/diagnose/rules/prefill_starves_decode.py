@@ -49,6 +49,8 @@ FEWER_STEPS = (
     "profile of {step} shows what the device spends the fixed time on (such as a batch without a full CUDA "
     "graph). Smaller chunks or a smaller budget make it worse."
 )
+SHARED_FRAC = 0.95
+"""Least share of the steps with prefill that take at least half of a cost of any prefill."""
 WHOLE_LOG = 0.5
 """Least doublings between small and large prefills that tell a fixed cost from the cost of a token."""
 
@@ -282,7 +284,8 @@ def prefill_time(timeline: Timeline) -> PrefillTime:
     fixed_us, per_token_us = (
         float(cost) for cost in fit_lad(np.column_stack([np.ones(len(tokens)), tokens]), added_us)
     )
-    return PrefillTime(fixed_us, max(per_token_us, 0.0)) if fixed_us > 0 else plain
+    is_shared = np.mean(added_us - per_token_us * tokens >= fixed_us / 2) >= SHARED_FRAC
+    return PrefillTime(fixed_us, max(per_token_us, 0.0)) if fixed_us > 0 and is_shared else plain
 
 
 def _is_fixed(evidence: StretchedDecodes) -> bool:

@@ -53,8 +53,8 @@ WHOLE_FROM = 10.0
 MOST_BY_CHANCE = 0.1
 """Largest chance that requests start and end at the two ends of a range of steps by coincidence."""
 BEFORE_AND_AFTER = (
-    "Profile a step before a {operation} and a step after it, and compare them: the trace does not see inside a "
-    "step. Until the cause is known, more of them keep steps short."
+    "Profile a step before a {operation} and a step after it, and compare them: the trace does not see "
+    "inside a step. Until the cause is known, more of them keep steps short."
 )
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
 
@@ -554,13 +554,11 @@ def _advice(
     explanation = effect.explanation
     kinds = {term.feature.kind for term in explanation.terms}
     profile = advise(PROFILE, part="a step" if excess.part == "execution" else PARTS[excess.part][3:])
-    if "since" in kinds:
-        operation = OPERATIONS[
-            next(term.feature.detail for term in explanation.terms if term.feature.kind == "since")
-        ]
-        return [advise(BEFORE_AND_AFTER, operation=operation)], None
     if "period" in kinds:
         profile = would_tell(excess.part)
+    for term in explanation.terms:
+        if term.feature.kind == "since":
+            profile = advise(BEFORE_AND_AFTER, operation=OPERATIONS[term.feature.detail])
     if explanation.also:
         return [profile], None
     if evidence.batch_size is not None and excess.part == "execution":
