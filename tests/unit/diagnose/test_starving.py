@@ -5,6 +5,7 @@ import pytest
 from schedtrace.diagnose.rules import RULES
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, ScheduledRequest
+from schedtrace.model.trace_facts import KvLoad
 from tests.makers import arrival, step
 
 
@@ -54,6 +55,20 @@ def mixed_steps(fixed_us, per_token_us):
         for n, size in enumerate(sizes)
     ]
     return [*(timed(n, 0, 4) for n in range(40)), *slower]
+
+
+@pytest.mark.parametrize("event", ["failed", "arrived"])
+def test_prompts_computed_here_because_their_loads_failed(found, recorded_words, event):
+    """a's prompt is computed beside decodes in 5 steps that take 2,000 us instead of 1,000."""
+    lines = run(5)
+    lines[0].arrived = [arrival("a", 0, prompt_tokens=500)]
+    lines[19].kv_loads = [KvLoad("a", event, 1_900_000)]
+    [finding] = found("prefill-starves-decode", *lines)
+    evidence, has_failed = finding.evidence, event == "failed"
+    assert (evidence.failed_loads, evidence.kv_loads) == (int(has_failed), 1)
+    assert bool(finding.title) is has_failed
+    if has_failed:
+        recorded_words(finding.title, finding.verdict, finding.advice)
 
 
 @pytest.mark.parametrize(("fixed_us", "per_token_us", "root"), [(4000, 2, True), (0, 40, False)])

@@ -106,7 +106,7 @@ def test_rounds_that_are_answered_in_one_step(thinks, pattern):
 
 
 def test_clients_whose_requests_share_steps_are_a_loop():
-    """Three clients whose requests are answered at the next multiple of 1 ms, after think times of their own."""
+    """Three clients with think times of their own, answered at multiples of 1 ms."""
     draw, sent, gone = random.Random(8), [], []  # noqa: S311  # repeatable
     for _ in range(3):
         us = 0.0
