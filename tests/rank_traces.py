@@ -1,7 +1,8 @@
 """Run folders of data-parallel ranks made by hand, whose common steps are as long as their slowest rank."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from schedtrace.model.manifest import write_manifest
@@ -33,6 +34,7 @@ def write_ranks(
     lockstep: bool = True,
     factors: Sequence[float] | None = None,
     refused: str = "",
+    prompts: Mapping[str, int] = MappingProxyType({}),
     **fields: Any,
 ) -> Path:
     """A run folder with a trace per rank.
@@ -46,6 +48,7 @@ def write_ranks(
         lockstep: With wave and step counter.
         factors: How many times as long each rank takes for its work; independent ranks then go at a pace of
             their own. Not given: all are alike, and every step takes as long as the slowest rank's.
+        prompts: Prompt tokens of decoding requests; 1 unless stated.
         refused: A cause: one request of rank 0 waits for it all the time.
         fields: Of the header.
     """
@@ -55,7 +58,7 @@ def write_ranks(
         if factors and not lockstep:
             lengths = [length_us([turns[rank]], [factors[rank]]) for turns in passes]
         refuses = refused if rank == 0 else ""
-        lines = [*_lines(rank, passes, lengths, lockstep=lockstep, refused=refuses)]
+        lines = [*_lines(rank, passes, lengths, prompts, lockstep=lockstep, refused=refuses)]
         size = ranks if lockstep else 1
         head = header(engine_rank=rank, **{"data_parallel_size": size, "max_num_running_reqs": 16, **fields})
         write_trace(folder / f"engine-{rank}.jsonl", head, *lines)
@@ -64,7 +67,13 @@ def write_ranks(
 
 
 def _lines(
-    rank: int, passes: Sequence[Sequence[Turn]], lengths: Sequence[int], *, lockstep: bool, refused: str
+    rank: int,
+    passes: Sequence[Sequence[Turn]],
+    lengths: Sequence[int],
+    prompts: Mapping[str, int],
+    *,
+    lockstep: bool,
+    refused: str,
 ) -> list[Line]:
     lines: list[Line] = []
     clock, computed, began = 0, {}, {}
@@ -81,12 +90,12 @@ def _lines(
             left = [name for name in computed if name not in names]
             gone += [_finished(name, computed.pop(name), began[name], clock) for name in left]
             rows = [
-                ScheduledRequest(name, 0, 1, "new")
+                ScheduledRequest(name, 0, prompts.get(name, 1), "new")
                 if name in new
                 else ScheduledRequest(name, computed[name], 1)
                 for name in names
             ]
-            came = [arrival(name, clock, clock, prompt_tokens=1) for name in new]
+            came = [arrival(name, clock, clock, prompt_tokens=prompts.get(name, 1)) for name in new]
             if prefill:
                 prompt = f"{rank}-p{counter}"
                 rows.append(ScheduledRequest(prompt, 0, prefill, "new"))
@@ -108,7 +117,7 @@ def _lines(
                     num_continued=decodes - len(new),
                     running=len(rows),
                     waiting=int(bool(refused)),
-                    prefill_tokens=prefill + len(new),
+                    prefill_tokens=prefill + sum(prompts.get(name, 1) for name in new),
                     decode_tokens=decodes - len(new),
                     exits=exits,
                     arrived=came,
@@ -119,7 +128,7 @@ def _lines(
             )
             gone = [_finished(prompt, 1, clock, clock + took, prefill)] if prefill else []
             for name in names:
-                computed[name] = computed.get(name, 0) + 1
+                computed[name] = computed[name] + 1 if name in computed else prompts.get(name, 1)
                 began.setdefault(name, clock)
         clock += took
     gone += [_finished(name, tokens, began[name], clock) for name, tokens in computed.items()]

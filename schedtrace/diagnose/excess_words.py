@@ -73,11 +73,24 @@ TRAIT_WORDS = {
     "lora": "requests that use a LoRA adapter",
 }
 """Requests with each trait, in words."""
-SECONDS = ("clock", "idle", "period")
+OPERATIONS = {
+    "pause_state": "pause or resumption",
+    "reset_prefix_cache": "reset of the prefix cache",
+    "sleep": "sleep",
+    "wake_up": "waking up",
+    "collective_rpc": "call to the workers",
+    "add_lora": "load of an adapter",
+}
+"""Noun of each operation."""
+SECONDS = ("clock", "idle", "period", "since")
 """Features in seconds; the others are counts."""
 FIRST_OF = {"prefill": "prefill", "used": "number of tokens"}
 """Tokens whose first sizes are features, in words."""
-MINUTES = {"clock": "", "idle": " without work before a step"}
+MINUTES = {
+    "clock": "",
+    "idle": " without work before a step",
+    "since": " since the last {operation} and falls back after it",
+}
 """Words after ``a minute`` for each feature in seconds."""
 SIDES = {
     "idle": ("after more than {cut:us} without work", "after less than {cut:us} without work"),
@@ -126,6 +139,13 @@ def term_clause(excess: "PartExcess", term: "Term") -> Message:
                 not_="" if term.above else " not",
                 sizes=f"multiples of {sizes} tokens" if sizes.isdigit() else sizes,
             )
+        case "since":
+            words = say(
+                "{side} than {cut:us} after a {operation}",
+                side="more" if term.above else "less",
+                cut=term.cut * 1e6,
+                operation=OPERATIONS[detail],
+            )
         case _ if kind in FLAGS:
             words = say(FLAGS[kind][not term.above])
         case _ if kind in SIDES:
@@ -162,6 +182,8 @@ def term_nouns(term: "Term") -> Message:
             words = say("time")
         case "idle":
             words = say("the idle time before a step")
+        case "since":
+            words = say("the time since the last {operation}", operation=OPERATIONS[detail])
         case _ if kind in FLAGS:
             words = say("steps {which}", which=FLAGS[kind][0])
         case _:
@@ -211,7 +233,7 @@ COMPARED = {
     ("arrivals", "finishes", "waiting", "not_ready", "exits"): "queue",
     ("trait", "lora", "grammars", "sessions", "request", "age"): "requests and their options",
     ("dummies",): "dummy batches",
-    ("idle", "clock", "period"): "time",
+    ("idle", "clock", "period", "since"): "time",
 }
 """Facts that the search compares, in words, by the kinds of features."""
 

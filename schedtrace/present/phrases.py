@@ -242,7 +242,7 @@ def tail_sentence(tails: list[LatencyTail], *, engines: int) -> Message:
         latency=TAILS[tail.metric],
         slowest_ms=tail.slowest_ms,
         median_ms=tail.median_ms,
-        share=first.share_frac,
+        share=min(1.0, first.share_frac),
         part=_tail_part(first),
         steps=steps,
         prompts=_rounded(tail.prefill_tokens if size == "prefill" else None),

@@ -75,8 +75,8 @@ class RankSummary:
     most_running: int
     """Largest number of requests that ran at the same time."""
     steps: pl.DataFrame
-    """Table with a row per step that computed something: ``STEPS``, ``requests``, ``used_tokens`` and
-    ``decode_tokens``, all integers of 64 bits."""
+    """Table with a row per step that computed something: ``STEPS``, ``requests``, ``used_tokens``,
+    ``decode_tokens`` and ``context_tokens``, all integers of 64 bits."""
     presence: pl.DataFrame
     """Spans with ``begin_us``, ``end_us``, ``running`` and ``waiting`` requests, without gaps."""
     arrived: int
@@ -168,9 +168,8 @@ def kv_used_frac() -> pl.Expr:
 def _steps(steps: pl.DataFrame) -> pl.DataFrame:
     columns = [pl.col(name) if name in steps.columns else pl.lit(None).alias(name) for name in STEPS]
     computing = steps.filter(pl.col("total_requests") > 0)
-    return computing.select(*columns, "used_tokens", "decode_tokens", requests=pl.col("total_requests")).cast(
-        pl.Int64
-    )
+    sizes = ("used_tokens", "decode_tokens", "context_tokens")
+    return computing.select(*columns, *sizes, requests=pl.col("total_requests")).cast(pl.Int64)
 
 
 def _presence(timeline: Timeline) -> pl.DataFrame:
@@ -314,6 +313,7 @@ SCHEMA = {
     "requests": pl.Int64,
     "prefill_tokens": pl.Int64,
     "decode_tokens": pl.Int64,
+    "context_tokens": pl.Int64,
 }
 
 
@@ -501,7 +501,8 @@ class RecordedRanks:
 
         Columns, in order of ranks and their steps: ``wave``, ``step_counter``, ``rank``, ``trial``, ``step``;
         ``start_us`` and ``output_us`` on the common clock; ``requests``; ``prefill_tokens`` (including tokens
-        that are recomputed after a preemption) and ``decode_tokens``. Empty for independent ranks.
+        that are recomputed after a preemption), ``decode_tokens`` and ``context_tokens``. Empty for
+        independent ranks.
         """
         if not self.lockstep:
             return pl.DataFrame(schema=SCHEMA)
@@ -529,7 +530,8 @@ class RecordedRanks:
         ``computing`` and ``prefilling``: numbers of ranks that compute and that prefill; ``largest`` and
         ``decoding``: the largest number of requests, and of possibly decoding requests, on a rank;
         ``requests``: the requests of all ranks; ``most_prefill``: the largest number of prefill tokens on a
-        rank.
+        rank; ``most_context`` and ``context_tokens``: the largest number of context tokens on a rank, and
+        those of all ranks.
         """
         of_wave = pl.col("wave")
         follows = (of_wave == of_wave.shift(1)) & (
@@ -547,6 +549,8 @@ class RecordedRanks:
                 decoding=pl.min_horizontal("requests", "decode_tokens").max(),
                 requests=pl.col("requests").sum(),
                 most_prefill=pl.col("prefill_tokens").max(),
+                most_context=pl.col("context_tokens").max(),
+                context_tokens=pl.col("context_tokens").sum(),
             )
             .sort(*PASS)
             .with_columns(begin_us=pl.when(follows).then(pl.col("end_us").shift(1)).otherwise("first_us"))

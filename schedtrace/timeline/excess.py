@@ -44,6 +44,8 @@ have: growth with the output of one of many like requests would not last."""
 SIZES = {"16": 16, "64": 64, "128": 128, "256": 256, "512": 512, "powers of two": 0}
 """Sizes to which a device may pad its batches, by name: multiples of a number of tokens."""
 
+FEWEST_OPERATIONS = 2
+"""Fewest operations of a kind from which the time since the last one is a feature."""
 MOST_BENDS, STEPS_OF_BEND = 10, 12
 """Most bends in the cost of prefill tokens, and fewest steps per bend."""
 
@@ -94,6 +96,7 @@ KINDS = {
     "idle": FeatureKind(CAUSE, "idle"),
     "kv_used": FeatureKind(WORK, "kv"),
     "period": FeatureKind(CORRELATE, "period"),
+    "since": FeatureKind(CORRELATE, "since"),
     "clock": FeatureKind(CORRELATE, "clock"),
     "waiting": FeatureKind(CORRELATE, "waiting", "num_waiting_before"),
     "not_ready": FeatureKind(CORRELATE, "not_ready", "num_not_ready_after"),
@@ -113,8 +116,8 @@ class Feature:
     """A key of ``KINDS``."""
     values: Array
     detail: str = ""
-    """Name of the exit, trait, adapter or request; for ``period`` its length in seconds; for ``first_size``
-    the counted tokens, and the sizes to which they are padded."""
+    """Name of the exit, trait, adapter, request or operation; for ``period`` its length in seconds; for
+    ``first_size`` the counted tokens, and the sizes to which they are padded."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -279,6 +282,7 @@ def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
         yield from _first_sizes(timeline, steps)
     yield Feature("idle", (steps["idle_us"] / 1e6).to_numpy())
     yield Feature("clock", ((start - timeline.begin_us) / 1e6).to_numpy())
+    yield from _since_operations(timeline, start.to_numpy())
     if steps["kv_blocks_free_before"].count():
         used = pl.col("kv_blocks_total") - pl.col("kv_blocks_free_before")
         yield Feature("kv_used", steps.select(used.cast(pl.Float64).fill_null(0)).to_series().to_numpy())
@@ -288,6 +292,16 @@ def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
         padding = [graph_use(tokens, sizes)[0] or 0 for tokens in steps["used_tokens"].to_list()]
         yield Feature("padding", np.array(padding, float))
     yield Feature("age", _oldest_steps(timeline, start.to_numpy()))
+
+
+def _since_operations(timeline: Timeline, at_us: Array) -> Iterator[Feature]:
+    """Yield for each kind of operation that was repeated the time since the last one, or since the start."""
+    done = timeline.controls.filter(~pl.col("failed")).sort("at_us")
+    for (control,), rows in done.group_by("control", maintain_order=True):
+        times_us = np.unique(np.concatenate([[timeline.begin_us], rows["at_us"].to_numpy()]))
+        if rows.height >= FEWEST_OPERATIONS:
+            last_us = times_us[np.maximum(np.searchsorted(times_us, at_us, side="right") - 1, 0)]
+            yield Feature("since", (at_us - last_us) / 1e6, str(control))
 
 
 def _encoded(every: pl.DataFrame, steps: pl.DataFrame) -> Array:

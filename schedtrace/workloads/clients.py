@@ -222,9 +222,11 @@ class _History:
         if pattern == "barrier":
             rounds = [self.ends_us[start:end] for start, end in pairwise(self.round_starts)]
             waited_us = [max(ends_us) - min(ends_us) for ends_us in rounds]
-            # Without a wait for the last answer of a round, a barrier is a loop.
-            is_apart = bool(waited_us) and median(waited_us) > AT_ONCE_FRAC * self.took_us
-            return len(rounds) >= FEWEST_EVENTS - 1 and _size(self.round_starts) > 1 and is_apart
+            if len(rounds) < FEWEST_EVENTS - 1 or _size(self.round_starts) <= 1:
+                return False
+            # If all requests of a round are answered together, a loop sends them together only if each client
+            # thinks equally long every time.
+            return median(waited_us) > AT_ONCE_FRAC * self.took_us or self._rounds_are_sent_together()
         if pattern == "limit":
             lags_us = self.thinks_us(self.most_open)
             at_once = sum(lag <= AT_ONCE_FRAC * self.took_us for lag in lags_us)
@@ -232,6 +234,12 @@ class _History:
         if pattern == "sessions":  # simultaneous requests have no think times of their own
             return median(us - before for _, before, us in _gaps(self)) > SAME_FRAC * self.took_us
         return pattern != "retries" or len(self.gave_up_us) >= FEWEST_EVENTS
+
+    def _rounds_are_sent_together(self) -> bool:
+        """Return whether the times before rounds vary far more than the times within one, unlike clients'."""
+        spans_us = [self.sent_us[end - 1] - self.sent_us[start] for start, end in pairwise(self.round_starts)]
+        low_us, _, high_us = quantiles(self.round_lags_us, n=4)
+        return median(spans_us) < (high_us - low_us) / 2
 
     @property
     def round_lags_us(self) -> list[float]:

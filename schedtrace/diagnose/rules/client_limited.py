@@ -81,6 +81,7 @@ ADVICE = {
     "barrier": "send the next request when one of {clients:n} is done, not when all are, to load {engine}",
     NONE: "a higher request rate, to load {engine}",
 }
+LARGER_ROUNDS = "more requests in a round, or the next round before this one is done, to load {engine}"
 ELSEWHERE = "another engine, or fewer tokens per request, for more requests/s"
 TITLES = {"barrier": "The client sends in rounds", "limit": "A queue in front holds requests back"}
 FITTED = {
@@ -146,8 +147,8 @@ def _working_frac(rank: RankSummary) -> float:
 
 
 def _waits_for_clients(load: OfferedLoad, seats: int | None) -> bool:
-    if load.rounds is not None:
-        return load.rounds.empty_frac >= EMPTY_FROM_FRAC
+    if load.rounds is not None and load.rounds.empty_frac >= EMPTY_FROM_FRAC:
+        return True
     if load.clients is not None and load.clients.pattern != "retries":
         return load.clients.clients < (seats or load.clients.clients + 1)
     return load.pace == "clock" and not load.grows and load.working_frac <= IDLE_FRAC
@@ -218,6 +219,8 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int, timeline: Timeline 
         most_gain_frac=most_gain,
     )
     slower_frac, is_full = _slower_frac(load), most_gain is not None and pattern != NONE
+    leaves_places = load.rounds is not None and load.rounds.empty_frac >= EMPTY_FROM_FRAC
+    remedy = LARGER_ROUNDS if load.rounds is not None and not leaves_places else ADVICE[pattern]
     places = seats if clients is None else min(seats or clients.clients, clients.clients)
     engine = "this engine" if engines == 1 else f"these {engines} engines"
     return finding_of(
@@ -236,10 +239,10 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int, timeline: Timeline 
         title="The device is full" if is_full else TITLES.get(pattern, "The client sends too little"),
         verdict=FULL
         if is_full
-        else "The client is the limit: " + (TIMES if pattern == NONE else ROUNDS if load.rounds else FEW),
+        else "The client is the limit: " + (TIMES if pattern == NONE else ROUNDS if leaves_places else FEW),
         message=FITTED[pattern] + "The pattern is a hint: the trace does not see the client.",
         severity="info" if slower_frac is None else severity_by_weight(None, slower_frac),
-        advice=[advise(ELSEWHERE if is_full else ADVICE[pattern], evidence, engine=engine)],
+        advice=[advise(ELSEWHERE if is_full else remedy, evidence, engine=engine)],
         engine_rank=0,
         count=0,
         trials=[],

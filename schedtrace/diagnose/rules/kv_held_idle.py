@@ -65,6 +65,10 @@ class IdleHolders(Waited, kw_only=True):
     """KV blocks that all these holders keep."""
     blocks_total: int | None
     """KV blocks of the cache."""
+    median_hold_ms: float | None
+    """Median time for which finished requests kept their blocks; None: no holder is one, or not recorded."""
+    longest_hold_ms: float | None
+    """Longest such time, until the end of the trace if it had not ended."""
     deadlock: bool
     """Whether no request ran and each of the holders itself waited for blocks."""
 
@@ -177,7 +181,8 @@ def _idle_holders(timeline: Timeline) -> Finding | None:
         title="Requests that do not run keep the KV blocks",
         verdict=verdict,
         holder="They kept {idle_blocks:n}[ of {usable:n} usable] blocks for {time_ms:ms} ({stretch}), "
-        "{largest:id} the most ({largest_blocks:n}).",
+        "{largest:id} the most ({largest_blocks:n}).[ Finished requests kept theirs for {median_hold_ms:ms} "
+        "at the median and {longest_hold_ms:ms} at most.]",
         values={
             "who": Count(evidence.holders, NOUNS[evidence.kind]),
             "usable": usable_blocks(timeline.header),
@@ -190,6 +195,17 @@ def _idle_holders(timeline: Timeline) -> Finding | None:
         advice=[*([advise(ADVICE[evidence.kind])] if evidence.kind in ADVICE else []), room],
         evidence=evidence,
     )
+
+
+def _holds_ms(timeline: Timeline) -> tuple[float | None, float | None]:
+    """Return the median and the longest time for which finished requests kept their blocks."""
+    events = timeline.kv_sends.group_by("request_id").agg(
+        begun_us=pl.col("at_us").filter(pl.col("event") == "begun").min(),
+        ended_us=pl.col("at_us").filter(pl.col("event") == "ended").max(),
+    )
+    holds = events.select((pl.col("ended_us").fill_null(timeline.end_us) - pl.col("begun_us")) / 1e3)
+    longest, median = holds.select(pl.all().max(), median=pl.all().median()).row(0)
+    return median, longest
 
 
 def _longest(timeline: Timeline) -> dict[str, Any]:
@@ -206,6 +222,7 @@ def _longest(timeline: Timeline) -> dict[str, Any]:
     of_run = rows.filter(pl.col("first_step") == rows["first_step"][0])
     largest = of_run.row(0, named=True)
     kinds = totals(of_run, "blocks", by="kind")
+    median_ms, longest_ms = _holds_ms(timeline) if "finished" in kinds["kind"] else (None, None)
     waiting = of_run.filter((pl.col("kind") != "finished") & ~pl.col("silent"))
     return {
         "first_step": largest["first_step"],
@@ -216,6 +233,8 @@ def _longest(timeline: Timeline) -> dict[str, Any]:
         "largest": largest["request_id"],
         "largest_blocks": largest["blocks"],
         "idle_blocks": int(of_run["blocks"].sum()),
+        "median_hold_ms": median_ms,
+        "longest_hold_ms": longest_ms,
         "deadlock": largest["alone"] and of_run.height > 1 and waiting.height == of_run.height,
     }
 

@@ -1,19 +1,31 @@
 """``prefill-starves-decode``: decoding requests waited longer because their steps also prefilled."""
 
+from typing import NamedTuple
+
+import numpy as np
 import polars as pl
 
 from schedtrace.diagnose.cache_use import cache_use
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replay_advice
 from schedtrace.diagnose.rules.arrival_limited import late_requests
-from schedtrace.diagnose.rules.common import Fields, StepExample, Values, share_of_requests, step_finding
+from schedtrace.diagnose.rules.common import (
+    Fields,
+    StepExample,
+    Values,
+    advise,
+    share_of_requests,
+    step_finding,
+)
 from schedtrace.diagnose.rules.smaller_budget import smaller_budget
+from schedtrace.diagnose.work_fit import fit_lad
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median
+from schedtrace.timeline.timeline import Timeline, made_once
 
 FOUND_FROM_FRAC = 0.10
 """Least share of the time that decoding requests spent in steps."""
@@ -28,6 +40,28 @@ SIZES = ("size", "step_us", "larger_us")
 PAUSE_TIMES = 10
 """Least ratio to the usual time at which users notice a step as a pause."""
 MOST_FRAC = 0.5
+FAILED_LOADS = (
+    'look at the KV connector and its other side: why loads fail. kv_load_failure_policy "fail" in '
+    "--kv-transfer-config ends such requests instead of computing their prompts here."
+)
+FEWER_STEPS = (
+    "Fewer steps with prefill: prompts that are sent together share a step, or prefill on another engine. A "
+    "profile of {step} shows what the device spends the fixed time on (such as a batch without a full CUDA "
+    "graph). Smaller chunks or a smaller budget make it worse."
+)
+SHARED_FRAC = 0.95
+"""Least share of the steps with prefill that take at least half of a cost of any prefill."""
+WHOLE_LOG = 0.5
+"""Least doublings between small and large prefills that tell a fixed cost from the cost of a token."""
+
+
+class PrefillTime(NamedTuple):
+    """Time that prefill adds to a step that also decodes."""
+
+    fixed_us: float
+    """Time that any prefill adds, however few its tokens."""
+    per_token_us: float
+    """Time that each of its tokens adds."""
 
 
 class StretchedStep(StepExample, kw_only=True):
@@ -50,6 +84,16 @@ class StretchedDecodes(Evidence, kw_only=True):
     """Share of all time between tokens, as above."""
     mean_stretch_us: float
     """Mean of ``stretch_us``."""
+    fixed_us: float
+    """Part of it that does not depend on the number of prefill tokens; 0 if the steps do not show any."""
+    failed_loads: int
+    """Number of requests with a failed KV load whose prompts were computed in these steps."""
+    kv_loads: int
+    """Number of all requests with a KV load."""
+    failed_tokens: int
+    """Prompt tokens of the failed loads that these steps computed."""
+    median_prefill_tokens: float
+    """Median number of prefill tokens of these steps."""
     max_busy_us: int
     """Longest of these steps."""
     median_decode_step_us: float | None
@@ -68,9 +112,15 @@ def _find(timeline: Timeline) -> Findings:
     stretch_us = float((mixed["stretch_us"] * mixed["decode_tokens"]).sum() or 0)
     if stretch_us / all_us < FOUND_FROM_FRAC:
         return
+    failed = _failed_loads(timeline, mixed)
     evidence = StretchedDecodes(
         stretch_frac=stretch_us / all_us,
         mean_stretch_us=float(mixed["stretch_us"].sum()) / mixed.height,
+        fixed_us=prefill_time(timeline).fixed_us,
+        failed_loads=failed.height,
+        kv_loads=0 if "kv_loads" not in timeline.lists else _loaded(timeline).height,
+        failed_tokens=int(failed["tokens"].sum()),
+        median_prefill_tokens=median(mixed["prefill_tokens"]),
         max_busy_us=int(mixed["busy_us"].max()),  # type: ignore[arg-type]  # an integer column with rows
         median_decode_step_us=decoding.filter(pl.col("prefill_tokens") == 0)["busy_us"].median(),  # type: ignore[arg-type]  # of integers
         examples=StretchedStep.largest(mixed, "stretch_us"),
@@ -88,13 +138,33 @@ def _find(timeline: Timeline) -> Findings:
         "cost_error_frac": None if model is None else model.error_frac,
     }
     smaller = smaller_budget(timeline)
-    if smaller is not None and smaller.saved_frac >= WORTH_FRAC:
+    if evidence.failed_tokens >= MOST_FRAC * fields["tokens"]:
+        fields |= {
+            "title": "KV loads failed, and their prompts are computed here",
+            "verdict": "{failed_loads:n} of {kv_loads:n KV load} failed, and {failed_tokens:n prompt token} "
+            "were computed here instead: steps with prefill took up to {max_busy_us:us}, where a step with "
+            "decodes only takes {median_decode_step_us:us}; that is {stretch_frac:%} of the time between "
+            "tokens.",
+            "holder": _holder(_prefills(timeline, mixed).join(failed, on="request_id", how="semi")),
+            "share_frac": share_of_requests(timeline, stretch_us),
+            "advice": [advise(FAILED_LOADS, costs="With that policy, these requests fail.")],
+        }
+    elif _is_fixed(evidence):
+        fields |= {
+            "title": "Any prefill in a step costs a fixed time",
+            "verdict": "A prefill adds {fixed_us:us} to a step, however few its tokens "
+            "({median_prefill_tokens:n token} at the median): {steps:n step} with one took "
+            "{stretch_frac:%} of the time between tokens.",
+            "share_frac": share_of_requests(timeline, stretch_us),
+            "advice": [advise(FEWER_STEPS, step=evidence.examples[0].at)],
+        }
+    elif smaller is not None and smaller.saved_frac >= WORTH_FRAC:
         fields |= {
             "title": "Prefill chunks are too large for the decodes beside them",
             "verdict": "Steps with prefill delay the decodes in them: steps of about {size:n token} took "
             "{step_us:us}, larger ones {larger_us:us} on average; smaller chunks would save at least "
             "{share:%} of the requests' time.",
-            "holder": _holder(timeline, mixed),
+            "holder": _holder(_prefills(timeline, mixed)),
             "share_frac": smaller.saved_frac,
             "cause": Cause.TOKEN_BUDGET,
             "advice": [smaller.advice(timeline)],
@@ -105,7 +175,7 @@ def _find(timeline: Timeline) -> Findings:
             "verdict": "Prefill chunks interrupt the decodes: {steps:n step} with up to "
             "{most:n prefill token} took up to {max_busy_us:us}, where a step with decodes only takes "
             "{median_decode_step_us:us}; that is {stretch_frac:%} of the time between tokens.",
-            "holder": _holder(timeline, mixed),
+            "holder": _holder(_prefills(timeline, mixed)),
             "share_frac": share_of_requests(timeline, stretch_us),
             "advice": [replay_advice(LONG_PREFILL)],
         }
@@ -127,22 +197,41 @@ def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
     if not timeline.closed_workload:
         return False
     late = late_requests(timeline).select("request_id")
-    each = timeline.prefills.join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
-    of_late = each.join(late, on="request_id", how="semi")["scheduled_tokens"].sum()
+    of_late = _prefills(timeline, mixed).join(late, on="request_id", how="semi")["scheduled_tokens"].sum()
     return int(of_late) >= MOST_FRAC * int(mixed["prefill_tokens"].sum())
 
 
 def _computed_again(timeline: Timeline, mixed: pl.DataFrame) -> bool:
     """Return whether most prefill is of tokens that earlier prompts had computed: the cache lost them."""
-    each = timeline.prefills.join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
+    each = _prefills(timeline, mixed)
     missed = cache_use(timeline).join(each, on="request_id", how="semi")["missed_tokens"].sum() or 0
     return int(missed) >= MOST_FRAC * int(mixed["prefill_tokens"].sum())
 
 
-def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
-    """Return the names of the requests whose prompts were prefilled."""
-    each = timeline.prefills.join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
-    each = each.group_by("request_id").agg(pl.col("scheduled_tokens").sum(), pl.col("prompt_tokens").first())
+def _loaded(timeline: Timeline) -> pl.DataFrame:
+    """Return the requests with a KV load, and whether it ``failed``."""
+    loads = timeline.lists["kv_loads"].select("request_id", failed=pl.col("event") == "failed").collect()
+    return loads.group_by("request_id").agg(pl.col("failed").any())
+
+
+def _failed_loads(timeline: Timeline, mixed: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests with a failed KV load, and the ``tokens`` of their prompts in these steps."""
+    each = _prefills(timeline, mixed).group_by("request_id").agg(tokens=pl.col("scheduled_tokens").sum())
+    if "kv_loads" not in timeline.lists:
+        return each.clear()
+    return each.join(_loaded(timeline).filter("failed"), on="request_id", how="semi")
+
+
+def _prefills(timeline: Timeline, mixed: pl.DataFrame) -> pl.DataFrame:
+    """Return the prompts' chunks in these steps."""
+    return timeline.prefills.join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
+
+
+def _holder(prefills: pl.DataFrame) -> Message:
+    """Return the names of the requests whose prompts these chunks prefilled."""
+    each = prefills.group_by("request_id").agg(
+        pl.col("scheduled_tokens").sum(), pl.col("prompt_tokens").first()
+    )
     largest = each.sort("scheduled_tokens", "request_id", descending=[True, False])
     if largest.is_empty():
         return NOTHING
@@ -160,13 +249,53 @@ def _waited_us(steps: pl.DataFrame) -> int:
 
 
 def stretched_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return the steps with both kinds of work, with ``stretch_us``: the time of prefill in the model."""
-    model = timeline.step_time
-    mixed = timeline.steps.filter(
+    """Return the steps with both kinds of work, with ``stretch_us``: the time that their prefill added."""
+    fixed_us, per_token_us = prefill_time(timeline)
+    added_us = fixed_us + pl.col("prefill_tokens") * per_token_us
+    return _mixed(timeline).with_columns(stretch_us=pl.min_horizontal(added_us, "busy_us"))
+
+
+def _mixed(timeline: Timeline) -> pl.DataFrame:
+    return timeline.steps.filter(
         (pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") > 0) & (pl.col("busy_us") > 0)
     )
-    per_token = 0.0 if model is None else model.per_prefill_token_us
-    return mixed.with_columns(stretch_us=pl.min_horizontal(pl.col("prefill_tokens") * per_token, "busy_us"))
+
+
+@made_once
+def prefill_time(timeline: Timeline) -> PrefillTime:
+    """Return the time that prefill adds to steps that decode, beyond what their decodes take alone.
+
+    It has a fixed part only if steps with few and with many prefill tokens show one, and steps that only
+    decode show what decodes take.
+    """
+    model = timeline.step_time
+    plain = PrefillTime(0.0, 0.0 if model is None else model.per_prefill_token_us)
+    mixed = _mixed(timeline).drop_nulls(FEATURES)
+    alone = fit_step_time(
+        timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))
+    )
+    if model is None or alone is None or mixed.height < FEWEST_STEPS:
+        return plain
+    tokens = mixed["prefill_tokens"].to_numpy().astype(float)
+    if np.log2(np.quantile(tokens, 0.9) / np.quantile(tokens, 0.1)) < WHOLE_LOG:
+        return plain
+    without_us = mixed.select(alone.predicted() - alone.per_prefill_token_us * pl.col("prefill_tokens"))
+    added_us = mixed["busy_us"].to_numpy() - without_us.to_series().to_numpy()
+    fixed_us, per_token_us = (
+        float(cost) for cost in fit_lad(np.column_stack([np.ones(len(tokens)), tokens]), added_us)
+    )
+    is_shared = np.mean(added_us - per_token_us * tokens >= fixed_us / 2) >= SHARED_FRAC
+    return PrefillTime(fixed_us, max(per_token_us, 0.0)) if fixed_us > 0 and is_shared else plain
+
+
+def _is_fixed(evidence: StretchedDecodes) -> bool:
+    """Return whether the fixed part of a prefill's time is most of it, and at least doubles a step."""
+    usual_us = evidence.median_decode_step_us
+    return (
+        evidence.stretch_frac >= CRITICAL_FROM_FRAC
+        and usual_us is not None
+        and evidence.fixed_us >= max(usual_us, MOST_FRAC * evidence.mean_stretch_us)
+    )
 
 
 RULE = Rule(

@@ -528,26 +528,23 @@ def _advice(
 
 
 def _smaller_drop(timeline: Timeline, block_size: int) -> list[Advice]:
-    """Return advice that makes the blocks smaller that vLLM computes again, or keeps them."""
-    advice = [
-        advise(
-            "a smaller {option} (now {now:n}), as far as the model and its attention backend accept it: vLLM "
-            "computes one block of each prompt again",
-            setting="block_size",
-            now=block_size,
-            costs="More blocks for vLLM to manage.",
-        )
-    ]
-    if timeline.header.settings.get(KEEPS_BLOCK) is False:
-        advice.append(
-            advise(
-                "{option} true in {drafts:setting}, an experiment of vLLM",
-                option=KEEPS_BLOCK.partition(".")[2],
-                drafts="--speculative-config",
-                costs="Perhaps fewer accepted drafts.",
-            )
-        )
-    return advice
+    """Return advice to keep the blocks that vLLM computes again, or to make them smaller."""
+    smaller = advise(
+        "a smaller {option} (now {now:n}), as far as the model and its attention backend accept it: vLLM "
+        "computes one block of each prompt again",
+        setting="block_size",
+        now=block_size,
+        costs="More blocks for vLLM to manage.",
+    )
+    if timeline.header.settings.get(KEEPS_BLOCK) is not False:
+        return [smaller]
+    keeps = advise(
+        "{option} true in {drafts:setting}, an experiment of vLLM: it then reuses that block",
+        option=KEEPS_BLOCK.partition(".")[2],
+        drafts="--speculative-config",
+        costs="Perhaps fewer accepted drafts.",
+    )
+    return [keeps, smaller]
 
 
 def _window_ends(timeline: Timeline, evidence: PrefixCache) -> Advice:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import even_cycle_frac
@@ -15,6 +16,7 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
+from schedtrace.diagnose.work_fit import fit_lad
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
@@ -33,6 +35,12 @@ DUMMIES_FROM_FRAC = 0.01
 """Least share of the ranks' time that dummy batches take."""
 AVOIDABLE_FROM_FRAC = 0.01
 """Least share of all requests' time in which they were refused on one rank while another had room."""
+FEWEST_PASSES = 40
+"""Fewest common steps without prefill that show what context costs."""
+EXPLAINED_FRAC = 0.7
+"""Share of the errors of a model of common steps without context to which context must reduce them."""
+LEAST_CONTEXT_FRAC = 0.05
+"""Least share of the requests' time that even contexts would save."""
 LARGER = 1.25
 """Least ratio of a rank's requests, or their length, to those of the other ranks."""
 MOST_CHOSEN = 0.9
@@ -133,13 +141,29 @@ class DummyBatches(Evidence, kw_only=True):
         return max(self.ranks, key=lambda figures: figures.time_ms)
 
 
+class UnevenContext(msgspec.Struct, kw_only=True):
+    """Context of the requests on each rank, which makes common steps longer: the largest sets the pace."""
+
+    requests_frac: float
+    """Share of the requests' time that even contexts would save."""
+    mean_tokens: float
+    """Mean number of context tokens on the rank with the most, over common steps without prefill."""
+    mean_others: float
+    """Mean number on each of the remaining ranks."""
+    request_id: str
+    """Request with the longest prompt on the rank that most often has the most."""
+    prompt_tokens: int
+    """Length of that prompt."""
+
+
 class RankImbalance(Evidence, kw_only=True):
     """Ranks side by side, and the reason why they differ."""
 
     largest: int
     """Rank that the finding names."""
     measure: str
-    """Measure of the imbalance: avoidable ``waits``, ``requests`` in the scheduler, or ``tokens`` computed.
+    """Measure of the imbalance: avoidable ``waits``, ``requests`` in the scheduler, ``context`` of the
+    requests in common steps, or ``tokens`` computed.
     """
     unevenness_frac: float
     """``1 - mean / max`` over the ranks, of their mean numbers of requests or, for ``tokens``, of these."""
@@ -157,6 +181,8 @@ class RankImbalance(Evidence, kw_only=True):
     lockstep_frac: float | None
     """Share of the requests' time that even batches would save in common steps; None: nothing, or not
     known."""
+    context: UnevenContext | None
+    """Context of the requests in common steps; None: it is even, or costs little, or that is not known."""
     why: str
     """``client`` (it chose the rank), ``requests`` (the rank got more of them), ``lengths`` (they are
     longer) or ``unknown``."""
@@ -182,7 +208,8 @@ def _find(ranks: RecordedRanks) -> Findings:
 
 def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
     longer = evidence.dummies.longer_requests_frac if evidence.dummies is not None else None
-    share = min(1.0, evidence.avoidable_frac + (evidence.lockstep_frac or 0.0) + (longer or 0.0))
+    context = evidence.context.requests_frac if evidence.context is not None else 0.0
+    share = min(1.0, evidence.avoidable_frac + (evidence.lockstep_frac or 0.0) + (longer or 0.0) + context)
     steps = ranks.timeline(evidence.largest).steps
     if evidence.avoidable_ms:
         steps = steps.filter(pl.col("num_waiting_after") > 0)
@@ -256,6 +283,15 @@ def _dummies_message(dummies: DummyBatches) -> Message:
 
 
 def _verdict(evidence: RankImbalance) -> Message:
+    if evidence.context is not None and evidence.measure == "context":
+        return say(
+            "Common steps are as long as the largest context takes: requests on rank {largest:n} hold "
+            "{mean_tokens:n} tokens of context on average, on each other rank {mean_others:n} "
+            "({request_id:id} alone has a prompt of {prompt_tokens:n token}); with even contexts they would "
+            "take {requests_frac:%} less of the requests' time.",
+            evidence.context,
+            largest=evidence.largest,
+        )
     if evidence.avoidable_frac >= AVOIDABLE_FROM_FRAC:
         return say(
             "Rank {largest:n} is overloaded while another rank has room: requests spent {avoidable_frac:%} "
@@ -426,7 +462,10 @@ def _imbalance(ranks: RecordedRanks, dummies: DummyBatches | None) -> RankImbala
     far = uneven.unevenness >= UNEVEN_FRAC and uneven.above >= LEAST_REQUESTS
     if avoidable >= AVOIDABLE_FROM_FRAC:
         measure = "waits"
-    elif not far:
+    context = _uneven_context(ranks)
+    if context is not None and context[1].requests_frac > avoidable:
+        measure, uneven = "context", _uneven(loads, TOKENS, context[0])
+    elif avoidable < AVOIDABLE_FROM_FRAC and not far:
         measure, uneven = "tokens", _uneven(loads, TOKENS, None)
         requests = sum(rank.arrived for rank in ranks.each)
         if uneven.unevenness < UNEVEN_FRAC or requests < FEWEST_REQUESTS * len(ranks.each):
@@ -441,6 +480,7 @@ def _imbalance(ranks: RecordedRanks, dummies: DummyBatches | None) -> RankImbala
         avoidable_ms=avoidable_us / 1e3,
         avoidable_frac=avoidable,
         lockstep_frac=_lockstep_frac(ranks) if far else None,
+        context=None if context is None else context[1],
         why=_why(figures, uneven.rank),
         strip=uneven.own,
         mean_strip=uneven.mean,
@@ -510,6 +550,49 @@ def _lockstep_frac(ranks: RecordedRanks) -> float | None:
         return None
     felt = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
     return min(1.0, felt * (1 - left) / ranks.total_requests_us)
+
+
+def _uneven_context(ranks: RecordedRanks) -> tuple[int, UnevenContext] | None:
+    """Return what uneven contexts cost in common steps, with the rank that most often has the most context.
+
+    The lengths of common steps without prefill are fitted to the most requests and the most context of a
+    rank. None: ranks do not run in lock-step, contexts are even, cost little, or do not explain the lengths.
+    """
+    if not ranks.lockstep or ranks.missing_ranks:
+        return None
+    plain = ranks.passes.filter(pl.col("prefilling") == 0).drop_nulls(("most_context", "context_tokens"))
+    size, most = len(ranks.each), plain["most_context"].to_numpy().astype(float)
+    if plain.height < FEWEST_PASSES or not most.max(initial=0.0):
+        return None
+    even = plain["context_tokens"].to_numpy() / size
+    if 1 - even.sum() / most.sum() < UNEVEN_FRAC:
+        return None
+    length, largest = (plain[name].to_numpy().astype(float) for name in ("length_us", "largest"))
+    plainly = np.column_stack([np.ones(len(length)), largest / largest.max()])
+    with_context = np.column_stack([plainly, most / most.max()])
+    errors = [
+        np.abs(length - columns @ fit_lad(columns, length)).sum() for columns in (plainly, with_context)
+    ]
+    slope_us = float(fit_lad(with_context, length)[-1]) / float(most.max())
+    saved_us = np.minimum(slope_us * (most - even), length)
+    felt_frac = float((saved_us * plain["requests"].to_numpy()).sum()) / ranks.total_requests_us
+    if errors[1] > EXPLAINED_FRAC * errors[0] or felt_frac < LEAST_CONTEXT_FRAC:
+        return None
+    rank = int(
+        ranks.turns.group_by("rank")
+        .agg(pl.col("context_tokens").sum())
+        .sort("context_tokens", "rank")["rank"][-1]
+    )
+    longest = (
+        ranks.timeline(rank).known_requests.drop_nulls("prompt_tokens").sort("prompt_tokens", "request_id")
+    )
+    return rank, UnevenContext(
+        requests_frac=min(1.0, felt_frac),
+        mean_tokens=float(most.mean()),
+        mean_others=float((plain["context_tokens"].to_numpy() - most).mean()) / max(1, size - 1),
+        request_id=str(longest["request_id"][-1]),
+        prompt_tokens=int(longest["prompt_tokens"][-1]),
+    )
 
 
 def _why(figures: list[RankFigures], rank: int) -> str:

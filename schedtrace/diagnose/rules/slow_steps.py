@@ -12,6 +12,7 @@ import polars as pl
 
 from schedtrace.diagnose.excess_words import (
     MINUTES,
+    OPERATIONS,
     PARTS,
     SECONDS,
     compared_facts,
@@ -51,6 +52,10 @@ WHOLE_FROM = 10.0
 """Factor of the time from which the verdict rounds it to a whole number."""
 MOST_BY_CHANCE = 0.1
 """Largest chance that requests start and end at the two ends of a range of steps by coincidence."""
+BEFORE_AND_AFTER = (
+    "Profile a step before a {operation} and a step after it, and compare them: the trace does not see "
+    "inside a step. Until the cause is known, more of them keep steps short."
+)
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
 
 
@@ -460,7 +465,11 @@ def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
     most_us = float(np.quantile(effect.excess_us, 0.98))
     steps = excess.steps["step"]
     if term.feature.kind in SECONDS:
-        grows = say("grows by {each:us} a minute{whose}", each=each_us * 60, whose=MINUTES[term.feature.kind])
+        grows = say(
+            "grows by {each:us} a minute" + MINUTES[term.feature.kind],
+            each=each_us * 60,
+            **({"operation": OPERATIONS[term.feature.detail]} if term.feature.kind == "since" else {}),
+        )
     else:
         grows = say("grows by {each:us} for each {noun}", each=each_us, noun=term_noun(term))
     return say(
@@ -547,6 +556,9 @@ def _advice(
     profile = advise(PROFILE, part="a step" if excess.part == "execution" else PARTS[excess.part][3:])
     if "period" in kinds:
         profile = would_tell(excess.part)
+    for term in explanation.terms:
+        if term.feature.kind == "since":
+            profile = advise(BEFORE_AND_AFTER, operation=OPERATIONS[term.feature.detail])
     if explanation.also:
         return [profile], None
     if evidence.batch_size is not None and excess.part == "execution":

@@ -186,6 +186,32 @@ def test_as_many_requests_of_other_lengths_are_uneven_in_tokens(report_of, recor
     recorded_words(found.verdict)
 
 
+@pytest.mark.parametrize("extra_us", [0, 4000])
+def test_a_long_context_on_one_rank_makes_common_steps_longer(
+    report_of, monkeypatch, recorded_words, extra_us
+):
+    """Rank 0 has 7 short requests and, in every other 20 steps, one of 20,000 tokens; rank 1 has 8 short."""
+    plain = rank_traces.length_us
+    monkeypatch.setattr(
+        rank_traces,
+        "length_us",
+        lambda turns, factors: plain(turns, factors) + extra_us * (turns[0][0] == 8),
+    )
+    passes = [[(8 if step // 20 % 2 else 7, 0), (8, 0)] for step in range(160)]
+    report = report_of(passes, prompts={"0-7": 20_000})
+    found = [one for one in flat(report.findings) if one.code == "rank-imbalance"]
+    context = [one.evidence.context for one in found if one.evidence.context is not None]
+    assert len(context) == bool(extra_us)
+    if extra_us:
+        # Half of the extra time in 76 of 160 steps of 5,800 us, in which all 16 requests run.
+        assert context[0].requests_frac == pytest.approx(
+            76 * 2000 * 16 / (80 * 9800 * 16 + 80 * 5800 * 15), rel=0.1
+        )
+        assert (context[0].request_id, context[0].prompt_tokens) == ("0-7", 20_000)
+        assert found[0].evidence.measure == "context"
+        recorded_words(found[0].verdict)
+
+
 def slow_rank(report):
     [found] = [one for one in flat(report.findings) if one.code == "slow-rank"]
     return found

@@ -3,7 +3,8 @@ import pytest
 from schedtrace.diagnose import excess
 from schedtrace.diagnose.excess import step_excesses
 from schedtrace.model.causes import Cause
-from schedtrace.model.trace import Exit, ScheduledRequest
+from schedtrace.model.trace import Events, Exit, ScheduledRequest
+from schedtrace.model.trace_facts import Control
 from tests.makers import arrival, finish, step
 
 CODE = "slow-steps"
@@ -256,6 +257,26 @@ def test_a_trend(found, recorded_words):
     assert [one.feature for one in finding.evidence.conditions] == ["clock"]
     assert finding.evidence.per_unit_us == pytest.approx(2_500, rel=0.02)
     recorded_words(finding.title, finding.verdict)
+
+
+@pytest.mark.parametrize(("resets", "feature"), [(4, "since"), (1, "clock")])
+def test_a_time_that_falls_back_at_each_reset(found, recorded_words, resets, feature):
+    """Each of 320 steps takes 20 us more than the one before, until the prefix cache is reset."""
+    every = 320 // resets
+    lines = decodes([1 + number % 8 for number in range(320)])
+    for number, line in enumerate(lines):
+        line.output_us += 20 * (number % every)
+    marks = [Control("reset_prefix_cache", 20_000 * every * number - 5_000) for number in range(1, resets)]
+    controls = [Events(at_us=mark.at_us, controls=[mark]) for mark in marks]
+    ordered = sorted(
+        [*lines, *controls], key=lambda line: line.at_us if isinstance(line, Events) else line.start_us
+    )
+    [finding] = found(CODE, *ordered)
+    assert finding.evidence.trend
+    assert [one.feature for one in finding.evidence.conditions] == [feature]
+    if feature == "since":
+        assert finding.evidence.per_unit_us == pytest.approx(1000, rel=0.05)
+        recorded_words(finding.title, finding.verdict, finding.advice)
 
 
 def test_a_request_whose_cost_grows_with_its_output(found, recorded_words):

@@ -5,6 +5,7 @@ import pytest
 from schedtrace.diagnose.rules import RULES
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, ScheduledRequest
+from schedtrace.model.trace_facts import KvLoad
 from tests.makers import arrival, step
 
 
@@ -36,6 +37,46 @@ def test_what_a_prefill_added_to_the_steps_of_decodes_is_told(found):
     assert finding.evidence.median_decode_step_us == 1000
     assert finding.evidence.max_busy_us == 2000
     assert finding.severity == "warning"
+
+
+def mixed_steps(fixed_us, per_token_us):
+    """40 steps of 1,000 us with decodes, and 20 with 10 to 200 prefill tokens as well."""
+    sizes = [10 + 10 * n for n in range(20)]
+    slower = [
+        step(
+            40 + n,
+            start=(40 + n) * 100_000,
+            took=0,
+            back=1000 + fixed_us + per_token_us * size,
+            got={"a": size, "b": 4},
+            prefill_tokens=size,
+            decode_tokens=4,
+        )
+        for n, size in enumerate(sizes)
+    ]
+    return [*(timed(n, 0, 4) for n in range(40)), *slower]
+
+
+@pytest.mark.parametrize("event", ["failed", "arrived"])
+def test_prompts_computed_here_because_their_loads_failed(found, recorded_words, event):
+    """a's prompt is computed beside decodes in 5 steps that take 2,000 us instead of 1,000."""
+    lines = run(5)
+    lines[0].arrived = [arrival("a", 0, prompt_tokens=500)]
+    lines[19].kv_loads = [KvLoad("a", event, 1_900_000)]
+    [finding] = found("prefill-starves-decode", *lines)
+    evidence, has_failed = finding.evidence, event == "failed"
+    assert (evidence.failed_loads, evidence.kv_loads) == (int(has_failed), 1)
+    assert bool(finding.title) is has_failed
+    if has_failed:
+        recorded_words(finding.title, finding.verdict, finding.advice)
+
+
+@pytest.mark.parametrize(("fixed_us", "per_token_us", "root"), [(4000, 2, True), (0, 40, False)])
+def test_a_cost_of_any_prefill_is_told_from_a_cost_of_each_token(found, fixed_us, per_token_us, root):
+    [finding] = found("prefill-starves-decode", *mixed_steps(fixed_us, per_token_us))
+    assert finding.evidence.fixed_us == pytest.approx(fixed_us, abs=20)
+    assert finding.evidence.mean_stretch_us == pytest.approx(fixed_us + 105 * per_token_us, rel=0.02)
+    assert bool(finding.title) is root
 
 
 @pytest.mark.parametrize(

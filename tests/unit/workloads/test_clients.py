@@ -90,6 +90,34 @@ def test_rounds_are_a_barrier(think_us):
     assert clients.think_us == pytest.approx((think_us,) * 7)
 
 
+@pytest.mark.parametrize(
+    ("thinks", "pattern"), [(lambda draw: draw.uniform(2000, 8000), "barrier"), (lambda _: 5000, "loop")]
+)
+def test_rounds_that_are_answered_in_one_step(thinks, pattern):
+    """Eight requests are sent and answered together; with equal think times they may be eight clients."""
+    draw, begin, arrived, answered = random.Random(7), 0.0, [], []  # noqa: S311  # repeatable
+    for _ in range(20):
+        arrived += [begin + 2 * number for number in range(8)]
+        took = draw.uniform(500, 20_000)
+        answered += [begin + took] * 8
+        begin += took + thinks(draw)
+    clients = clients_of(arrived, answered)
+    assert (clients.pattern, clients.clients) == (pattern, 8)
+
+
+def test_clients_whose_requests_share_steps_are_a_loop():
+    """Three clients with think times of their own, answered at multiples of 1 ms."""
+    draw, sent, gone = random.Random(8), [], []  # noqa: S311  # repeatable
+    for _ in range(3):
+        us = 0.0
+        for _ in range(40):
+            us += draw.uniform(5000, 9000)
+            sent.append(us)
+            us = (us // 1000 + 2) * 1000
+            gone.append(us)
+    assert clients_of(sent, gone).pattern in ("loop", "sessions")
+
+
 def test_three_rounds_show_no_pattern():
     assert clients_of(*rounds(8, 10.0, 24)) is None
 
