@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 HOOKS = ("schedule_begins", "schedule_ended", "output_came_back")
-MARKS = ("end", "exit", "cap")
+MARKS = ("end", "done", "exit", "exit_at_head", "cap")
 TURN, SETTLE = 10, 3
 """Steps of a turn, and those at its beginning that are left out: they are not steady for the recorder."""
 
