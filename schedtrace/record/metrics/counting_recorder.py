@@ -11,7 +11,7 @@ from schedtrace.model.trace import Finish
 from schedtrace.record.capture import NOBODY, Capture, DummyPass, Result, Synced, resumed_ids
 from schedtrace.record.live.queue_copy import QueueCopy
 from schedtrace.record.marks.exit_lines import ended_loops
-from schedtrace.record.marks.exits import Event
+from schedtrace.record.marks.exits import Noted
 from schedtrace.record.metrics.counted_steps import SteadyStep, StepCounts
 from schedtrace.record.queues import know_queues, readable
 from schedtrace.record.recorder import MOST_IN_FLIGHT, Recorder
@@ -137,7 +137,7 @@ class CountingRecorder(Recorder):
         except Exception as error:
             self._fail("after schedule()", error)
 
-    def _changed_step(self, scheduler: Any, output: Any, events: list[Event], end_ns: int) -> StepCounts:
+    def _changed_step(self, scheduler: Any, output: Any, events: list[Noted], end_ns: int) -> StepCounts:
         """Return the capture of a step that differs from the step before it."""
         call = self._call = self._next_call(end_ns)
         self.in_schedule = False  # after the call is there for the writer's thread
