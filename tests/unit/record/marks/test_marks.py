@@ -149,7 +149,5 @@ def schedule(self):
         (LOOPS.replace("self.waiting", "self.others").format(between="pass"), False),
     ],
 )
-def test_where_the_waiting_loop_certainly_follows_the_running_one(
-    source, goes_on
-):
+def test_where_the_waiting_loop_certainly_follows_the_running_one(source, goes_on):
     assert goes_on_to_waiting(ast.parse(source).body[0]) is goes_on
