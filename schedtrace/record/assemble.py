@@ -36,7 +36,7 @@ from schedtrace.record.capture import (
 )
 from schedtrace.record.live.queue_copy import PresentRequests, present_entry
 from schedtrace.record.marks.exit_lines import to_lines
-from schedtrace.record.marks.exits import Event
+from schedtrace.record.marks.exits import Noted
 from schedtrace.record.metrics.tally import OutputTimes, Tally
 from schedtrace.record.otel.histories import Histories
 from schedtrace.record.request_lives import RequestLives
@@ -74,7 +74,7 @@ class LatestExits:
 
     def __init__(self, ids: WrittenIds, long_prefill_threshold: int) -> None:
         self._ids, self.long_prefill_threshold = ids, long_prefill_threshold
-        self._events: list[Event] = []
+        self._events: list[Noted] = []
         self._remaining = -1
         """Budget left, for the lines of exits that cannot see it."""
         self._exits: list[Exit] = []

@@ -16,7 +16,7 @@ import msgspec
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
 from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, KvSend, SetAside
 from schedtrace.record import allocation
-from schedtrace.record.marks.exits import Event
+from schedtrace.record.marks.exits import Noted
 from schedtrace.record.worker_hooks import Execution
 
 State = tuple[int | None, ...]
@@ -144,7 +144,7 @@ class Capture:
     """
     full: bool
     """Whether a full line is due after this step."""
-    events: list[Event] | None
+    events: list[Noted] | None
     """Events that the marks noted; None if the same as in the step before and the step is steady."""
     side_events: SideEvents
     inferred: list[Exit] | None

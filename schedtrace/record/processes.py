@@ -173,6 +173,14 @@ def thread_states(threads: Iterable[tuple[int, int]]) -> Threads:
     return states
 
 
+def own_wait_s() -> float:
+    """Return the time that this thread has waited for a processor since it began; 0.0 if it is not known."""
+    try:
+        return int(_text("/proc/thread-self/schedstat").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def _text(path: str) -> str:
     """Return the text of a small file, in a fifth of the time that ``Path`` takes."""
     file = os.open(path, os.O_RDONLY)

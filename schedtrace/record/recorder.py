@@ -22,8 +22,8 @@ from schedtrace.record.capture import (
 from schedtrace.record.inference import Departures, InferredExits
 from schedtrace.record.live.queue_copy import PresentRequests, QueueCopy
 from schedtrace.record.log import logger
-from schedtrace.record.marks.exit_lines import ended_loops, is_preemption
-from schedtrace.record.marks.exits import Event
+from schedtrace.record.marks.exit_lines import ended_loops, latest_preemption
+from schedtrace.record.marks.exits import Noted
 from schedtrace.record.queues import Queues, policy
 from schedtrace.record.verdict_facts import SchedulerFacts
 from schedtrace.record.vllms_own import is_own, is_own_class
@@ -58,7 +58,7 @@ class Recorder:
         self._call = Capture()
         """Capture of the current or latest call."""
         self.in_schedule = False
-        self.events: list[Event] | None = None
+        self.events: list[Noted] | None = None
         """Events that the marks noted in the current ``schedule()`` call; None outside such a call."""
         self.queued = True
         """Whether a request may be waiting in the current call."""
@@ -68,7 +68,7 @@ class Recorder:
         """Step, and ``left`` when it was scheduled, by the identity of its ``SchedulerOutput``."""
         self._preempted: list[tuple[Preemption, int]] = []
         self._free_before_preemption: int | None = None
-        self._events: list[Event] = []
+        self._events: list[Noted] = []
         """Events of the latest step."""
         self._ended_waiting = False
         """Whether these events include the end of the waiting loop."""
@@ -170,7 +170,7 @@ class Recorder:
         """Report once that a fact other than a decision could not be read; decisions are still recorded."""
         self._warn_once("facts beside the decisions may be missing", error)
 
-    def _infer(self, scheduler: Any, output: Any, capture: Capture, events: list[Event]) -> None:
+    def _infer(self, scheduler: Any, output: Any, capture: Capture, events: list[Noted]) -> None:
         """Infer from the state how the call ended, because no mark noted it, and watch later calls."""
         if not self._expects_inference:
             self._expects_inference = True
@@ -264,7 +264,7 @@ class Recorder:
                 policy=policy(scheduler),
             )
             if events := self.events:
-                if is_preemption(latest := events[-1]):
+                if (latest := latest_preemption(events)) is not None:
                     preemption.for_request_id = latest.request_id
                     preemption.blocks_needed = None if latest.refusal is None else latest.refusal.needed
             elif self.in_schedule and (caller := sys._getframe(2)).f_code.co_name == "schedule":
@@ -407,7 +407,7 @@ class Recorder:
         self.active = False
         self.writer.close()
 
-    def _end_call(self) -> list[Event] | None:
+    def _end_call(self) -> list[Noted] | None:
         """Return the events of the call that ends here, None if it is not watched, and stop collecting."""
         watched, self.in_schedule = self.in_schedule, False
         events, self.events = self.events, None

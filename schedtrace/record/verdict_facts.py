@@ -14,7 +14,7 @@ from schedtrace.record import allocation, arrival_facts
 from schedtrace.record.allocation import blocks_of, managers_of
 from schedtrace.record.capture import Capture, Happened, State
 from schedtrace.record.engine_hooks import INPUTS, Inputs
-from schedtrace.record.marks.exits import SITES, Event
+from schedtrace.record.marks.exits import SITES, Noted, as_events
 from schedtrace.record.vllms_own import is_own, is_own_class
 
 
@@ -98,9 +98,9 @@ class KvLoads:
         """Number of requests that wait for a KV load; None without a connector."""
         return len(self._parked) if self.used else None
 
-    def note_begun(self, scheduler: Any, events: list[Event], at_us: int) -> None:
+    def note_begun(self, scheduler: Any, events: list[Noted], at_us: int) -> None:
         """Note the loads that a ``schedule()`` call started, as reported by its marks."""
-        for event in events:
+        for event in as_events(events):
             if Cause.KV_LOAD_STARTED in SITES[event.site].causes:
                 self._parked.add(event.request_id)
                 self._note(scheduler, event.request_id, "begun", at_us)
@@ -260,7 +260,7 @@ class SchedulerFacts:
         if (taken := allocation.refused_head(scheduler, request.request_id, arguments)) is not None:
             self._refusals.append(taken)
 
-    def note_step(self, capture: Capture, scheduler: Any, output: Any, events: list[Event]) -> None:
+    def note_step(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
         """Note the events of the call that just ended and of the time before it; usually there are none."""
         state = self._reader.state_after_schedule(
             capture.running_after, capture.waiting_after, self.kv_loads.parked, self.throttled

@@ -51,7 +51,8 @@ def test_a_detail_that_cannot_be_noted_is_left_out_and_the_exit_is_told(
 def test_exits_that_were_not_noted_are_inferred_where_they_can(
     plain, whole, recording, warnings, monkeypatch
 ):
-    noted = exits.Marks.end, exits.Marks.exit, exits.Marks.allocation_refused
+    names = ("end", "done", "exit", "exit_at_head", "allocation_refused")
+    noted = [getattr(exits.Marks, name) for name in names]
     calls = count()
 
     def until_then(mark):

@@ -21,6 +21,7 @@ from schedtrace.read.run import read_run
 from schedtrace.record import writer
 from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.live.attachment import Attachment
+from schedtrace.record.metrics.counted_steps import SteadyStep
 from schedtrace.record.metrics.counting_recorder import CountingRecorder
 from schedtrace.record.metrics.engine_meter import Address, EngineMeter
 from schedtrace.record.metrics.families import MORE, MOST_SERIES
@@ -271,6 +272,22 @@ def test_a_step_whose_output_comes_late_counts_as_any_other(monkeypatch):
     assert recorded.tally.busy.device_us > 0
     assert alone.tally.busy.device_us == recorded.tally.busy.device_us
     assert totals(alone.tally) == totals(recorded.tally)
+
+
+@pytest.mark.usefixtures("recording")
+def test_a_step_that_decides_what_the_one_before_did_keeps_only_its_times():
+    engine = Driver(traced_class, max_num_seqs=2, max_num_batched_tokens=64)
+    writers, repeats = [], []
+    count_beside(engine.scheduler, writers)
+    put = writers[0].put_step
+    writers[0].put_step = lambda call: repeats.append(type(call) is SteadyStep) or put(call)
+    for name in ("runs", "runs-too", "waits"):
+        engine.add(name, 16, 8)
+    for _ in range(12):
+        engine.step()
+    RECORDERS.get(engine.scheduler).close()
+    admitted_then_decode = [False, False]
+    assert repeats == [*admitted_then_decode, *[True] * 6, *admitted_then_decode, True, True]
 
 
 class Now:

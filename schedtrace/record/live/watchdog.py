@@ -35,7 +35,14 @@ from schedtrace.record.live.stall_causes import (
     thread_place,
 )
 from schedtrace.record.log import logger
-from schedtrace.record.processes import ProcessorWaits, Threads, children, thread_states, threads_of
+from schedtrace.record.processes import (
+    ProcessorWaits,
+    Threads,
+    children,
+    own_wait_s,
+    thread_states,
+    threads_of,
+)
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import hides_ids
 from schedtrace.record.step_lines import WrittenIds
@@ -48,9 +55,7 @@ EVERY_S = 1.0
 END_S = 1.0
 """Seconds to wait for a check in progress when the engine ends."""
 ABSENT_S = 3 * EVERY_S
-"""Seconds between two checks from which the watchdog itself was held up, for example because the process was
-stopped.
-"""
+"""Seconds by which a check is late from which on the whole process was stopped meanwhile."""
 MOST_FAILED = 60
 """Number of consecutive failed checks after which the watchdog ends."""
 STACKS_EVERY_S = 600.0
@@ -127,6 +132,7 @@ class Watchdog:
         note: See ``Note``.
         threads: Function that returns the states of the threads that a step needs, given the place of the
             engine's thread; none by default.
+        own_wait_s: Function that returns how long the watchdog's thread has waited for a processor so far.
     """
 
     def __init__(
@@ -140,10 +146,14 @@ class Watchdog:
         ids: Ids | None = None,
         note: Note | None = None,
         threads: Callable[[ThreadPlace | None], Threads] | None = None,
+        own_wait_s: Callable[[], float] = own_wait_s,
     ) -> None:
         self._engine, self._place, self._causes = engine, place, causes
         self._after_s, self._snapshot, self._stacks = after_s, snapshot, stacks or _all_stacks
         self._note, self._threads = note, threads or (lambda _place: {})
+        self._own_wait_s = own_wait_s
+        self._waited_s = 0.0
+        """Time that the watchdog's thread had waited for a processor at the latest check."""
         self._queues = Queues(engine.scheduler)
         self._movement = Movement()
         self._ids = ids or _as_the_server_asks
@@ -238,13 +248,14 @@ class Watchdog:
         self._paused = paused
         working = has_work(self._engine, self._queues)
         interval_s, self._looked_s = now_s - self._looked_s, now_s
+        own_wait_s, self._waited_s = (total_s := self._own_wait_s()) - self._waited_s, total_s
         self._calls.count_calls(scheduler, now_s)
         if moved or not working or self._moved_s is None:
             self._moved_s, self._waits = now_s, None
             self._calls.note_progress()
             self._places.clear()
         else:
-            absent_s = interval_s - EVERY_S if interval_s > EVERY_S + ABSENT_S else 0.0
+            absent_s = _absent_s(interval_s, own_wait_s)
             self._moved_s += absent_s
             self._look_at_threads(now_s, interval_s - absent_s)
         waited_s = 0.0 if self._waits is None else self._waits.waited_s
@@ -378,6 +389,15 @@ class Watchdog:
                 )
         level = logging.INFO if reported.kind == "paused" else logging.WARNING
         log.log(level, "schedtrace: %s after %.0f s [%s]", how, now_s - self._reported_since_s, reported.kind)
+
+
+def _absent_s(interval_s: float, own_wait_s: float) -> float:
+    """Return for how long the whole process was stopped between two checks.
+
+    The watchdog's thread waits for a processor only while its process is not stopped.
+    """
+    late_s = interval_s - EVERY_S - own_wait_s
+    return late_s if late_s > ABSENT_S else 0.0
 
 
 def make_watchdog(

@@ -1,12 +1,12 @@
 """Lines of the trace from the events of one ``schedule()`` call, off the scheduler's path."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cap, Cause
 from schedtrace.model.trace import AlsoSkipped, ChunkCap, Exit, Loop
 from schedtrace.record.marks import guards
-from schedtrace.record.marks.exits import SITES, Event, Site
+from schedtrace.record.marks.exits import SITES, Event, Noted, Site, as_events
 
 MOST_PER_SITE = 64
 """Maximum number of exits of one site and cause in one call that are listed individually; more are only
@@ -35,16 +35,19 @@ _WITH_DETAIL: dict[str, tuple[str, str | None]] = {
 }
 
 
-def ended_loops(events: Iterable[Event]) -> set[Loop]:
+def ended_loops(events: Iterable[Noted]) -> set[Loop]:
     """Return the loops whose end a mark noted, including those that the condition before them kept out."""
-    sites = (SITES[event.site] for event in events)
+    sites = (SITES[event.site] for event in as_events(events))
     return {site.loop for site in sites if site.kind not in (None, "continue")}
 
 
-def is_preemption(event: Event) -> bool:
-    """Return whether the event was noted right before a preemption."""
-    site = SITES[event.site]
-    return site.kind is None and not site.causes
+def latest_preemption(events: Sequence[Noted]) -> Event | None:
+    """Return the latest event if it was noted right before a preemption, else None."""
+    for event in as_events(events[-1:]):
+        site = SITES[event.site]
+        if site.kind is None and not site.causes:
+            return event
+    return None
 
 
 def sees_preemptions(sites: Iterable[int]) -> bool:
@@ -58,7 +61,7 @@ def places(sites: Iterable[int]) -> int:
 
 
 def to_lines(
-    events: list[Event], remaining_budget: int, long_prefill_threshold: int
+    events: Iterable[Noted], remaining_budget: int, long_prefill_threshold: int
 ) -> tuple[list[Exit], list[ChunkCap]]:
     """Return a step's exits and caps as lines, in the order in which they were taken.
 
@@ -73,7 +76,7 @@ def to_lines(
     counts: Counter[tuple[int, str, str | None]] = Counter()
     latest: dict[tuple[int, str, str | None], Exit] = {}
     zeroed: tuple[str | None, str] | None = None
-    for event in events:
+    for event in as_events(events):
         site = SITES[event.site]
         if site.kind is None and site.causes:
             caps.append(_cap(event, site, long_prefill_threshold))

@@ -12,8 +12,8 @@ example: sites 5 and 6 are two caps in a row, site 7 is the waiting loop's condi
 ==================================  ===================================  ==================================
 what the marked code calls          event                                line
 ==================================  ===================================  ==================================
-``exit(self, 8, 112, None, queue)``  site 8, budget 112, request_id w-3   ``Exit``: break, max_num_seqs,
-                                    (head of the queue)                  request w-3, budget_left 112
+``exit_at_head(self, 8, 112,         site 8, budget 112, request_id w-3   ``Exit``: break, max_num_seqs,
+queue)``                            (head of the queue)                  request w-3, budget_left 112
 ``end(self, 7, 0, None, None, 1)``  site 7, budget 0, part 1             ``Exit``: condition, token_budget,
                                                                          budget_left 0
 ``cap(self, 5, 64, request, 500,    site 6, budget 64, request_id w-3,   ``ChunkCap``: w-3, token_budget,
@@ -28,6 +28,7 @@ ends with their output.
 
 import sys
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -150,6 +151,19 @@ class Event(msgspec.Struct, gc=False):
         return getattr(self.pause, "name", "UNPAUSED")
 
 
+Noted = Event | tuple[int, Any, int, Any]
+"""What a mark notes: an event, or the first fields of an event that has no others.
+
+In a steady decode the only mark notes that nobody waits. A tuple is created and compared at half the cost of
+a struct.
+"""
+
+
+def as_events(noted: Iterable[Noted]) -> list[Event]:
+    """Return what the marks noted as events."""
+    return [Event(*fields) if isinstance(fields, tuple) else fields for fields in noted]
+
+
 class Marks:
     """Object that the marks call; ``instrument.py`` puts it in place of a constant of the code.
 
@@ -168,6 +182,9 @@ class Marks:
         values: tuple[Any, ...] = (),
     ) -> None:
         """Note that a ``break`` or ``continue`` is about to be taken."""
+        if request is None and SITES[site].refuses_head:
+            Marks.exit_at_head(scheduler, site, budget, queue, part, values)
+            return
         recorder = recorder_by_id(id(scheduler))
         if recorder is None or (events := recorder.events) is None:
             return
@@ -175,13 +192,31 @@ class Marks:
         try:
             if request is not None:
                 event = Event(site, budget, part, None, request.request_id, request.status)
-            elif not SITES[site].refuses_head:
-                event = Event(site, budget, part)
             else:
-                event = Event(site, budget, part, queues.pause_state(scheduler))
-                if recorder.queued:  # or nobody waits, and no queue need be read
-                    head = queues.first_of(queue)
-                    _note_head(event, scheduler, events, queues.head(scheduler) if head is None else head)
+                event = Event(site, budget, part)
+            if values:
+                event.values = _texts(values)
+        except Exception as error:
+            _failed(scheduler, error)
+        events.append(event or Event(site, budget, part))
+
+    @staticmethod
+    def exit_at_head(
+        scheduler: Any, site: int, budget: Any, queue: Any, part: int = 0, values: tuple[Any, ...] = ()
+    ) -> None:
+        """Note that a ``break`` is about to refuse the head of a queue, if anybody waits."""
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is None or (events := recorder.events) is None:
+            return
+        event: Event | None = None
+        try:
+            if not (recorder.queued or values):  # nobody waits: no queue need be read
+                events.append((site, budget, part, queues.pause_state(scheduler)))
+                return
+            event = Event(site, budget, part, queues.pause_state(scheduler))
+            if recorder.queued:
+                head = queues.first_of(queue)
+                _note_head(event, scheduler, events, queues.head(scheduler) if head is None else head)
                 event.held_back = queues.held_back(scheduler)
             if values:
                 event.values = _texts(values)
@@ -231,6 +266,13 @@ class Marks:
         except Exception as error:
             _failed(scheduler, error)
         events.append(event or Event(site, budget, part))
+
+    @staticmethod
+    def done(scheduler: Any, site: int) -> None:
+        """Note that a loop has reached the end of its list, which refuses nobody."""
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is not None and (events := recorder.events) is not None:
+            events.append(Event(site, None))
 
     @staticmethod
     def cap(scheduler: Any, site: int, budget: Any, request: Any, *tokens: int) -> None:
@@ -286,7 +328,7 @@ class Marks:
             return NOT_KNOWN_WHY
 
 
-def _note_head(event: Event, scheduler: Any, events: list[Event], head: Any) -> None:
+def _note_head(event: Event, scheduler: Any, events: list[Noted], head: Any) -> None:
     """Note the next request; if a queue reports that it is empty, note how many requests it may hold back.
 
     vLLM's own queues are really empty then. Another queue may hold requests back: all that are neither
@@ -295,7 +337,7 @@ def _note_head(event: Event, scheduler: Any, events: list[Event], head: Any) -> 
     event.request_id = getattr(head, "request_id", None)
     if head is not None or not SITES[event.site].asks_queue(event.part) or queues.readable(scheduler):
         return
-    sites = (SITES[earlier.site] for earlier in events)
+    sites = (SITES[earlier.site] for earlier in as_events(events))
     skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in sites)
     event.queued = max(0, RECORDERS[scheduler].num_waiting(scheduler) - skipped)
 

@@ -19,8 +19,9 @@ statement                             marked copy
 ====================================  ================================================================
 ``while self.waiting and ...:``       ``while self.waiting:`` with ``if token_budget > 0:`` around the body;
                                       ``mark.end(self, 7, token_budget, None, None, 1)`` in the ``else`` of
-                                      the ``if``, ``..., 0)`` in that of the ``while``
-``break``                             ``mark.exit(self, 5, token_budget, None, None)`` before it
+                                      the ``if``, ``..., 0)`` in that of the ``while``; none where a list
+                                      of running requests ends, if the waiting loop certainly follows
+``break``                             ``mark.exit_at_head(self, 5, token_budget, None)`` before it
 ``num_new_tokens = min(...)``         no mark where the number is bound first; a later ``min`` that makes it
                                       smaller has ``BEFORE = num_new_tokens`` before it, and behind it
                                       ``if num_new_tokens < BEFORE: mark.cap(...)``
@@ -127,6 +128,7 @@ class Marker:
         self._outcomes = frozenset[str]()
         """Flags that record how an earlier loop of allocations ended."""
         self._unbound = syntax.unbinds(function)
+        self._goes_on = syntax.goes_on_to_waiting(function)
         function.body = self._block(function.body, _Scope(bound=frozenset(parameters)))
         ast.fix_missing_locations(proven.module)
 
@@ -210,8 +212,7 @@ class Marker:
         if isinstance(node, ast.For):
             # Whom it skipped has been told, and more there is not.
             site = Site(loop, "condition", (guards.LOOP_DONE,), ast.unparse(node.iter), "")
-            mark = self._mark(node, site, "end", self._budget(scope), ast.Constant(None), ast.Constant(None))
-            node.orelse.insert(0, mark)
+            node.orelse.insert(0, self._done(node, loop, self._add(node, site)))
         elif not isinstance(node.test, ast.Constant):
             self._conditions.add(id(node.test))
             if node.orelse:
@@ -275,6 +276,8 @@ class Marker:
             return [self._mark(node, guarded, "allocation_refused", budget, request, arguments)]
         queue = self._name("request_queue", scope.fresh)
         site, details = self._with_part_causes(guarded, test, loop, scope, holds=not negated)
+        if refuses_head and isinstance(request, ast.Constant):
+            return [self._mark(node, site, "exit_at_head", budget, queue, *details)]
         return [self._mark(node, site, "exit", budget, request, queue, *details)]
 
     def _request_of(self, scope: _Scope) -> ast.expr:
@@ -344,10 +347,19 @@ class Marker:
         decided, number = self._decided[id(condition)], self._add(node, site)
         marks: list[ast.stmt] = []
         for place, values in enumerate(decided.kept):
+            if site.causes[place] == guards.LOOP_DONE:
+                marks.append(self._done(node, loop, number))
+                continue
             which = [ast.Constant(place), *([values] if values.elts else [])]
             budget = self._budget(scope)
             marks.append(self._call(node, "end", ast.Constant(number), budget, *copy.deepcopy(queue), *which))
         return marks
+
+    def _done(self, node: ast.stmt, loop: Loop, number: int) -> ast.stmt:
+        """Return the mark for the end of a list; none is needed if the end of the waiting loop shows it."""
+        if loop == "running" and self._goes_on:
+            return syntax.on_line_of(node, ast.Pass())
+        return self._call(node, "done", ast.Constant(number))
 
     def _false(
         self, loop: Loop, kind: ExitKind, condition: ast.expr

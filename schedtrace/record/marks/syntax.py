@@ -259,6 +259,17 @@ def first_loop(statements: list[ast.stmt]) -> Loop | None:
     return next(filter(None, map(loop_of, loops(statements))), None)
 
 
+def goes_on_to_waiting(function: ast.FunctionDef) -> bool:
+    """Return whether every call that returns has passed the waiting loop, or the condition before it."""
+    own = list(own_nodes(function))
+    returns = [node for node in own if isinstance(node, ast.Return)]
+    return (
+        returns in ([], function.body[-1:])
+        and not any(isinstance(node, ast.Try | ast.TryStar | ast.Match) for node in own)
+        and any(loop_of(loop) == "waiting" for loop in loops(function.body))
+    )
+
+
 def allocated_blocks(function: ast.FunctionDef) -> str:
     """Return the variable that holds the result of ``allocate_slots``."""
     for node in own_nodes(function):

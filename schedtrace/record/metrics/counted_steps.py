@@ -10,7 +10,7 @@ from typing import Any
 
 from schedtrace.model.trace import Arrival, Events, Finish, Preemption
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.capture import Capture, Result, SideEvents
+from schedtrace.record.capture import NOBODY, Capture, Result, SideEvents
 from schedtrace.record.live.queue_copy import PresentRequests, present_entry
 from schedtrace.record.metrics.tally import CountedStep, Tally
 
@@ -42,15 +42,44 @@ class StepCounts(Capture):
         self.recomputed = 0
 
 
+class SteadyStep(Capture):
+    """Capture of a ``schedule()`` call that decided what the call before it did, for the same requests.
+
+    Everything but its times and its output is that of the step before; nothing has happened between them.
+    """
+
+    __slots__ = ()
+    side_events = NOBODY
+    preempted = ()
+    rows = None
+
+    def __init__(self, step: int, start_ns: int, end_ns: int) -> None:
+        self.step, self.start_ns, self.end_ns = step, start_ns, end_ns
+        self.result = None
+
+
 class StepCounter(Assembler):
     """Assembler that adds steps to totals, makes no lines and keeps no lives of requests."""
 
     _idle: frozenset[str] = frozenset()
     """Running requests to which the latest step gave nothing."""
+    _latest: CountedStep
+    """Latest step that was no steady one."""
 
     def step_line(self, capture: Capture, result: Result | None) -> dict[str, Any]:
         """Add a step to the totals; return an empty delta, because no line is written."""
-        assert isinstance(capture, StepCounts)  # noqa: S101  # the counting recorder makes no others
+        self.progress.advance_to(capture.step, self._us(capture.end_ns))
+        if isinstance(capture, StepCounts):
+            step = self._latest = self._counted(capture)
+            if self.tally is not None:
+                self._add_counts(self.tally, step, capture)
+        elif self.tally is not None:
+            self.tally.note_step(self._repeated(capture), admitted=())
+        if result is not None:
+            self.output(capture, result)
+        return {}
+
+    def _counted(self, capture: StepCounts) -> CountedStep:
         side_events, remaining = capture.side_events, capture.token_budget - capture.tokens
         exits, _ = self._exits.exits_and_caps(capture, remaining)
         step = CountedStep(
@@ -69,14 +98,21 @@ class StepCounter(Assembler):
             finished=list(side_events.finished),
             dummy_us=sum(dummy.ended_ns - dummy.began_ns for dummy in side_events.dummies) // 1000,
         )
-        self.progress.advance_to(capture.step, self._us(capture.end_ns))
         self._write_preemptors(step.preempted)
         self.write_ids(step.arrived, step.finished, step.preempted)
-        if self.tally is not None:
-            self._add_counts(self.tally, step, capture)
-            if result is not None:
-                self.tally.note_output(self._output_times(capture, result))
-        return {}
+        return step
+
+    def _repeated(self, capture: Capture) -> CountedStep:
+        """Return the latest step with the times of a steady one after it."""
+        return self._latest._replace(
+            step=capture.step,
+            start_us=self._us(capture.start_ns),
+            schedule_us=(capture.end_ns - capture.start_ns) // 1000,
+            preempted=(),
+            arrived=(),
+            finished=(),
+            dummy_us=0,
+        )
 
     def output(self, capture: Capture, result: Result) -> dict[str, Any]:
         """Add the times of an output that came back late; return an empty line, as for a step."""

@@ -11,13 +11,17 @@ from schedtrace.model.trace import Finish
 from schedtrace.record.capture import NOBODY, Capture, DummyPass, Result, Synced, resumed_ids
 from schedtrace.record.live.queue_copy import QueueCopy
 from schedtrace.record.marks.exit_lines import ended_loops
-from schedtrace.record.metrics.counted_steps import StepCounts
+from schedtrace.record.marks.exits import Noted
+from schedtrace.record.metrics.counted_steps import SteadyStep, StepCounts
 from schedtrace.record.queues import know_queues, readable
 from schedtrace.record.recorder import MOST_IN_FLIGHT, Recorder
 from schedtrace.record.verdict_facts import SchedulerFacts
 from schedtrace.record.vllms_own import is_own_class
 from schedtrace.record.worker_hooks import execution_of
 from schedtrace.record.writer import Writer
+
+NEVER = -1
+"""Number of running requests that no step has."""
 
 
 def can_count(scheduler: Any, traced: type) -> bool:
@@ -65,6 +69,10 @@ class CountingRecorder(Recorder):
         """Whether anything has happened since the call before: an arrival, a departure, a call, a pass."""
         self._side_events = NOBODY
         self._start_ns = 0
+        self._repeatable = NEVER
+        """Running requests of the latest step if all of them decoded, and nothing has happened since."""
+        self._tokens = self._present = 0
+        """Tokens that the latest step scheduled, and requests that the scheduler had after it."""
         self._lengths = self._queues.lengths(scheduler)
 
     def note_present(self, queue_copy: QueueCopy) -> None:
@@ -90,6 +98,7 @@ class CountingRecorder(Recorder):
     def _take_news(self, scheduler: Any) -> None:
         """Take what happened since the call before; watch the call if no mark notes how it ends."""
         try:
+            self._repeatable = NEVER
             self._news, self._side_events = False, self.writer.take_events()
             if self._expects_inference:
                 self._inference.begin(scheduler, len(scheduler.running), self.num_waiting(scheduler))
@@ -97,35 +106,29 @@ class CountingRecorder(Recorder):
             self._fail("before schedule()", error)
 
     def schedule_ended(self, scheduler: Any, output: Any) -> None:
-        """Count what the call decided."""
+        """Count what the call decided; note only its times if it decided what the call before it did."""
         end_ns = self.clock()
         try:
             events, self.events = self.events, None
             if events is None or not self.in_schedule:
                 return
-            call = self._call = self._next_call(end_ns)
-            self.in_schedule = False  # after the call is there for the writer's thread
-            if events != self._events or self._dropped:
-                self._events, self._ended_waiting = events, "waiting" in ended_loops(events)
-                call.events = events
-            scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
-            call.requests, call.token_budget = len(scheduled), scheduler.max_num_scheduled_tokens
-            call.tokens = call.decode = output.total_num_scheduled_tokens
-            call.waiting_after = waiting = self._count_waiting(scheduler)
-            self.queued = waiting > 0
+            running = len(scheduler.running)
             if (
-                len(scheduler.running) != call.requests
-                or output.scheduled_new_reqs
-                or self._prefilling
-                or self._dropped
-                or resumed_ids(cached)
+                running == self._repeatable
+                and output.total_num_scheduled_tokens == self._tokens
+                and len(output.num_scheduled_tokens) == running
+                and len(scheduler.requests) == self._present
+                and not output.scheduled_new_reqs
+                and events == self._events
+                and not (self.queued and resumed_ids(output.scheduled_cached_reqs))
             ):
-                self._note_places(scheduler, output, call)
-            if self._preempted:
-                call.preempted, self._preempted = self._preempted, []
-            if not self._ended_waiting:
-                self._infer(scheduler, output, call, events)
-            self._dropped = not self.writer.put_step(call)
+                call: Capture = SteadyStep(self._steps, self._start_ns, end_ns)
+                self._steps += 1
+                self._call, self.in_schedule = call, False
+            else:
+                call = self._changed_step(scheduler, output, events, end_ns)
+            if not self.writer.put_step(call):
+                self._dropped, self._repeatable = True, NEVER
             self._in_flight[id(output)] = (call, 0)
             if len(self._in_flight) > MOST_IN_FLIGHT:
                 del self._in_flight[next(iter(self._in_flight))]
@@ -133,6 +136,35 @@ class CountingRecorder(Recorder):
                 self.active = False
         except Exception as error:
             self._fail("after schedule()", error)
+
+    def _changed_step(self, scheduler: Any, output: Any, events: list[Noted], end_ns: int) -> StepCounts:
+        """Return the capture of a step that differs from the step before it."""
+        call = self._call = self._next_call(end_ns)
+        self.in_schedule = False  # after the call is there for the writer's thread
+        if events != self._events or self._dropped:
+            self._events, self._ended_waiting = events, "waiting" in ended_loops(events)
+            call.events = events
+        call.requests = requests = len(output.num_scheduled_tokens)
+        call.token_budget = scheduler.max_num_scheduled_tokens
+        call.tokens = call.decode = self._tokens = output.total_num_scheduled_tokens
+        call.waiting_after = waiting = self._count_waiting(scheduler)
+        self.queued = waiting > 0
+        running, self._present = len(scheduler.running), len(scheduler.requests)
+        if (
+            running != requests
+            or output.scheduled_new_reqs
+            or self._prefilling
+            or self._dropped
+            or resumed_ids(output.scheduled_cached_reqs)
+        ):
+            self._note_places(scheduler, output, call)
+        self._repeatable = NEVER if running != requests or self._prefilling else running
+        self._dropped = False
+        if self._preempted:
+            call.preempted, self._preempted = self._preempted, []
+        if not self._ended_waiting:
+            self._infer(scheduler, output, call, events)
+        return call
 
     def schedule_raised(self, raised: BaseException) -> None:
         """Forget a call that raised."""
@@ -210,6 +242,7 @@ class CountingRecorder(Recorder):
     def request_preempted(self, scheduler: Any, request: Any) -> None:
         """Note a victim before its counters are reset, and what it loses."""
         super().request_preempted(scheduler, request)
+        self._repeatable = NEVER
         if self._preempted:
             victim = self._preempted[-1][0]
             self._prefilling.discard(victim.request_id)

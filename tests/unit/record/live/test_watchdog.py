@@ -74,11 +74,12 @@ class Watched:
     def __init__(self, engine, caplog, causes=(), **options):
         self.engine, self.caplog, self.now = engine, caplog, 100.0
         self.at = ThreadPlace("output", "vllm/v1/executor/x.py:1 get_response", connector=False)
-        self.calls = 0
+        self.calls, self.own_wait_s = 0, 5.0
         self.watchdog = Watchdog(
             engine,
             lambda: self.at,
             lambda: list(causes),
+            own_wait_s=lambda: self.own_wait_s,
             stacks=lambda: {"engine": ["Thread 1", "  File x"]},
             **options,
         )
@@ -488,6 +489,16 @@ def test_time_in_which_the_watchdog_itself_was_stopped_does_not_count(watched):
     seen.for_s(2)
     seen.now += 3600
     assert [second for second, _, _ in seen.for_s(20)] == [9]
+
+
+def test_time_for_which_the_watchdog_waited_for_a_processor_counts(watched):
+    """A worker is stopped, and the watchdog comes late to a check because it lacks a processor."""
+    seen = with_threads(watched, Engine([request("a")]))
+    seen.threads = {WORKER: always(ThreadState("T", 7, 7, 7))}
+    seen.for_s(2)
+    seen.now += 6
+    seen.own_wait_s += 5.5
+    assert [second for second, _, _ in seen.for_s(20)] == [3]
 
 
 def test_a_message_that_the_engine_does_not_take(watched):

@@ -7,7 +7,7 @@ import pytest
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import AlsoSkipped, ChunkCap, Exit, one_by_one
 from schedtrace.record.marks import exit_lines, guards
-from schedtrace.record.marks.exit_lines import ended_loops, is_preemption, to_lines
+from schedtrace.record.marks.exit_lines import ended_loops, latest_preemption, to_lines
 from schedtrace.record.marks.exits import Event, Site
 
 
@@ -192,4 +192,6 @@ def test_what_ends_a_loop(sites):
     assert ended_loops([Event(0, 3), Event(1, 3), Event(4, None)]) == set()
     assert ended_loops([Event(2, 3)]) == {"running"}
     assert ended_loops([Event(2, 3), Event(3, 3)]) == {"running", "waiting"}
-    assert [is_preemption(Event(number, 3)) for number in range(5)] == [False, False, False, False, True]
+    noted = [latest_preemption([Event(number, 3)]) for number in range(5)]
+    assert noted == [None, None, None, None, Event(4, 3)]
+    assert latest_preemption([Event(4, 3), (0, 3, 0, None)]) is None

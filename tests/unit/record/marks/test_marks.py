@@ -1,9 +1,11 @@
 """What a mark gets to see: no name that is not surely bound, and nobody who may not be meant."""
 
+import ast
 import textwrap
 
 import pytest
 
+from schedtrace.record.marks.syntax import goes_on_to_waiting
 from tests.toys import Queue, request
 
 
@@ -125,3 +127,27 @@ def test_a_loop_that_went_through_everybody_says_nothing(run):
         each("pass") + "return num_scheduled_tokens", running=[request("a"), request("b")]
     )
     assert (returned, exits, caps) == ({"a": 1, "b": 1}, [], [])
+
+
+LOOPS = """
+def schedule(self):
+    while self.running:
+        self.allocate_slots(1)
+    {between}
+    while self.waiting:
+        self.allocate_slots(1)
+    return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "goes_on"),
+    [
+        (LOOPS.format(between="pass"), True),
+        (LOOPS.format(between="if self.late: return 2"), False),
+        (LOOPS.format(between="match self.late:\n        case 1: pass"), False),
+        (LOOPS.replace("self.waiting", "self.others").format(between="pass"), False),
+    ],
+)
+def test_where_the_waiting_loop_certainly_follows_the_running_one(source, goes_on):
+    assert goes_on_to_waiting(ast.parse(source).body[0]) is goes_on
