@@ -58,7 +58,7 @@ def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
     seen = opens.select("request_id", first_token_us=steps["output_us"].gather(opens["first"]))
     before = timeline.present.filter(pl.col("request_id").is_in(pl.lit(ids).implode()))
     return (
-        pl.concat([before.select("request_id", "first_token_us"), seen])
+        pl.concat([before[["request_id", "first_token_us"]], seen])
         .group_by("request_id")
         .agg(pl.col("first_token_us").min())
     )

@@ -88,7 +88,7 @@ def engine_sums(timeline: Timeline) -> EngineSums:
 
 def _outcomes(timeline: Timeline) -> dict[str, int | None]:
     """Return the fields of ``Outcomes``: the number of requests by their final status."""
-    ids = [rows.select("request_id") for rows in (timeline.present, timeline.first_arrivals)]
+    ids = [rows[["request_id"]] for rows in (timeline.present, timeline.first_arrivals)]
     requests = pl.concat(ids).unique()
     last = timeline.finishes.unique("request_id", keep="last")
     left = timeline.gone.join(requests, on="request_id", how="semi")
@@ -186,7 +186,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
         .with_columns(has_token=had.fill_null(value=False))
         .select("request_id", "has_token", "done", "ttft_us", "tpot_us", "e2e_us")
     )
-    queue = timeline.queue_times.select("request_id", "queue_us")
+    queue = timeline.queue_times[["request_id", "queue_us"]]
     return (
         timeline.known_requests.filter(~pl.col("streaming_update"))
         .select("request_id", "priority", "lora")

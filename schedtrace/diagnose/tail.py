@@ -55,7 +55,7 @@ _METRICS = (
 def tails(timeline: Timeline) -> list[LatencyTail]:
     """Return the tails of TTFT, TPOT and end-to-end latency, if the slowest requests form a tail."""
     requests = request_latencies(timeline).unique("request_id", keep="last", maintain_order=True)
-    prompts = timeline.known_requests.unique("request_id", keep="last").select("request_id", "prompt_tokens")
+    prompts = timeline.known_requests.unique("request_id", keep="last")[["request_id", "prompt_tokens"]]
     requests = requests.join(prompts, on="request_id", how="left", maintain_order="left")
     return [tail for metric in _METRICS if (tail := _tail(timeline, requests, metric)) is not None]
 
