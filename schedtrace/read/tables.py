@@ -341,60 +341,49 @@ FIELDS = tuple(
     name for name in Step.__struct_fields__ if name in Delta.__struct_fields__ and name != "changes"
 )
 """Fields of a step without its requests."""
-_AT = {name: at for at, name in enumerate(FIELDS)}
-_NOTHING = len(FIELDS)
-_IF_ABSENT = [
-    _AT[name] if name in CARRIED_FIELDS else _AT[BEFORE_FIELDS[name]] if name in BEFORE_FIELDS else _NOTHING
-    for name in FIELDS
-]
-"""Index, in the step before, of the value that an absent field has; an index past the end if that value is
-null.
-"""
-
-Values = Sequence[Any]
-"""Values of the fields in ``FIELDS``, in that order."""
-_values_in = attrgetter(*FIELDS)
-
-
-def values_of(line: Any) -> Values:
-    """Return the ``Values`` of a full line, with each exit as a separate entry."""
-    values: Values = _values_in(line)
-    if not any(exit_.also for exit_ in line.exits):
-        return values
-    return (*values[: _AT["exits"]], one_by_one(line.exits), *values[_AT["exits"] + 1 :])
-
-
-def rebuilt(delta: Any, before: Values) -> Values:
-    """Return the values of a delta's step.
-
-    Args:
-        delta: Delta as read.
-        before: Values of the step before.
-    """
-    carried = (*before, None)
-    written = _values_in(delta)
-    values = [carried[at] if value is UNSET else value for value, at in zip(written, _IF_ABSENT, strict=True)]
-    if delta.exits is not UNSET:
-        values[_AT["exits"]] = one_by_one(delta.exits)
-    if delta.output_tokens is UNSET and values[_AT["output_us"]] is not None:
-        values[_AT["output_tokens"]] = values[_AT["total_requests"]]
-    return values
-
-
-def field_value(values: Values, name: str) -> Any:
-    """Return the value of one field."""
-    return values[_AT[name]]
-
-
 FLAT = {name: dtype for name, dtype in schema_of(Step).items() if name in FIELDS and name not in NESTED}
 """Schema of a step without its lists."""
 
 Columns = Mapping[str, Sequence[Any]]
+"""Values of each field in ``FIELDS`` in some steps, by the field's name."""
 
 
-def columns_of(steps: Sequence[Values]) -> Columns:
-    """Return the values of each field in these steps, by the field's name."""
-    return dict(zip(FIELDS, zip(*steps, strict=True) if steps else [()] * len(FIELDS), strict=True))
+def columns_of(lines: Sequence[Any], before: Mapping[str, Any]) -> Columns:
+    """Return the values of each field in some steps, with each exit as a separate entry.
+
+    Args:
+        lines: Full lines and deltas as read, each delta behind the step that it continues.
+        before: Value of each field in the step before the first line, if that line is a delta.
+    """
+    written = {name: list(map(attrgetter(name), lines)) for name in FIELDS}
+    written["exits"] = [exits and one_by_one(exits) for exits in written["exits"]]
+    columns = {
+        name: _carried(values, before.get(name)) if name in CARRIED_FIELDS else _known(values)
+        for name, values in written.items()
+    }
+    for name, other in BEFORE_FIELDS.items():
+        columns[name] = _or_else(written[name], [before.get(other), *columns[other][:-1]])
+    counts = zip(columns["output_us"], columns["total_requests"], strict=True)
+    usual = [None if output_us is None else requests for output_us, requests in counts]
+    columns["output_tokens"] = _or_else(written["output_tokens"], usual)
+    return columns
+
+
+def _carried(values: list[Any], latest: Any) -> list[Any]:
+    """Return the values, with the value before it for each absent value."""
+    if UNSET not in values:
+        return values
+    return [latest := latest if value is UNSET else value for value in values]
+
+
+def _known(values: list[Any]) -> list[Any]:
+    """Return the values, with None for each absent value."""
+    return [None if value is UNSET else value for value in values] if UNSET in values else values
+
+
+def _or_else(values: list[Any], others: list[Any]) -> list[Any]:
+    """Return the values, with the value at the same place among ``others`` for each absent value."""
+    return [other if value is UNSET else value for value, other in zip(values, others, strict=False)]
 
 
 def frame_of(columns: Columns, schema: dict[str, Any]) -> pl.DataFrame:
