@@ -13,19 +13,20 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from itertools import chain
-from operator import attrgetter
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import polars as pl
 from msgspec import UNSET
+from msgspec.structs import astuple
 
 from schedtrace.model import safe_files
 from schedtrace.model.trace import (
     BEFORE_FIELDS,
     CARRIED_FIELDS,
+    OUTPUT_FIELDS,
     Delta,
     Events,
     Present,
@@ -355,35 +356,41 @@ def columns_of(lines: Sequence[Any], before: Mapping[str, Any]) -> Columns:
         lines: Full lines and deltas as read, each delta behind the step that it continues.
         before: Value of each field in the step before the first line, if that line is a delta.
     """
-    written = {name: list(map(attrgetter(name), lines)) for name in FIELDS}
-    written["exits"] = [exits and one_by_one(exits) for exits in written["exits"]]
-    columns = {
-        name: _carried(values, before.get(name)) if name in CARRIED_FIELDS else _known(values)
-        for name, values in written.items()
-    }
+    columns = _columns_in(list(map(_values_in, lines)), Delta.__struct_fields__)
+    del columns["changes"]
+    columns["exits"] = [exits and one_by_one(exits) for exits in columns["exits"]]
+    for name in CARRIED_FIELDS:
+        columns[name] = _carried(columns[name], before.get(name))
+    absent: dict[str, Iterable[Any]] = dict.fromkeys(OUTPUT_FIELDS, repeat(None))
     for name, other in BEFORE_FIELDS.items():
-        columns[name] = _or_else(written[name], [before.get(other), *columns[other][:-1]])
-    counts = zip(columns["output_us"], columns["total_requests"], strict=True)
-    usual = [None if output_us is None else requests for output_us, requests in counts]
-    columns["output_tokens"] = _or_else(written["output_tokens"], usual)
+        absent[name] = chain([before.get(other)], columns[other])
+    absent["output_tokens"] = (
+        requests if isinstance(output_us, int) else None
+        for output_us, requests in zip(columns["output_us"], columns["total_requests"], strict=True)
+    )
+    for name, others in absent.items():
+        either = zip(columns[name], others, strict=False)
+        columns[name] = [other if value is UNSET else value for value, other in either]
     return columns
 
 
-def _carried(values: list[Any], latest: Any) -> list[Any]:
+def _carried(values: Sequence[Any], latest: Any) -> list[Any]:
     """Return the values, with the value before it for each absent value."""
-    if UNSET not in values:
-        return values
     return [latest := latest if value is UNSET else value for value in values]
 
 
-def _known(values: list[Any]) -> list[Any]:
-    """Return the values, with None for each absent value."""
-    return [None if value is UNSET else value for value in values] if UNSET in values else values
+_REQUESTS = Step.__struct_fields__.index("requests")
 
 
-def _or_else(values: list[Any], others: list[Any]) -> list[Any]:
-    """Return the values, with the value at the same place among ``others`` for each absent value."""
-    return [other if value is UNSET else value for value, other in zip(values, others, strict=False)]
+def _values_in(line: Any) -> Sequence[Any]:
+    """Return the values of a line in the order of a delta's fields."""
+    values = astuple(line)
+    return (*values[:_REQUESTS], *values[_REQUESTS + 1 :]) if hasattr(line, "requests") else values
+
+
+def _columns_in(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """Return the columns of rows, by their names."""
+    return dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
 
 
 def frame_of(columns: Columns, schema: dict[str, Any]) -> pl.DataFrame:
@@ -396,7 +403,7 @@ def structs_of(rows: Sequence[Any], struct: type[msgspec.Struct]) -> pl.DataFram
     schema = schema_of(struct)
     if not rows:
         return pl.DataFrame(schema=schema)
-    return frame_of({name: list(map(attrgetter(name), rows)) for name in schema}, schema)
+    return frame_of(_columns_in(list(map(astuple, rows)), type(rows[0]).__struct_fields__), schema)
 
 
 def entries_of(steps: Columns, column: str) -> pl.DataFrame:
