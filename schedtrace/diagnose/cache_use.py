@@ -24,7 +24,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
     * ``missed_tokens``: shareable but not found,
     * ``miss``, ``salted``, ``longest_tokens``: as in ``Admission``; null if not recorded.
     """
-    arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
+    arrivals = timeline.started_requests
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size or 1
     rows = (
         timeline.admitted.lazy()
@@ -72,7 +72,7 @@ class SharedBeginnings(NamedTuple):
 
 def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
     """Return the shared beginnings of the trial that has the most; None if hashes are not recorded."""
-    arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
+    arrivals = timeline.started_requests
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size
     hashed = arrivals[["trial", "prefix_hashes"]].drop_nulls("prefix_hashes")
     if hashed.is_empty() or not size:

@@ -39,7 +39,7 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
     """
     columns = ["request_id", "trial", *ENDS, "status"]
     ended = timeline.finishes.select(columns)
-    asked = timeline.known_requests.filter(~pl.col("streaming_update"))
+    asked = timeline.started_requests
     there = asked.join(ended, on="request_id", how="anti", maintain_order="left").select(
         "request_id", "trial", "arrived_us"
     )

@@ -148,7 +148,7 @@ def _prefix(timeline: Timeline) -> dict[str, int | None]:
     """
     if not {Fact.CACHE, Fact.REQUESTS, Fact.LIVES} <= timeline.facts:
         return {}
-    asked = timeline.known_requests.filter(~pl.col("streaming_update"))
+    asked = timeline.started_requests
     new = timeline.admitted.filter(pl.col("phase") == "new")
     prompts = asked.join(new, on="request_id").select(
         prompt=pl.col("prompt_tokens").cast(pl.Int64), hit=pl.col("computed_tokens").cast(pl.Int64)
@@ -188,8 +188,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
     )
     queue = timeline.queue_times[["request_id", "queue_us"]]
     return (
-        timeline.known_requests.filter(~pl.col("streaming_update"))
-        .select("request_id", "priority", "lora")
+        timeline.started_requests.select("request_id", "priority", "lora")
         .join(queue, on="request_id", how="left", maintain_order="left")
         .join(spent, on="request_id", how="left", maintain_order="left")
         .join(latencies, on="request_id", how="left", maintain_order="left")

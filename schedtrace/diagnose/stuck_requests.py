@@ -49,7 +49,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
     blocks and all KV blocks were free; for KV blocks also if its prompt alone needs more than there are.
     """
     alone = pl.col("step").is_in(pl.lit(_alone(timeline)).implode())
-    asked = timeline.known_requests.filter(~pl.col("streaming_update"))
+    asked = timeline.started_requests
     counted = (pl.col("cause") == str(Cause.KV_BLOCKS)) & pl.col("request_id").is_in(
         _too_long(timeline, asked)
     )

@@ -184,6 +184,11 @@ class EngineFrames:
         )
 
     @cached_property
+    def started_requests(self) -> pl.DataFrame:
+        """``known_requests`` without the streaming sessions of which only a later part is known."""
+        return self.known_requests.filter(~pl.col("streaming_update"))
+
+    @cached_property
     def set_aside(self) -> pl.DataFrame:
         """Requests that their scheduler removed from the running list without preempting them.
 

@@ -307,8 +307,7 @@ def short_steps(timeline: Timeline) -> pl.DataFrame:
     returned) and ``spent_us`` (from the step's start to its output).
     """
     arrivals = (
-        timeline.arrivals.filter(~pl.col("streaming_update"))
-        .select(_of("trial"), "queued_us")
+        timeline.new_requests.select(_of("trial"), "queued_us")
         .sort("queued_us")
         .with_columns(came=pl.int_range(1, pl.len() + 1).over("of"), all=pl.len().over("of"))
     )
