@@ -362,15 +362,15 @@ def columns_of(lines: Sequence[Any], before: Mapping[str, Any]) -> Columns:
     for name in CARRIED_FIELDS:
         columns[name] = _carried(columns[name], before.get(name))
     absent: dict[str, Iterable[Any]] = dict.fromkeys(OUTPUT_FIELDS, repeat(None))
-    for name, other in BEFORE_FIELDS.items():
-        absent[name] = chain([before.get(other)], columns[other])
+    for name, source in BEFORE_FIELDS.items():
+        absent[name] = chain([before.get(source)], columns[source])
     absent["output_tokens"] = (
         requests if isinstance(output_us, int) else None
         for output_us, requests in zip(columns["output_us"], columns["total_requests"], strict=True)
     )
-    for name, others in absent.items():
-        either = zip(columns[name], others, strict=False)
-        columns[name] = [other if value is UNSET else value for value, other in either]
+    for name, defaults in absent.items():
+        either = zip(columns[name], defaults, strict=False)
+        columns[name] = [default if value is UNSET else value for value, default in either]
     return columns
 
 
