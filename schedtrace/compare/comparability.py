@@ -87,7 +87,7 @@ class Load:
         requests = outcomes.arrived / len({trial.trial for trial in report.trials})
         if report.config["engines"] > 1:
             return cls(requests, None, None)
-        prompts = timeline.arrivals.filter(~pl.col("streaming_update"))["prompt_tokens"].mean()
+        prompts = timeline.new_requests["prompt_tokens"].mean()
         outputs = timeline.finishes.filter(pl.col("status").is_in(FINISHED))["output_tokens"].mean()
         return cls(requests, *(None if mean is None else float(mean) for mean in (prompts, outputs)))  # type: ignore[arg-type]  # means of integers
 

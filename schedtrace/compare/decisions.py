@@ -140,7 +140,7 @@ def _numbers(timeline: Timeline) -> pl.LazyFrame:
 
 
 def _with_arrivals(steps: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
-    arrivals = timeline.arrivals.filter(~pl.col("streaming_update")).sort("queued_us")
+    arrivals = timeline.new_requests.sort("queued_us")
     of = pl.col("trial").fill_null(-1)
     counted = arrivals.select("queued_us", of=of, arrived=pl.col("queued_us").cum_count().over("trial"))
     return (

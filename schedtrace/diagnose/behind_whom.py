@@ -124,7 +124,7 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
         ),
     }.get(limit, (pl.lit(1), pl.col("runs_us")))
     return (
-        timeline.known_requests.filter(~pl.col("streaming_update"))
+        timeline.started_requests
         # Whoever comes during a step is let in after it: at once, whenever the client sent it.
         .with_columns(us=pl.coalesce("arrived_us", "queued_us"))
         .sort("us", maintain_order=True)

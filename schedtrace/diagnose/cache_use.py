@@ -24,7 +24,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
     * ``missed_tokens``: shareable but not found,
     * ``miss``, ``salted``, ``longest_tokens``: as in ``Admission``; null if not recorded.
     """
-    arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
+    arrivals = timeline.started_requests
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size or 1
     rows = (
         timeline.admitted.lazy()
@@ -32,7 +32,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
         .select("step", "trial", "request_id", "computed_tokens")
         .collect()
         .with_row_index("at")
-        .join(arrivals.select("request_id", "prompt_tokens", "prefix_hashes"), on="request_id")
+        .join(arrivals[["request_id", "prompt_tokens", "prefix_hashes"]], on="request_id")
         .join(_admissions(timeline), on="request_id", how="left")
         .sort("at")
     )
@@ -55,7 +55,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
 def _with_shared_blocks(rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``blocks``, the leading blocks that each request shares with one admitted before in its trial."""
     blocks: dict[int, int] = {}
-    for trial in rows.select("trial", "at", "prefix_hashes").partition_by("trial"):
+    for trial in rows[["trial", "at", "prefix_hashes"]].partition_by("trial"):
         hashes = [text or "" for text in trial["prefix_hashes"]]
         blocks |= dict(zip(trial["at"], shared_blocks(hashes), strict=True))
     return rows.hstack([pl.Series("blocks", [blocks[at] for at in rows["at"]], dtype=pl.Int64)])
@@ -72,9 +72,9 @@ class SharedBeginnings(NamedTuple):
 
 def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
     """Return the shared prefixes of the trial that has most of them; None if hashes are not recorded."""
-    arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
+    arrivals = timeline.started_requests
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size
-    hashed = arrivals.select("trial", "prefix_hashes").drop_nulls("prefix_hashes")
+    hashed = arrivals[["trial", "prefix_hashes"]].drop_nulls("prefix_hashes")
     if hashed.is_empty() or not size:
         return None
     trials = hashed.group_by("trial").agg("prefix_hashes")["prefix_hashes"].to_list()
@@ -172,7 +172,7 @@ def resumptions(timeline: Timeline) -> pl.DataFrame:
     began = timeline.steps.select(
         pl.col("step").alias("resumed_step"), pl.col("start_us").alias("resumed_us")
     )
-    ended = timeline.finishes.select("request_id", "finished_us").unique("request_id", keep="last")
+    ended = timeline.finishes[["request_id", "finished_us"]].unique("request_id", keep="last")
     end_us = timeline.steps.select(pl.max_horizontal("start_us", "output_us").max()).item()
     asof = partial(
         pl.DataFrame.join_asof,

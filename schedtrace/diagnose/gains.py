@@ -114,7 +114,7 @@ def steps_saved(timeline: Timeline, waited: float, widest: float) -> tuple[float
 
 def _longest(timeline: Timeline) -> int:
     """Return the steps of the request with the most steps, summed over the trials."""
-    of_trial = timeline.known_requests.select("request_id", "trial")
+    of_trial = timeline.known_requests[["request_id", "trial"]]
     each = timeline.stretches.group_by("request_id").agg(
         (pl.col("last_step") - pl.col("step") + 1).sum().alias("steps")
     )

@@ -90,9 +90,9 @@ def need_at_refusals(timeline: Timeline, request_id: str | None = None) -> Need:
         refused = refused.filter((pl.col("request_id") == request_id).fill_null(value=True))
     of_step = _with_set_aside(
         timeline,
-        timeline.steps.select("step", "kv_blocks_total", "kv_blocks_free_after", "num_running_after"),
+        timeline.steps[["step", "kv_blocks_total", "kv_blocks_free_after", "num_running_after"]],
     )
-    seen = refused.select("step", "blocks_needed", "blocks_free").join(of_step, on="step", how="inner")
+    seen = refused[["step", "blocks_needed", "blocks_free"]].join(of_step, on="step", how="inner")
     if seen.is_empty():
         seen = of_step.with_columns(blocks_needed=pl.lit(None, pl.Int64), blocks_free=pl.lit(None, pl.Int64))
     free = pl.coalesce("blocks_free", "kv_blocks_free_after")

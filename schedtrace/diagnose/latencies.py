@@ -39,7 +39,7 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
     """
     columns = ["request_id", "trial", *ENDS, "status"]
     ended = timeline.finishes.select(columns)
-    asked = timeline.known_requests.filter(~pl.col("streaming_update"))
+    asked = timeline.started_requests
     there = asked.join(ended, on="request_id", how="anti", maintain_order="left").select(
         "request_id", "trial", "arrived_us"
     )
@@ -58,7 +58,7 @@ def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
     seen = opens.select("request_id", first_token_us=steps["output_us"].gather(opens["first"]))
     before = timeline.present.filter(pl.col("request_id").is_in(pl.lit(ids).implode()))
     return (
-        pl.concat([before.select("request_id", "first_token_us"), seen])
+        pl.concat([before[["request_id", "first_token_us"]], seen])
         .group_by("request_id")
         .agg(pl.col("first_token_us").min())
     )

@@ -222,7 +222,7 @@ def came_at_once(timeline: Timeline) -> bool:
     """
     if timeline.present.height:
         return False
-    first_parts = timeline.arrivals.filter(~pl.col("streaming_update"))
+    first_parts = timeline.new_requests
     early = []
     for trial in timeline.trials():
         steps, arrivals = timeline.trial_rows(timeline.steps, trial), timeline.trial_rows(first_parts, trial)
@@ -248,8 +248,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
         gave_up=(pl.col("status") == "ABORTED") & ~pl.col("in_schedule"),
     )
     return (
-        timeline.known_requests.filter(~pl.col("streaming_update"))
-        .join(ends, on="request_id", how="left", maintain_order="left")
+        timeline.started_requests.join(ends, on="request_id", how="left", maintain_order="left")
         .select(
             "trial",
             came_us=pl.coalesce("arrived_us", "queued_us"),

@@ -198,7 +198,7 @@ def _queue_problems(timeline: Timeline) -> list[Message]:
                 "{overtook:n} of {arrived:n request} were admitted before an earlier one that waited.",
                 queue=", ".join(timeline.header.foreign_queues),
                 overtook=overtakings(timeline, timeline.gone),
-                arrived=timeline.arrivals.filter(~pl.col("streaming_update")).height,
+                arrived=timeline.new_requests.height,
             )
         )
     if wrong.height:

@@ -88,7 +88,7 @@ def engine_sums(timeline: Timeline) -> EngineSums:
 
 def _outcomes(timeline: Timeline) -> dict[str, int | None]:
     """Return the fields of ``Outcomes``: the number of requests by their final status."""
-    ids = [rows.select("request_id") for rows in (timeline.present, timeline.first_arrivals)]
+    ids = [rows[["request_id"]] for rows in (timeline.present, timeline.first_arrivals)]
     requests = pl.concat(ids).unique()
     last = timeline.finishes.unique("request_id", keep="last")
     left = timeline.gone.join(requests, on="request_id", how="semi")
@@ -148,7 +148,7 @@ def _prefix(timeline: Timeline) -> dict[str, int | None]:
     """
     if not {Fact.CACHE, Fact.REQUESTS, Fact.LIVES} <= timeline.facts:
         return {}
-    asked = timeline.known_requests.filter(~pl.col("streaming_update"))
+    asked = timeline.started_requests
     new = timeline.admitted.filter(pl.col("phase") == "new")
     prompts = asked.join(new, on="request_id").select(
         prompt=pl.col("prompt_tokens").cast(pl.Int64), hit=pl.col("computed_tokens").cast(pl.Int64)
@@ -186,10 +186,9 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
         .with_columns(has_token=had.fill_null(value=False))
         .select("request_id", "has_token", "done", "ttft_us", "tpot_us", "e2e_us")
     )
-    queue = timeline.queue_times.select("request_id", "queue_us")
+    queue = timeline.queue_times[["request_id", "queue_us"]]
     return (
-        timeline.known_requests.filter(~pl.col("streaming_update"))
-        .select("request_id", "priority", "lora")
+        timeline.started_requests.select("request_id", "priority", "lora")
         .join(queue, on="request_id", how="left", maintain_order="left")
         .join(spent, on="request_id", how="left", maintain_order="left")
         .join(latencies, on="request_id", how="left", maintain_order="left")

@@ -49,7 +49,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
     blocks and all KV blocks were free; for KV blocks also if its prompt alone needs more than there are.
     """
     alone = pl.col("step").is_in(pl.lit(_alone(timeline)).implode())
-    asked = timeline.known_requests.filter(~pl.col("streaming_update"))
+    asked = timeline.started_requests
     counted = (pl.col("cause") == str(Cause.KV_BLOCKS)) & pl.col("request_id").is_in(
         _too_long(timeline, asked)
     )
@@ -79,7 +79,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
             pl.col("end_us").last().alias("until_us"),
         )
         .join(
-            asked.select("request_id", "prompt_tokens", "max_tokens"),
+            asked[["request_id", "prompt_tokens", "max_tokens"]],
             on="request_id",
             maintain_order="left",
         )
@@ -98,7 +98,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
 def _refusals(timeline: Timeline) -> pl.DataFrame:
     """Return exits that refused, for its own size, a request that never got the requested output."""
     refused = timeline.exits.filter("refusal", pl.col("cause").is_in(list(OF_ITS_OWN_SIZE)))
-    steps = timeline.steps.select("step", "num_waiting_after", "end_us")
+    steps = timeline.steps[["step", "num_waiting_after", "end_us"]]
     if refused.is_empty():
         return refused.drop("num_waiting_after").join(steps, on="step")
     done = timeline.finishes.filter(~pl.col("status").is_in(GONE))
@@ -130,7 +130,7 @@ def _too_long(timeline: Timeline, asked: pl.DataFrame) -> list[str]:
     usable = usable_blocks(timeline.header)
     if usable is None or blocks_needed(timeline.header, 1) is None:
         return []
-    prompts = asked.select("request_id", "prompt_tokens").iter_rows()
+    prompts = asked[["request_id", "prompt_tokens"]].iter_rows()
     return [name for name, tokens in prompts if sum(blocks_needed(timeline.header, tokens) or []) > usable]
 
 
@@ -174,7 +174,7 @@ def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
     scheduled = (
         timeline.stretches.select("request_id", "step")
         .collect()
-        .join(timeline.steps.select("step", "start_us"), on="step", maintain_order="left")
+        .join(timeline.steps[["step", "start_us"]], on="step", maintain_order="left")
         .join(ready, on="request_id", maintain_order="left")
         .filter(pl.col("start_us") >= pl.col("ready_us"))
         .group_by("request_id", "own")
@@ -213,7 +213,7 @@ def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
 
 def _idle_us(timeline: Timeline) -> int:
     """Return the start of the first step after which nothing was scheduled any more."""
-    steps = timeline.steps.select("start_us", "total_requests").sort("start_us")
+    steps = timeline.steps[["start_us", "total_requests"]].sort("start_us")
     working = steps.filter(pl.col("total_requests") > 0)["start_us"].to_list()
     idle = steps.filter(pl.col("start_us") > working[-1]) if working else steps
     return min(idle["start_us"].to_list(), default=timeline.end_us)

@@ -85,7 +85,7 @@ def counted_s(engines: Iterable[pl.DataFrame]) -> dict[int | None, float]:
 def request_presence(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
     """Return the time in which each request was in the scheduler, cut to the time between two moments."""
     there = trace.present.select("request_id", queued_us="at_us")
-    begun = pl.concat([there, trace.arrivals.select("request_id", "queued_us")])
+    begun = pl.concat([there, trace.arrivals[["request_id", "queued_us"]]])
     ended = trace.finishes.group_by("request_id").agg(end_us=pl.col("finished_us").max())
     return (
         begun.group_by("request_id")

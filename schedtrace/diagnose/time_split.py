@@ -88,7 +88,7 @@ def _at_the_engine(timeline: Timeline, states: pl.DataFrame) -> pl.DataFrame:
 
     None if that time is not recorded.
     """
-    received = timeline.first_arrivals.select("request_id", "received_us")
+    received = timeline.first_arrivals[["request_id", "received_us"]]
     begin = pl.max_horizontal("begin_us", pl.min_horizontal("received_us", "end_us"))
     received_states = states.join(received, on="request_id", how="left", maintain_order="left")
     return received_states.select(begin_us=begin, end_us="end_us")

@@ -220,4 +220,4 @@ def strip(timeline: Timeline) -> list[StripCell]:
             (pl.col("num_waiting_after") > 0).mean().alias("waiting"),
         )
     )
-    return [StripCell(use, waiting) for use, waiting in binned.select("use", "waiting").iter_rows()]
+    return [StripCell(use, waiting) for use, waiting in binned[["use", "waiting"]].iter_rows()]

@@ -64,7 +64,7 @@ class ClassTime(msgspec.Struct, kw_only=True):
 
 def running_classes(timeline: Timeline, steps: pl.DataFrame) -> list[ClassTime]:
     """Return the priority classes of requests that got tokens in these steps, the most urgent first."""
-    asked = timeline.known_requests.select("request_id", "priority")
+    asked = timeline.known_requests[["request_id", "priority"]]
     ran = timeline.request_states.filter(pl.col("tokens") > 0).join(asked, on="request_id")
     inside = ran.with_columns(steps=steps_inside(ran, steps))
     each = inside.group_by("priority").agg(pl.col("steps").sum()).sort("priority")

@@ -211,7 +211,7 @@ def _row(run: Run, timeline: Timeline, number: int) -> Row:
 
 def _arrived(timeline: Timeline, row: Row) -> list[Newcomer]:
     """Return requests that reached the scheduler since the step before ``row`` of ``timeline.steps``."""
-    arrivals = _since_last(timeline, row, timeline.arrivals.filter(~pl.col("streaming_update")), "queued_us")
+    arrivals = _since_last(timeline, row, timeline.new_requests, "queued_us")
     on_its_way = (pl.col("queued_us") - pl.col("arrived_us")).alias("on_its_way_us")
     columns = ["request_id", "prompt_tokens", "max_tokens", "queued_us"]
     return [Newcomer(**request) for request in arrivals.select(*columns, on_its_way).to_dicts()]

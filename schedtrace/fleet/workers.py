@@ -212,11 +212,12 @@ def _children_ignore_interrupts() -> Iterator[None]:
 def _begin(threads: str, scratch: str) -> None:
     """Prepare a new process.
 
-    Polars gets its share of the processors, temporary files go to a folder that the command removes, and
+    Polars and NumPy get their share of the processors, temporary files go to a folder that the command removes, and
     no line of a library gets between those that the command prints.
     """
     threading.Thread(target=_end_with_the_command, daemon=True).start()
-    os.environ.setdefault("POLARS_MAX_THREADS", threads)
+    for library in ("POLARS_MAX_THREADS", "OMP_NUM_THREADS"):
+        os.environ.setdefault(library, threads)
     tempfile.tempdir = scratch
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes
     os.dup2(2, 1)

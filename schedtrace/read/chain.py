@@ -7,27 +7,25 @@ the next line to them.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, pairwise, repeat
-from operator import add, ne, not_, or_
+from operator import add, attrgetter, ne, not_, or_
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import polars as pl
+from msgspec import UNSET
 from msgspec.structs import astuple
 
 from schedtrace.model.trace import Delta, Output, RowChanges, ScheduledRequest, Step
 from schedtrace.read.lines import AS_READ, WholeLines, decode_line
 from schedtrace.read.tables import (
     DETAILS,
-    FIELDS,
     LARGEST,
     ORDINARY,
+    Columns,
     EndedStretches,
     Stretch,
-    Values,
-    field_value,
-    rebuilt,
-    values_of,
+    columns_of,
 )
 
 T = TypeVar("T")
@@ -380,33 +378,48 @@ class Chain:
         """Step numbers so far, ascending."""
         self._forgotten = self._began = -LARGEST
         """Number and start of the last step before those that ``forget`` dropped."""
-        self._before: Values = ()
+        self._taken: list[Any] = []
+        """Accepted lines since ``columns`` was called."""
+        self._before: dict[str, Any] = {}
+        """Values of the fields in the step before these lines."""
+        self._size = _Size(None, 0, 0, 0)
+        """Size of the last accepted step."""
         self._deltas = 0
         """Number of deltas rebuilt since the last full line."""
         self._adds_up = False
         """Whether the tokens of the last full line's requests equal the budget that the step used."""
 
-    def take(self, line: Any) -> Values | None:
-        """Return the values of a line's step; None if it is not new, contradicts others or cannot be rebuilt.
+    def take(self, line: Any) -> bool:
+        """Accept a step, unless it is not new, contradicts others or cannot be rebuilt; return whether it is.
 
         Args:
             line: A step or delta as read; None for a broken line, which may have been a step.
         """
         if line is None:
             self.running.lose()
-            return None
+            return False
         place = bisect_left(self._numbers, line.step)
         if not self._fits(line, place):
             self.refused.append(line.step)
             self.running.lose()
-            return None
-        values = self._full(line) if hasattr(line, "requests") else self._delta(line)
-        if values is not None:
-            self._before = values
-            self.in_order &= place == len(self._numbers)
-            self._numbers.insert(place, line.step)
-            self._starts.insert(place, line.start_us)
-        return values
+            return False
+        if hasattr(line, "requests"):
+            self._full(line)
+        elif not self._continue(line):
+            return False
+        self._taken.append(line)
+        self.in_order &= place == len(self._numbers)
+        self._numbers.insert(place, line.step)
+        self._starts.insert(place, line.start_us)
+        return True
+
+    def columns(self) -> Columns:
+        """Return the values of the steps accepted since the last call, in the order of the lines."""
+        columns = columns_of(self._taken, self._before)
+        if self._taken:
+            self._before = {name: values[-1] for name, values in columns.items()}
+        self._taken = []
+        return columns
 
     def _fits(self, line: Any, place: int) -> bool:
         """Return whether the step's number is new, and its time between those of the neighbouring steps."""
@@ -422,35 +435,51 @@ class Chain:
             self._forgotten, self._began = self._numbers[-1], self._starts[-1]
             self._numbers, self._starts = [], []
 
-    def _full(self, line: Any) -> Values:
+    def _full(self, line: Any) -> None:
         running, number = self.running, line.step
         continues = self._deltas and line.changes is not None and running.step == number - 1
         if continues and not running.agrees(number, line.changes, line.requests):
             self.doubtful.append((number - self._deltas, number - 1))
         running.full(number, line.trial, line.requests)
-        self._deltas = 0
-        values: Values = values_of(line)
-        return values
+        self._deltas, self._size = 0, _Size(*_size_in(line))
 
-    def _delta(self, line: Any) -> Values | None:
+    def _continue(self, line: Any) -> bool:
+        """Apply a delta to the step before it; return whether that is possible."""
         running, number = self.running, line.step
         changes = _AS_EXPECTED if line.changes is None else line.changes
         if running.step == number - 1:
-            values = rebuilt(line, self._before)
             if not self._deltas:
-                self._adds_up = running.tokens == _used(self._before)
-            used = _used(values) if self._adds_up else None
-            if running.can_follow(changes, field_value(values, "total_requests"), used):
-                running.follow(number, field_value(values, "trial"), changes)
-                self._deltas += 1
-                return values
+                self._adds_up = running.tokens == self._size.used
+            size = _Size(*map(_value_or, _size_in(line), self._size))
+            if running.can_follow(changes, size.total_requests, size.used if self._adds_up else None):
+                running.follow(number, size.trial, changes)
+                self._deltas, self._size = self._deltas + 1, size
+                return True
         running.lose()
         self.not_rebuilt.append(number)
-        return None
+        return False
 
 
-def _used(values: Values) -> int:
-    return int(field_value(values, "token_budget") - field_value(values, "remaining_budget"))
+class _Size(NamedTuple):
+    """Fields of a step that show whether changes lead to it."""
+
+    trial: int | None
+    total_requests: int
+    token_budget: int
+    remaining_budget: int
+
+    @property
+    def used(self) -> int:
+        """Tokens that the step scheduled."""
+        return self.token_budget - self.remaining_budget
+
+
+_size_in = attrgetter(*_Size._fields)
+
+
+def _value_or(value: Any, before: Any) -> Any:
+    """Return a delta's value; that of the step before if it is absent."""
+    return before if value is UNSET else value
 
 
 _STEP: Any = AS_READ[Step]
@@ -477,9 +506,9 @@ def expanded_lines(path: Path) -> Iterator[bytes]:
     chain = Chain(lambda _: None)
     for raw, read in _lines(path):
         if read is None or isinstance(read, (_STEP, _DELTA)):
-            values = chain.take(read)
-            if values is not None:
-                yield _full_line(dict(zip(FIELDS, values, strict=True)), read, chain, outputs)
+            if chain.take(read):
+                values = {name: column[0] for name, column in chain.columns().items()}
+                yield _full_line(values, read, chain, outputs)
         elif not isinstance(read, _OUTPUT):
             yield raw
 

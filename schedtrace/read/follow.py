@@ -32,16 +32,12 @@ from schedtrace.read.parse import about_the_recorder, merge_outputs, side_tables
 from schedtrace.read.problems import Problems, gaps_of
 from schedtrace.read.tables import (
     EVENTS,
-    FIELDS,
     FLAT,
     LISTS,
     STRETCHES,
-    Values,
     between_steps,
-    columns_of,
     cpu_times,
     entries_of,
-    field_value,
     frame_of,
     present_in,
     stalls_in,
@@ -83,10 +79,10 @@ class Chunk:
 class _Taken:
     """Content of some lines, as read."""
 
-    steps: list[Values] = field(default_factory=list)
     lines: dict[type, list[Any]] = field(default_factory=lambda: {kind: [] for kind in AS_READ})
     begun_anew: list[tuple[int, int]] = field(default_factory=list)
-    first: Step | None = None
+    first_requests: list[ScheduledRequest] | None = None
+    """Requests of the first step."""
     first_line: int = 0
 
 
@@ -272,7 +268,12 @@ class Following:
             if line:
                 self._take(line, place, taken)
         self._chain.running.cut()
-        columns = columns_of(sorted(taken.steps, key=lambda values: field_value(values, "step")))
+        columns, first = self._chain.columns(), None
+        if taken.first_requests is not None:
+            values = {name: column[0] for name, column in columns.items()}
+            first = Step(**values, requests=taken.first_requests)
+        order = sorted(range(len(columns["step"])), key=columns["step"].__getitem__)
+        columns = {name: [column[place] for place in order] for name, column in columns.items()}
         tables = {name: entries_of(columns, name) for name in LISTS}
         stretches = pl.concat(self._put)
         tables[STRETCHES] = stretches if self._chain.in_order else stretches.sort("step", "order")
@@ -296,7 +297,7 @@ class Following:
             dropped=[line for line in idle if line.dropped_steps],
             cpu=taken.lines[Cpu],
             lines=lines,
-            first=taken.first,
+            first=first,
             first_line=taken.first_line,
             last_us=self.newest_us,
         )
@@ -327,10 +328,10 @@ class Following:
                 self.end = msgspec.convert(read, End, from_attributes=True)
 
     def _step(self, read: Any, place: int, taken: _Taken) -> None:
-        values = self._chain.take(read)
-        self.gaps |= values is None or read.step > self._next_step > 0
+        is_taken = self._chain.take(read)
+        self.gaps |= not is_taken or read.step > self._next_step > 0
         self._next_step = max(self._next_step, read.step + 1)
-        if values is None:
+        if not is_taken:
             self.garbled_us = self.newest_us
             return
         if self._listed_us is not None:
@@ -339,9 +340,8 @@ class Following:
         self._lives.step(read.start_us, read.arrived, read.finished, read.preempted)
         rows = read.requests if hasattr(read, "requests") else read.changes.added if read.changes else ()
         self._lives.scheduled([row.request_id for row in rows])
-        self.newest_us = max(self.newest_us, read.start_us, field_value(values, "output_us") or 0)
-        taken.steps.append(values)
-        if taken.first is None:
-            rows = [ScheduledRequest(*row) for row in self._chain.running.request_rows()]
-            taken.first = Step(**dict(zip(FIELDS, values, strict=True)), requests=rows)
+        self.newest_us = max(self.newest_us, read.start_us, read.output_us or 0)
+        if taken.first_requests is None:
+            rows = self._chain.running.request_rows()
+            taken.first_requests = [ScheduledRequest(*row) for row in rows]
             taken.first_line = place

@@ -24,7 +24,6 @@ from schedtrace.read.tables import (
     STRETCHES,
     Tables,
     between_steps,
-    columns_of,
     cpu_times,
     empty_table,
     entries_of,
@@ -53,8 +52,9 @@ class StepTables:
 
     def add(self, lines: list[Any]) -> None:
         """Add the steps and deltas of a chunk; None stands for a line that may have been a step."""
-        taken = map(self.chain.take, lines)
-        columns = columns_of([values for values in taken if values is not None])
+        for line in lines:
+            self.chain.take(line)
+        columns = self.chain.columns()
         self._tables.put({name: entries_of(columns, name) for name in LISTS})
         self._frames.append(frame_of(columns, FLAT))
         for name, frames in self._events.items():

@@ -13,19 +13,20 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from itertools import chain
-from operator import attrgetter
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import polars as pl
 from msgspec import UNSET
+from msgspec.structs import astuple
 
 from schedtrace.model import safe_files
 from schedtrace.model.trace import (
     BEFORE_FIELDS,
     CARRIED_FIELDS,
+    OUTPUT_FIELDS,
     Delta,
     Events,
     Present,
@@ -341,60 +342,55 @@ FIELDS = tuple(
     name for name in Step.__struct_fields__ if name in Delta.__struct_fields__ and name != "changes"
 )
 """Fields of a step without its requests."""
-_AT = {name: at for at, name in enumerate(FIELDS)}
-_NOTHING = len(FIELDS)
-_IF_ABSENT = [
-    _AT[name] if name in CARRIED_FIELDS else _AT[BEFORE_FIELDS[name]] if name in BEFORE_FIELDS else _NOTHING
-    for name in FIELDS
-]
-"""Index, in the step before, of the value that an absent field has; an index past the end if that value is
-null.
-"""
-
-Values = Sequence[Any]
-"""Values of the fields in ``FIELDS``, in that order."""
-_values_in = attrgetter(*FIELDS)
-
-
-def values_of(line: Any) -> Values:
-    """Return the ``Values`` of a full line, with each exit as a separate entry."""
-    values: Values = _values_in(line)
-    if not any(exit_.also for exit_ in line.exits):
-        return values
-    return (*values[: _AT["exits"]], one_by_one(line.exits), *values[_AT["exits"] + 1 :])
-
-
-def rebuilt(delta: Any, before: Values) -> Values:
-    """Return the values of a delta's step.
-
-    Args:
-        delta: Delta as read.
-        before: Values of the step before.
-    """
-    carried = (*before, None)
-    written = _values_in(delta)
-    values = [carried[at] if value is UNSET else value for value, at in zip(written, _IF_ABSENT, strict=True)]
-    if delta.exits is not UNSET:
-        values[_AT["exits"]] = one_by_one(delta.exits)
-    if delta.output_tokens is UNSET and values[_AT["output_us"]] is not None:
-        values[_AT["output_tokens"]] = values[_AT["total_requests"]]
-    return values
-
-
-def field_value(values: Values, name: str) -> Any:
-    """Return the value of one field."""
-    return values[_AT[name]]
-
-
 FLAT = {name: dtype for name, dtype in schema_of(Step).items() if name in FIELDS and name not in NESTED}
 """Schema of a step without its lists."""
 
 Columns = Mapping[str, Sequence[Any]]
+"""Values of each field in ``FIELDS`` in some steps, by the field's name."""
 
 
-def columns_of(steps: Sequence[Values]) -> Columns:
-    """Return the values of each field in these steps, by the field's name."""
-    return dict(zip(FIELDS, zip(*steps, strict=True) if steps else [()] * len(FIELDS), strict=True))
+def columns_of(lines: Sequence[Any], before: Mapping[str, Any]) -> Columns:
+    """Return the values of each field in some steps, with each exit as a separate entry.
+
+    Args:
+        lines: Full lines and deltas as read, each delta behind the step that it continues.
+        before: Value of each field in the step before the first line, if that line is a delta.
+    """
+    columns = _columns_in(list(map(_values_in, lines)), Delta.__struct_fields__)
+    del columns["changes"]
+    columns["exits"] = [exits and one_by_one(exits) for exits in columns["exits"]]
+    for name in CARRIED_FIELDS:
+        columns[name] = _carried(columns[name], before.get(name))
+    absent: dict[str, Iterable[Any]] = dict.fromkeys(OUTPUT_FIELDS, repeat(None))
+    for name, source in BEFORE_FIELDS.items():
+        absent[name] = chain([before.get(source)], columns[source])
+    absent["output_tokens"] = (
+        requests if isinstance(output_us, int) else None
+        for output_us, requests in zip(columns["output_us"], columns["total_requests"], strict=True)
+    )
+    for name, defaults in absent.items():
+        either = zip(columns[name], defaults, strict=False)
+        columns[name] = [default if value is UNSET else value for value, default in either]
+    return columns
+
+
+def _carried(values: Sequence[Any], latest: Any) -> list[Any]:
+    """Return the values, with the value before it for each absent value."""
+    return [latest := latest if value is UNSET else value for value in values]
+
+
+_REQUESTS = Step.__struct_fields__.index("requests")
+
+
+def _values_in(line: Any) -> Sequence[Any]:
+    """Return the values of a line in the order of a delta's fields."""
+    values = astuple(line)
+    return (*values[:_REQUESTS], *values[_REQUESTS + 1 :]) if hasattr(line, "requests") else values
+
+
+def _columns_in(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """Return the columns of rows, by their names."""
+    return dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
 
 
 def frame_of(columns: Columns, schema: dict[str, Any]) -> pl.DataFrame:
@@ -407,7 +403,7 @@ def structs_of(rows: Sequence[Any], struct: type[msgspec.Struct]) -> pl.DataFram
     schema = schema_of(struct)
     if not rows:
         return pl.DataFrame(schema=schema)
-    return frame_of({name: list(map(attrgetter(name), rows)) for name in schema}, schema)
+    return frame_of(_columns_in(list(map(astuple, rows)), type(rows[0]).__struct_fields__), schema)
 
 
 def entries_of(steps: Columns, column: str) -> pl.DataFrame:

@@ -56,7 +56,7 @@ def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
     runs = _runs(frames)
     if runs.is_empty():
         return pl.DataFrame(schema=HOLDERS_SCHEMA)
-    gone = frames.finishes.select("request_id", "finished_us").unique("request_id", keep="last")
+    gone = frames.finishes[["request_id", "finished_us"]].unique("request_id", keep="last")
     rows = (
         runs.join_asof(
             _held(frames), left_on="first_step", right_on="step", by="head", check_sortedness=False
@@ -98,7 +98,7 @@ def _runs(frames: EngineFrames) -> pl.DataFrame:
     ).select("step", head="request_id")
     if refused.height < FEWEST_STEPS:
         return refused.clear()
-    steps = frames.steps.select("step", "start_us", "num_running_after")
+    steps = frames.steps[["step", "start_us", "num_running_after"]]
     rows = refused.drop_nulls().unique("step", keep="last").join(steps, on="step").sort("step")
     goes_on = (pl.col("step") == pl.col("step").shift(1) + 1) & (pl.col("head") == pl.col("head").shift(1))
     return (
@@ -133,7 +133,7 @@ def _held(frames: EngineFrames) -> pl.DataFrame:
 def _without(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Return the rows whose request has none of these spans (``step`` to ``got_last``) within its run."""
     within = (pl.col("step") <= pl.col("last_step")) & (pl.col("got_last") >= pl.col("first_step"))
-    touched = rows.select("request_id", "first_step", "last_step").join(spans, on="request_id").filter(within)
+    touched = rows[["request_id", "first_step", "last_step"]].join(spans, on="request_id").filter(within)
     return rows.join(touched, on=["request_id", "first_step"], how="anti", maintain_order="left")
 
 
@@ -151,7 +151,7 @@ def make_prefills(frames: EngineFrames) -> pl.DataFrame:
     Columns, as in ``timeline.requests``: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens``
     and ``computed_tokens``.
     """
-    about = frames.first_arrivals.select("request_id", "prompt_tokens")
+    about = frames.first_arrivals[["request_id", "prompt_tokens"]]
     begun = frames.stretches.join(about.lazy(), on="request_id").filter(
         pl.col("computed_tokens") < pl.col("prompt_tokens")
     )
@@ -303,7 +303,7 @@ def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
     """Charge rows to a reset if the request's last preemption was a reset: nothing else took its blocks."""
     if frames.preemptions["in_schedule"].all():
         return rows
-    taken = frames.preemptions.select("request_id", "in_schedule", "step").sort("step")
+    taken = frames.preemptions[["request_id", "in_schedule", "step"]].sort("step")
     after = (
         rows.with_columns(step="begin_step")
         .sort("step", nulls_last=True)
@@ -343,7 +343,7 @@ def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFra
         return waits.with_columns(held_up=pl.lit(value=False))
     starts = frames.steps.select("step", held_us="start_us")
     held = held_up.join(starts, on="step").sort("held_us")
-    held = held.select("request_id", "held_us", "left_step")
+    held = held[["request_id", "held_us", "left_step"]]
     if held.is_empty():
         return waits.with_columns(held_up=pl.lit(value=False))
     queued = waits.filter(pl.col("state").is_in(QUEUED)).sort("end_us")
@@ -386,7 +386,7 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
     most_stalled = (
         pl.concat(
             [
-                steps_of(frames.steps.select("step"), rows).with_columns(cause=pl.lit(rows["cause"][0]))
+                steps_of(frames.steps[["step"]], rows).with_columns(cause=pl.lit(rows["cause"][0]))
                 for rows in stalled.partition_by("cause", maintain_order=True)
             ]
             or [pl.DataFrame(schema={"step": pl.Int64, "requests": pl.Int32, "cause": pl.String})]
@@ -418,7 +418,7 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
             long_prompt=pl.col("long_prompt").fill_null(value=False),
         )
     )
-    asked = frames.known_requests.select("request_id", "prompt_tokens", "priority")
+    asked = frames.known_requests[["request_id", "prompt_tokens", "priority"]]
     return _Steps(spans, int(long["prompt_tokens"].max() or 0), asked)  # type: ignore[arg-type]  # integers
 
 
@@ -458,7 +458,7 @@ def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
 
 def _inverted(states: pl.DataFrame, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
     """Charge rows of requests that are more urgent than a running request to the priority inversion."""
-    priorities = steps.prompts.select("request_id", "priority")
+    priorities = steps.prompts[["request_id", "priority"]]
     runs = pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"])
     running = states.filter(runs).join(priorities, on="request_id")
     divided = []

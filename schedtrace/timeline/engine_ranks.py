@@ -135,7 +135,7 @@ def _lives(timeline: Timeline) -> pl.DataFrame:
         gone_us="finished_us",
         gave_up=(pl.col("status") == "ABORTED") & ~pl.col("in_schedule"),
     )
-    asked = timeline.known_requests.filter(~pl.col("streaming_update"))
+    asked = timeline.started_requests
     return asked.join(ends, on="request_id", how="left", maintain_order="left").select(
         pl.col("trial").cast(pl.Int64),
         pl.coalesce("arrived_us", "queued_us").cast(pl.Int64).alias("came_us"),

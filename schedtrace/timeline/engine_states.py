@@ -92,7 +92,7 @@ def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataF
         .group_by(pl.col("state").rle_id().alias("run"), maintain_order=True)
         .agg(pl.col("begin_us", "state").first(), pl.col("end_us").last())
     )
-    trials = frames.steps.select("start_us", "trial").sort("start_us")
+    trials = frames.steps[["start_us", "trial"]].sort("start_us")
     return (
         spans.sort("begin_us")
         .join_asof(trials, left_on="begin_us", right_on="start_us")
@@ -119,7 +119,7 @@ def device_spans(steps: pl.DataFrame) -> pl.DataFrame:
     begin = pl.coalesce(executed, pl.max_horizontal(done, before))
     end = pl.coalesce(executed + pl.col("execute_us"), "output_us")
     spans = steps.with_columns(begin_us=begin.cast(pl.Int64), end_us=end.cast(pl.Int64))
-    return spans.filter((pl.col("total_requests") > 0) & (LENGTH_US > 0)).select("step", "begin_us", "end_us")
+    return spans.filter((pl.col("total_requests") > 0) & (LENGTH_US > 0))[["step", "begin_us", "end_us"]]
 
 
 def _presence(requests: pl.DataFrame) -> pl.DataFrame:
@@ -177,7 +177,7 @@ def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
     turns = [
         (rows["role"][0], rows["pid"][0], turn)
         for rows in cpu.partition_by("role", "pid", "tid", maintain_order=True)
-        for turn in _turns(rows.select("at_us", "ran_us", "waited_us").rows())
+        for turn in _turns(rows[["at_us", "ran_us", "waited_us"]].rows())
     ]
     rows = pl.DataFrame(
         [(role, pid, *turn) for role, pid, turn in turns], schema=list(THREADS.items())[:-1], orient="row"
@@ -283,7 +283,7 @@ def lost_spans(frames: EngineFrames, engine: pl.DataFrame, spans: pl.DataFrame) 
     shares = time_within(states, spans, {"of_device": pl.col("device_frac"), "of_host": pl.col("host_frac")})
     lost = pl.when(pl.col("state") == DEVICE).then("of_device").otherwise("of_host")
     losses = states.hstack(shares).with_columns(lost_us=lost).filter(pl.col("lost_us") > 0)
-    starts = frames.steps.select("step", "start_us").sort("start_us")
+    starts = frames.steps[["step", "start_us"]].sort("start_us")
     return (
         losses.sort("begin_us")
         .join_asof(starts, left_on="begin_us", right_on="start_us")

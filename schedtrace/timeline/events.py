@@ -165,7 +165,7 @@ def standstills(engine: pl.DataFrame, interruptions: pl.DataFrame) -> pl.DataFra
         before = before.with_columns(end_us=pl.lit(engine["begin_us"].min()))
     states = engine.filter(pl.col("state").is_in(["host_gap", "schedule", "update"]))
     still = pl.concat(
-        [before.filter(LENGTH_US > 0).cast(pl.Int64), states.select("begin_us", "end_us").cast(pl.Int64)]
+        [before.filter(LENGTH_US > 0).cast(pl.Int64), states[["begin_us", "end_us"]].cast(pl.Int64)]
     )
     first = still["end_us"].search_sorted(interruptions["begin_us"], side="right")
     after = still["begin_us"].search_sorted(interruptions["end_us"], side="left")
@@ -189,7 +189,7 @@ def interrupted_requests(states: pl.DataFrame, spans: pl.DataFrame) -> list[str]
         spans: Rows of ``events``.
     """
     lost = overlap_us(states, merged(spans))
-    each = states.select("request_id").with_columns(us=lost).group_by("request_id").agg(pl.col("us").sum())
+    each = states[["request_id"]].with_columns(us=lost).group_by("request_id").agg(pl.col("us").sum())
     return (
         each.filter(pl.col("us") > 0)
         .sort("us", "request_id", descending=[True, False])["request_id"]
@@ -241,7 +241,7 @@ def _asked(frames: EngineFrames) -> pl.DataFrame:
     )
     spans = pl.concat([pauses.filter(pl.col("detail") != "UNPAUSED"), calls])
     interruptions = merged(spans.with_columns(pl.col("begin_us", "end_us").clip(first, last)))
-    steps = frames.steps.select("start_us", "trial", "step").sort("start_us")
+    steps = frames.steps[["start_us", "trial", "step"]].sort("start_us")
     return interruptions.join_asof(
         steps, left_on="end_us", right_on="start_us", strategy="forward", check_sortedness=False
     ).select("kind", "trial", "begin_us", "end_us", "step", "detail", "open", part=pl.lit("host_gap"))
@@ -280,7 +280,7 @@ def _stalled(frames: EngineFrames) -> pl.DataFrame:
         detail="sentence",
         open="open",
     )
-    steps = frames.steps.select("start_us", "trial", "step").sort("start_us")
+    steps = frames.steps[["start_us", "trial", "step"]].sort("start_us")
     return (
         stalls.filter(LENGTH_US > 0)
         .sort("begin_us")
@@ -411,13 +411,13 @@ def make_interrupted_states(
     if interruptions.is_empty() or states.is_empty():
         return states.with_columns(of_state=pl.lit(None, pl.String))
     starved_device = (pl.col("kind") == STARVED) & (pl.col("part") == DEVICE)
-    lost_device = interruptions.filter(starved_device).select("begin_us", "end_us")
-    kinds = interruptions.select("begin_us", "kind")
+    lost_device = interruptions.filter(starved_device)[["begin_us", "end_us"]]
+    kinds = interruptions[["begin_us", "kind"]]
     on_host = _with_kinds(host_spans, kinds)
     still = _with_kinds(pl.concat([host_spans, lost_device]), kinds)
     waits = pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
     on_its_way = pl.col("state") == "front_end"
-    received = frames.first_arrivals.select("request_id", "received_us")
+    received = frames.first_arrivals[["request_id", "received_us"]]
     ways = states.filter(on_its_way).join(received, on="request_id", how="left", maintain_order="left")
     # From when its process has a request, the engine's thread is what keeps it.
     received_us = pl.min_horizontal(pl.coalesce("received_us", "end_us"), "end_us")

@@ -168,9 +168,12 @@ def part_times(timeline: Timeline, steps: pl.DataFrame) -> dict[str, Array]:
         pl.col("update_us").alias(UPDATE),
         pl.when("follows").then("gap_us").alias(BETWEEN),
     )
-    return {
-        name: columns[name].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name in columns.columns
-    }
+    return {column.name: column.cast(pl.Float64).to_numpy() for column in columns}
+
+
+def _numbers(column: pl.Series) -> Array:
+    """Return a column's numbers or flags; 0 where it is null."""
+    return np.nan_to_num(column.cast(pl.Float64).to_numpy())
 
 
 def exposed_us(timeline: Timeline, steps: pl.DataFrame, part: str, times: Array) -> Array:
@@ -192,7 +195,7 @@ def work_columns(part: str, steps: pl.DataFrame) -> Array:
     """Return the columns of a model of a part's work: constant, linear, and bends in the cost of a token."""
 
     def column(name: str) -> Array:
-        return steps[name].cast(pl.Float64).fill_null(0).to_numpy() if name in steps.columns else none
+        return _numbers(steps[name]) if name in steps.columns else none
 
     none = np.zeros(steps.height)
     columns = [np.ones(steps.height)]
@@ -267,25 +270,20 @@ def features(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> li
 def _columns(steps: pl.DataFrame) -> Iterator[Feature]:
     for kind, (_, _, name) in KINDS.items():
         if name and name in steps.columns and steps[name].null_count() < steps.height:
-            yield Feature(kind, steps[name].cast(pl.Float64).fill_null(0).to_numpy())
+            yield Feature(kind, _numbers(steps[name]))
 
 
 def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
-    start, decodes, prefills = steps["start_us"], pl.col("decode_tokens") > 0, pl.col("prefill_tokens") > 0
-    first = pl.col("step") == pl.col("step").min().over("total_requests")
-    flags = {"decode_only": decodes & ~prefills, "mixed": decodes & prefills}
-    for kind, flag in flags.items():
-        yield Feature(kind, steps.select(flag.cast(pl.Float64).fill_null(0)).to_series().to_numpy())
+    start, decodes, prefills = steps["start_us"], steps["decode_tokens"] > 0, steps["prefill_tokens"] > 0
+    yield Feature("decode_only", _numbers(decodes & ~prefills))
+    yield Feature("mixed", _numbers(decodes & prefills))
     if timeline.begins:
-        uses = timeline.steps.filter(first & (pl.col("total_requests") > 0))["step"]
-        yield Feature("first_use", steps["step"].is_in(uses.implode()).cast(pl.Float64).to_numpy())
-        yield from _first_sizes(timeline, steps)
+        yield from _first_uses(timeline.steps, steps)
     yield Feature("idle", (steps["idle_us"] / 1e6).to_numpy())
     yield Feature("clock", ((start - timeline.begin_us) / 1e6).to_numpy())
     yield from _since_operations(timeline, start.to_numpy())
     if steps["kv_blocks_free_before"].count():
-        used = pl.col("kv_blocks_total") - pl.col("kv_blocks_free_before")
-        yield Feature("kv_used", steps.select(used.cast(pl.Float64).fill_null(0)).to_series().to_numpy())
+        yield Feature("kv_used", _numbers(steps["kv_blocks_total"] - steps["kv_blocks_free_before"]))
     if "encoder_slots_freeable" in timeline.steps.columns:
         yield Feature("encoder", _encoded(timeline.steps, steps))
     if sizes := graph_sizes(timeline.header):
@@ -309,25 +307,35 @@ def _encoded(every: pl.DataFrame, steps: pl.DataFrame) -> Array:
 
     Room that was given back since the step before hides as much of it.
     """
-    left = pl.col("encoder_slots_freeable")
-    taken = every.sort("step").select("step", taken=-left.diff().over("trial"))
-    joined = steps.select("step").join(taken, on="step", how="left", maintain_order="left")
-    return joined["taken"].cast(pl.Float64).fill_null(0).clip(0).to_numpy()
+    taken = every.select("step", taken=-pl.col("encoder_slots_freeable").diff().over("trial"))
+    return np.clip(_numbers(taken["taken"])[_places(every, steps)], 0, None)
 
 
-def _first_sizes(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
-    """Yield for each way to pad prefills, and all tokens, whether each step is the first of its size."""
-    numbers = timeline.steps["step"].to_numpy()
+def _places(every: pl.DataFrame, steps: pl.DataFrame) -> Array:
+    """Return the place of each of some steps among all steps."""
+    return np.searchsorted(every["step"].to_numpy(), steps["step"].to_numpy())
+
+
+def _first_uses(every: pl.DataFrame, steps: pl.DataFrame) -> Iterator[Feature]:
+    """Yield whether each step is the first with its number of requests, and the first of its size.
+
+    The size is of prefills or of all tokens, for each way to pad them.
+    """
+    places = _places(every, steps)
+
+    def is_first(sizes: Array) -> Array:
+        values, firsts = np.unique(sizes, return_index=True)
+        flags = np.zeros(len(sizes))
+        flags[firsts[values > 0]] = 1.0
+        return flags[places]
+
+    yield Feature("first_use", is_first(every["total_requests"].to_numpy()))
     for column in ("prefill_tokens", "used_tokens"):
-        tokens = timeline.steps[column].fill_null(0).to_numpy()
+        tokens = _numbers(every[column]).astype(int)
         for name, width in SIZES.items():
             doublings = np.ceil(np.log2(np.maximum(tokens, 1))).astype(int) + (tokens > 0)
-            size = -(-tokens // width) if width else doublings
-            first = np.zeros(int(size.max(initial=0)) + 1, int)
-            first[size[::-1]] = numbers[::-1]  # of equal sizes, the first step is written last
-            uses = pl.Series(first[1:][np.bincount(size, minlength=len(first))[1:] > 0])
-            flags = steps["step"].is_in(uses.implode()).cast(pl.Float64).to_numpy()
-            yield Feature("first_size", flags, f"{column.removesuffix('_tokens')} {name}")
+            sizes = -(-tokens // width) if width else doublings
+            yield Feature("first_size", is_first(sizes), f"{column.removesuffix('_tokens')} {name}")
 
 
 def _oldest_steps(timeline: Timeline, at_us: Array) -> Array:
@@ -349,10 +357,9 @@ def _oldest_steps(timeline: Timeline, at_us: Array) -> Array:
 
 def _listed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     """Yield the number of exits, preemptions, arrivals and further listed events of each step."""
-    wanted = steps.select("step")
-    exits = timeline.exits.filter(~pl.col("cause").is_in(NOTHING_HAPPENS)).join(wanted, on="step", how="semi")
+    exits = timeline.exits.filter(~pl.col("cause").is_in(NOTHING_HAPPENS))
     for (loop, cause), rows in exits.group_by("loop", "cause", maintain_order=True):
-        yield Feature("exits", _counts(steps, rows, pl.col("count").sum()), f"{cause} {loop}")
+        yield Feature("exits", _counts(steps, rows, "count"), f"{cause} {loop}")
     lists = {
         "preemptions": timeline.preemptions,
         "arrivals": timeline.arrivals,
@@ -364,10 +371,10 @@ def _listed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
             lists[kind] = timeline.lists[name].select("step").collect()
     for kind, rows in lists.items():
         if "step" in rows.columns and rows.height:
-            yield Feature(kind, _counts(steps, rows, pl.len()))
+            yield Feature(kind, _counts(steps, rows))
     if "admitted" in timeline.lists:
         admitted = timeline.lists["admitted"].select("step", "external_tokens").collect()
-        yield Feature("external", _counts(steps, admitted, pl.col("external_tokens").sum()))
+        yield Feature("external", _counts(steps, admitted, "external_tokens"))
 
 
 def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
@@ -379,31 +386,36 @@ def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     by_steps = timeline.stretches.group_by("request_id").agg(number)
     by_steps = by_steps.filter(pl.col("number") >= LONGER * pl.col("number").median())
     by_steps = by_steps.sort("number", "request_id", descending=[True, False]).head(MOST_LENGTHS)
-    ordered = steps.select("step").with_row_index("place").sort("step")
-    prompts = timeline.known_requests.select("request_id", "prompt_tokens").drop_nulls()
+    ordered = steps[["step"]].with_row_index("place").sort("step")
+    prompts = timeline.known_requests[["request_id", "prompt_tokens"]].drop_nulls()
     longest = by_steps.collect().join(prompts, on="request_id", maintain_order="left")
-    for name, prompt_tokens in longest.select("request_id", "prompt_tokens").iter_rows():
+    for name, prompt_tokens in longest[["request_id", "prompt_tokens"]].iter_rows():
         tokens = context_tokens(timeline.stretches.filter(request_id=name), ordered)
         outputs = (tokens["context_tokens"] - prompt_tokens).clip(0)
         yield Feature("length", outputs[ordered["place"].arg_sort()].cast(pl.Float64).to_numpy(), name)
 
 
-def _counts(steps: pl.DataFrame, rows: pl.DataFrame, count: pl.Expr) -> Array:
-    counts = rows.group_by("step").agg(count.cast(pl.Float64).alias("count"))
-    joined = steps.select("step").join(counts, on="step", how="left", maintain_order="left")
-    return joined["count"].fill_null(0).to_numpy()
+def _counts(steps: pl.DataFrame, rows: pl.DataFrame, column: str | None = None) -> Array:
+    """Return the number of rows with each step, or the sum of their ``column``."""
+    numbers, of_rows = steps["step"].to_numpy(), rows["step"].to_numpy()
+    order = np.argsort(numbers)
+    ordered = numbers[order]
+    places = np.minimum(np.searchsorted(ordered, of_rows), len(order) - 1)
+    weights = np.ones(rows.height) if column is None else _numbers(rows[column])
+    return np.bincount(order[places], weights * (ordered[places] == of_rows), len(order))
 
 
 def _members(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> Iterator[Feature]:
     """Yield the number of requests with each trait, adapter or name that each step scheduled."""
     asked = timeline.known_requests
-    groups = [("trait", trait, asked.filter(has)["request_id"]) for trait, has in TRAITS.items()]
-    adapters = asked.drop_nulls("lora")
-    names = adapters["lora"].value_counts(sort=True).head(MOST_ADAPTERS)["lora"].to_list()
-    if names:
+    has, ids = asked.select(**TRAITS, lora=pl.col("lora").is_not_null()), asked["request_id"]
+    groups = [("trait", trait, ids.filter(has[trait])) for trait in TRAITS]
+    if has["lora"].any():
+        adapters = asked.filter(has["lora"])
         groups.append(("trait", "lora", adapters["request_id"]))
-    if len(names) > 1:
-        groups += [("lora", name, adapters.filter(lora=name)["request_id"]) for name in names]
+        names = adapters["lora"].value_counts(sort=True).head(MOST_ADAPTERS)["lora"].to_list()
+        if len(names) > 1:
+            groups += [("lora", name, adapters.filter(lora=name)["request_id"]) for name in names]
     for kind, detail, members in groups:
         yield from _scheduled(steps, timeline, members, kind, detail)
     yield from presence(timeline, steps, requests)
@@ -423,6 +435,6 @@ def _scheduled(
         return
     stretches = timeline.stretches.filter(pl.col("request_id").is_in(pl.lit(members).implode()))
     sums = level(stretches, "step", pl.col("last_step") + 1, count=1)
-    ordered = steps.select("step").with_row_index("place").sort("step")
+    ordered = steps[["step"]].with_row_index("place").sort("step")
     counts = at_steps(sums, ordered).sort("place")
-    yield Feature(kind, counts["count"].cast(pl.Float64).to_numpy(), detail)
+    yield Feature(kind, _numbers(counts["count"]), detail)

@@ -163,9 +163,9 @@ class EngineFrames:
     def prompt_lengths(self) -> pl.DataFrame:
         """``request_id`` and ``prompt_tokens`` of each request, once."""
         lengths = [
-            self.present.select("request_id", "prompt_tokens"),
-            self.new_requests.select("request_id", "prompt_tokens"),
-            self.finishes.select("request_id", "prompt_tokens"),
+            self.present[["request_id", "prompt_tokens"]],
+            self.new_requests[["request_id", "prompt_tokens"]],
+            self.finishes[["request_id", "prompt_tokens"]],
         ]
         return pl.concat(lengths).unique("request_id", keep="first")
 
@@ -182,6 +182,11 @@ class EngineFrames:
         return pl.concat([there, self.arrivals], how="diagonal").unique(
             "request_id", keep="first", maintain_order=True
         )
+
+    @cached_property
+    def started_requests(self) -> pl.DataFrame:
+        """``known_requests`` without the streaming sessions of which only a later part is known."""
+        return self.known_requests.filter(~pl.col("streaming_update"))
 
     @cached_property
     def set_aside(self) -> pl.DataFrame:
@@ -211,7 +216,7 @@ class EngineFrames:
             )
             if not rows.is_empty()
         ]
-        losses = pl.concat([*there, self.preemptions.select("request_id", "step", "lost_tokens")])
+        losses = pl.concat([*there, self.preemptions[["request_id", "step", "lost_tokens"]]])
         if losses.is_empty():
             return losses
         return (
@@ -380,10 +385,10 @@ def make_gone(frames: EngineFrames) -> pl.DataFrame:
     signs = [
         frames.stretches.select("request_id", step=pl.col("last_step")).collect(),
         _numbered(frames, frames.arrivals, "queued_us"),
-        frames.arrivals.select("request_id", "step").drop_nulls(),
+        frames.arrivals[["request_id", "step"]].drop_nulls(),
         _numbered(frames, frames.present, "at_us"),
-        frames.preemptions.select("request_id", "step"),
-        frames.exits.select("request_id", "step").drop_nulls(),
+        frames.preemptions[["request_id", "step"]],
+        frames.exits[["request_id", "step"]].drop_nulls(),
         after(frames).select("request_id", step="next_step"),
     ]
     last = (
@@ -392,7 +397,7 @@ def make_gone(frames: EngineFrames) -> pl.DataFrame:
         .agg(pl.col("step").max())
     )
     return (
-        last.join(frames.finishes.select("request_id"), on="request_id", how="anti")
+        last.join(frames.finishes[["request_id"]], on="request_id", how="anti")
         .sort("step")
         .join_asof(
             gaps.select(gone_step="next_step", gone_us="from_us"),
@@ -413,7 +418,7 @@ def _numbered(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataF
         frames.steps.sort("step")["start_us"].search_sorted(rows[moment], side="right").cast(pl.Int64) - 1
     )
     step = pl.select(pl.when(places >= 0).then(numbers.gather(places.clip(0)))).to_series().fill_null(-1)
-    return rows.select("request_id").with_columns(step=step)
+    return rows[["request_id"]].with_columns(step=step)
 
 
 def without_gaps(spans: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:

@@ -85,12 +85,13 @@ def piece_table(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
 
 def placed(steps: pl.DataFrame) -> pl.DataFrame:
     """Return ``step`` (sorted), ``place`` (its index), ``start_us`` and ``output_us`` of each step."""
-    return steps.select("step", "start_us", "output_us").with_row_index("place").cast({"place": pl.Int64})
+    place = pl.int_range(steps.height, eager=True).alias("place")
+    return steps[["step", "start_us", "output_us"]].insert_column(0, place)
 
 
 def place_of(rows: pl.DataFrame, steps: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
     """Add the index of the first step numbered ``column`` or higher; the number of steps if there is none."""
-    place = steps["step"].search_sorted(rows[column], side="left")
+    place = steps["step"].to_numpy().searchsorted(rows[column].to_numpy())
     return rows.hstack([pl.Series(name, place, dtype=pl.Int64)])
 
 
@@ -180,9 +181,9 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
     """
     if waits.is_empty():
         return pl.DataFrame(schema=PIECE_SCHEMA)
-    queued = waits.select("request_id", "since_step", "left_step", "preempted", "set_aside")
+    queued = waits[["request_id", "since_step", "left_step", "preempted", "set_aside"]]
     queued = place_of(place_of(queued, steps, "since_step", "first"), steps, "left_step", "end")
-    named = frames.exits.filter(_skips()).select("step", "request_id", "cause")
+    named = frames.exits.filter(_skips())[["step", "request_id", "cause"]]
     runs = cause_runs(queued, loop_ends(frames), named, steps)
     number = steps["step"]
     return piece_table(
@@ -284,7 +285,7 @@ def waits_for(frames: EngineFrames) -> tuple[str | None, dict[str, str]]:
     if frames.steps.is_empty():
         return None, {}
     named = frames.exits.filter(_skips() & (pl.col("step") == frames.steps["step"][-1]))
-    causes = named.select("request_id", "cause").drop_nulls().iter_rows()
+    causes = named[["request_id", "cause"]].drop_nulls().iter_rows()
     return str(loop_ends(frames)[-1]), dict(causes)
 
 
@@ -313,8 +314,8 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
         ends: ``request_id`` and ``end_us``: the time at which each left, or the trace ended.
     """
     portions = _portions(frames, steps)
-    lost = place_of(frames.preemptions.select("request_id", "step"), steps, "step", "lost_place")
-    queued = frames.set_aside.select("request_id", "step")
+    lost = place_of(frames.preemptions[["request_id", "step"]], steps, "step", "lost_place")
+    queued = frames.set_aside[["request_id", "step"]]
     if not frames.there_after.is_empty():
         again = after(frames).filter(pl.col("state") != "running").select("request_id", step="next_step")
         queued = pl.concat([queued, again])
@@ -355,7 +356,6 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
         runs.join(last_lost, on="request_id", how="left", maintain_order="left")
         .filter(pl.col("output_us").is_not_null() & goes_on)
         .unique(ADMISSION, keep="first", maintain_order=True)
-        .with_columns(state=pl.lit("decode"))
     )
     return pl.concat(
         [
@@ -368,7 +368,11 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
             ),
             # A stall or a preemption may come between its first token and the step that decodes the next.
             piece_table(
-                first, place=pl.col("output_place"), since_us=pl.col("output_us"), rank=pl.lit(DECODES)
+                first,
+                place=pl.col("output_place"),
+                since_us=pl.col("output_us"),
+                rank=pl.lit(DECODES),
+                state=pl.lit("decode"),
             ),
             stalled_pieces,
         ]
@@ -420,22 +424,18 @@ def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
         reached=pl.lit(value=False),
     )
     length = pl.col("last_step") - pl.col("step") + 1
-    portions = pl.concat([computing, decoding]).with_columns(
-        last_place=pl.col("place") + length - 1, tokens=length * pl.col("scheduled_tokens").fill_null(0)
-    )
-    first = (
-        portions.filter("reached")
-        .sort("last_place")
-        .unique(ADMISSION, keep="first", maintain_order=True)
-        .select(*ADMISSION, output_place="last_place")
-    )
-    output_us = pl.lit(steps["output_us"]).gather("output_place")
+    last_place = pl.col("place") + length - 1
+    output_place = last_place.filter("reached").min().over(ADMISSION)
     computes = pl.when(pl.col("lost_tokens") > 0).then(pl.lit("recompute")).otherwise(pl.lit("prefill"))
     return (
-        portions.sort("request_id", "step")
-        .join(first, on=ADMISSION, how="left", maintain_order="left")
+        pl.concat([computing, decoding])
+        .sort("request_id", "step")
         .with_columns(
-            output_us=output_us, state=pl.when("decodes").then(pl.lit("decode")).otherwise(computes)
+            last_place=last_place,
+            tokens=length * pl.col("scheduled_tokens").fill_null(0),
+            output_place=output_place,
+            output_us=pl.lit(steps["output_us"]).gather(output_place),
+            state=pl.when("decodes").then(pl.lit("decode")).otherwise(computes),
         )
     )
 
@@ -472,27 +472,30 @@ def _stalls(
     Columns of the result: ``STALL_SCHEMA``; ``resume_place`` is the place of the step that scheduled the
     request again.
     """
-    gone_place = steps["start_us"].search_sorted(ends["end_us"], side="left")
-    gone = ends.hstack([pl.Series("gone_place", gone_place, dtype=pl.Int64)])
     if portions.is_empty() and frames.there_first.is_empty():
         return pl.DataFrame(schema=STALL_SCHEMA)
-    ran = frames.there_first.filter(pl.col("state") == "running").select(
-        "request_id",
-        *(
-            pl.lit(at, portions.schema[name]).alias(name)
-            for name, at in (("admission", 0), ("place", BEFORE), ("last_place", BEFORE))
-        ),
-    )
-    gaps = (
-        pl.concat([ran, portions.select(*ADMISSION, "place", "last_place")])
-        .select(
-            *ADMISSION,
-            "last_place",
-            next_place=pl.col("place").shift(-1).over(ADMISSION),
+    scheduled = portions[[*NO_PORTIONS]]
+    if not frames.there_first.is_empty():
+        origin = {"admission": 0, "place": BEFORE, "last_place": BEFORE}
+        ran = frames.there_first.filter(pl.col("state") == "running").select(
+            "request_id", *(pl.lit(at, portions.schema[name]).alias(name) for name, at in origin.items())
         )
+        scheduled = pl.concat([ran, scheduled])
+    gone_place = steps["start_us"].search_sorted(ends["end_us"], side="left")
+    gone = ends.hstack([pl.Series("gone_place", gone_place, dtype=pl.Int64)])
+    again = pl.coalesce("next_place", "gone_place")
+    gaps = (
+        scheduled.with_columns(next_place=pl.col("place").shift(-1).over(ADMISSION))
+        .join(gone, on="request_id", how="left", maintain_order="left")
+        .filter(again > pl.col("last_place") + 1)
+    )
+    if gaps.is_empty():
+        return pl.DataFrame(schema=STALL_SCHEMA)
+    gaps = (
+        gaps.drop("place")
         .sort("last_place")
         .join_asof(
-            lost.select("request_id", "lost_place").sort("lost_place"),
+            lost[["request_id", "lost_place"]].sort("lost_place"),
             left_on="last_place",
             right_on="lost_place",
             by="request_id",
@@ -501,9 +504,8 @@ def _stalls(
             check_sortedness=False,
             coalesce=False,
         )
-        .join(gone, on="request_id", how="left", maintain_order="left")
         # The step that resumed it may be missing, in a gap of the trace: then no later admission tells.
-        .with_columns(resume_place=pl.min_horizontal(pl.coalesce("next_place", "gone_place"), "lost_place"))
+        .with_columns(resume_place=pl.min_horizontal(again, "lost_place"))
         .filter(pl.col("resume_place") > pl.col("last_place") + 1)
     )
     if gaps.is_empty():
@@ -561,7 +563,7 @@ def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
     """
     exits = frames.exits.filter("refusal")
     in_loop = exits.filter(pl.col("loop") == "running")
-    named = exits.filter(pl.col("request_id").is_not_null()).select("step", "request_id", "cause")
+    named = exits.filter(pl.col("request_id").is_not_null())[["step", "request_id", "cause"]]
     if in_loop.is_empty():
         return pl.Series("cause", [str(Cause.OTHER)]).new_from_index(0, frames.steps.height), named
     skips = (pl.col("kind") == "continue") & pl.col("request_id").is_null()
@@ -570,7 +572,7 @@ def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
         in_loop.filter(pl.col("kind") != "continue").unique("step", keep="last").select("step", ended="cause")
     )
     usual = (
-        frames.steps.select("step")
+        frames.steps[["step"]]
         .join(unnamed, on="step", how="left", maintain_order="left")
         .join(ended, on="step", how="left", maintain_order="left")
         .select(cause=pl.coalesce("skipped", "ended", OTHER))

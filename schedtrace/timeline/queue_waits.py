@@ -204,7 +204,7 @@ def _preemptions(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
 
 def _set_aside(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
     """Return the requests that their scheduler removed from the running list with their computed tokens."""
-    places = about.select("request_id", "priority", "place")
+    places = about[["request_id", "priority", "place"]]
     return (
         frames.set_aside.join(places, on="request_id", how="left", maintain_order="left")
         .select(
@@ -228,7 +228,7 @@ def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
     scheduled = frames.admitted.group_by("request_id").agg(first=pl.col("step").min())
     left = pl.min_horizontal("first", "ended_step").fill_null(NEVER)
     rows = (
-        frames.first_arrivals.select("request_id", "queued_us")
+        frames.first_arrivals[["request_id", "queued_us"]]
         .join(scheduled, on="request_id", how="left")
         .join(_ends(frames, departures), on="request_id", how="left")
         .sort("queued_us", maintain_order=True)
@@ -386,7 +386,7 @@ def need_of(frames: EngineFrames, heads: pl.DataFrame) -> AdmissionNeed | None:
         whole=bool(config.get("scheduler_reserve_full_isl")),
         kept_free=int(float(config.get("watermark") or 0) * (header.kv_blocks_total or 0)),
     )
-    recorded = heads.filter(pl.col("fresh")).select("head_tokens", "blocks_needed").drop_nulls().unique()
+    recorded = heads.filter(pl.col("fresh"))[["head_tokens", "blocks_needed"]].drop_nulls().unique()
     is_vllms = all(needed <= need.blocks_asked(tokens, tokens) for tokens, needed in recorded.iter_rows())
     return need if is_vllms else None
 
@@ -431,7 +431,7 @@ def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) 
     ready = queue["ready"].to_numpy()
     passing = _Passing(need)
     refused = {head["step"]: head for head in heads.iter_rows(named=True)}
-    for step, free in frames.steps.select("step", "kv_blocks_free_after").iter_rows():
+    for step, free in frames.steps[["step", "kv_blocks_free_after"]].iter_rows():
         passing.drop_gone(step, free)
         if step not in refused:
             continue

@@ -91,14 +91,14 @@ def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     )
     left, moments = ids.unique().to_frame().join(ended, on="request_id", how="left"), ["finished_us"]
     if not departures.is_empty():
-        gone_in_gaps = departures.select("request_id", "gone_us")
+        gone_in_gaps = departures[["request_id", "gone_us"]]
         left, moments = left.join(gone_in_gaps, on="request_id", how="left"), ["finished_us", "gone_us"]
     return left.select("request_id", end_us=pl.coalesce(*moments, pl.lit(frames.end_us)))
 
 
 def _trials(frames: EngineFrames) -> pl.DataFrame:
     of_stretches = frames.stretches.select("request_id", "trial").unique("request_id").collect()
-    by_request = [frame.select("request_id", "trial") for frame in (frames.present, frames.arrivals)]
+    by_request = [frame[["request_id", "trial"]] for frame in (frames.present, frames.arrivals)]
     return pl.concat([*by_request, of_stretches]).unique("request_id", keep="first", maintain_order=True)
 
 

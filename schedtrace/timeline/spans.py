@@ -35,13 +35,14 @@ def level(
     rows = spans.lazy().select(begin_at=begin, end_at=end, **counts).collect()
     moments = np.concatenate([rows[name].to_numpy() for name in ("begin_at", "end_at")])
     at, places = np.unique(moments, return_inverse=True)
-    levels = pl.DataFrame({"at": at})
+    columns = [pl.Series("at", at)]
     for name in counts:
         values = np.nan_to_num(rows[name].to_numpy())
         changes = np.zeros(len(at), values.dtype)
         np.add.at(changes, places, np.concatenate([values, -values]))
-        levels = levels.hstack([pl.Series(name, changes.cumsum(), dtype=rows.schema[name], strict=False)])
-    return levels.hstack([levels["at"].shift(-1).alias("until")])
+        columns.append(pl.Series(name, changes.cumsum(), dtype=rows.schema[name], strict=False))
+    last = pl.Series([None][: len(at)], dtype=columns[0].dtype)
+    return pl.DataFrame([*columns, columns[0][1:].append(last).alias("until")])
 
 
 def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -50,7 +51,7 @@ def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
     steps = steps.sort("step")
     places = np.searchsorted(levels["at"].to_numpy(), steps["step"].to_numpy(), side="right")
-    sums = levels.drop("at", "until")
+    sums = [levels[name] for name in levels.columns if name not in {"at", "until"}]
     return steps.hstack([pl.Series(of.name, np.insert(of.to_numpy(), 0, 0)[places]) for of in sums])
 
 

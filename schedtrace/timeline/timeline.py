@@ -275,7 +275,7 @@ def make_timeline(
         has_trials = trace.header.trial_ids or rows["trial"].null_count() < rows.height
         return rows.filter(measured) if has_trials and not (whole or rows.is_empty()) else rows
 
-    requests = pl.concat([frame.select("request_id", "trial") for frame in (trace.arrivals, trace.present)])
+    requests = pl.concat([frame[["request_id", "trial"]] for frame in (trace.arrivals, trace.present)])
     trial_of = requests.unique("request_id")
     finishes = trace.finishes
     if not finishes.is_empty():  # of those that came before the trace began: when they went
@@ -348,7 +348,7 @@ def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
     """Return the requests listed at the trace's beginning, not those listed in or after a gap."""
     if present.is_empty():
         return present
-    spans = gaps.select("from_us", "to_us").sort("from_us")
+    spans = gaps[["from_us", "to_us"]].sort("from_us")
     listed = present.filter(~pl.col("at_us").is_in(pl.lit(gaps["told_us"].drop_nulls()).implode()))
     place = spans["from_us"].search_sorted(listed["at_us"], side="left").cast(pl.Int64) - 1
     if spans.is_empty():
@@ -400,7 +400,7 @@ def context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame
     at_zero = pl.col("computed_tokens") - pl.col("step") * grows
     sums = level(stretches, "step", pl.col("last_step") + 1, at_zero=at_zero, slope=grows)
     tokens = pl.col("at_zero") + pl.col("step") * pl.col("slope")
-    return at_steps(sums, steps.select("step")).select("step", context_tokens=tokens)
+    return at_steps(sums, steps[["step"]]).select("step", context_tokens=tokens)
 
 
 def _used() -> pl.Expr:
@@ -481,9 +481,9 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         return timeline
     begin_us, end_us = window.moments(timeline)
     steps = timeline.steps.filter(pl.col("start_us").is_between(begin_us, end_us, closed="left"))
-    number = steps.select("step")
+    number = steps[["step"]]
     states = _cut(timeline.request_states, begin_us, end_us)
-    there = states.select("request_id").unique()
+    there = states[["request_id"]].unique()
     tables = timeline.tables
     engine = _cut(tables.engine_states, begin_us, end_us)
     during = (pl.col("end_us") > begin_us) & (pl.col("begin_us") < end_us)

@@ -81,7 +81,7 @@ def _find(timeline: Timeline) -> Findings:
     aborted = timeline.finishes.filter(is_aborted())
     if aborted.height < FEWEST_ABORTED:
         return
-    requests = timeline.known_requests.filter(~pl.col("streaming_update"))
+    requests = timeline.started_requests
     aborted = (
         aborted.join(requests.drop("trial", "step", strict=False), on="request_id", suffix="_of_arrival")
         .with_columns(

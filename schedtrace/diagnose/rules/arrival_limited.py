@@ -111,7 +111,7 @@ def _late_finding(timeline: Timeline, late: pl.DataFrame, handover: Handover | N
     evidence = _evidence(timeline, late, handover)
     return step_finding(
         timeline,
-        late.select("step", "trial").unique(),
+        late[["step", "trial"]].unique(),
         evidence,
         title="Requests arrive while the engine already steps" if share is not None else "",
         verdict=NOTHING if share is None else _verdict(timeline, late, share),
@@ -210,7 +210,7 @@ def _evidence(timeline: Timeline, late: pl.DataFrame, handover: Handover | None)
         .group_by("request_id")
         .agg(pl.col("step").min())
     ).collect()
-    followers = late.select("request_id").join(first_seen, on="request_id")["step"].unique()
+    followers = late[["request_id"]].join(first_seen, on="request_id")["step"].unique()
     extra = timeline.steps.filter(pl.col("step").is_in(pl.lit(followers).implode()))
     lateness = late["late_us"]
     return LateRequests(
@@ -307,17 +307,16 @@ def short_steps(timeline: Timeline) -> pl.DataFrame:
     returned) and ``spent_us`` (from the step's start to its output).
     """
     arrivals = (
-        timeline.arrivals.filter(~pl.col("streaming_update"))
-        .select(_of("trial"), "queued_us")
+        timeline.new_requests.select(_of("trial"), "queued_us")
         .sort("queued_us")
         .with_columns(came=pl.int_range(1, pl.len() + 1).over("of"), all=pl.len().over("of"))
     )
-    totals = arrivals.select("of", "all").unique()
+    totals = arrivals[["of", "all"]].unique()
     return (
         timeline.steps.with_columns(_of("trial"))
         .sort("end_us")
         .join_asof(
-            arrivals.select("of", "queued_us", "came"),
+            arrivals[["of", "queued_us", "came"]],
             left_on="end_us",
             right_on="queued_us",
             by="of",

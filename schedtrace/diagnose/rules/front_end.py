@@ -42,7 +42,7 @@ def ways_to_engine(timeline: Timeline) -> pl.DataFrame:
     * ``input_queue_us``: from ``end_us`` until the engine took it between two steps; null: not recorded,
     * ``ttft_us``: from ``begin_us`` to the first token's output in the engine.
     """
-    first_tokens = timeline.finishes.select("request_id", "first_token_us").drop_nulls()
+    first_tokens = timeline.finishes[["request_id", "first_token_us"]].drop_nulls()
     prepared = pl.coalesce("input_queue_us", "taken_us")
     arrivals = timeline.first_arrivals.filter(pl.col("arrived_us").is_not_null())
     return (

@@ -78,7 +78,7 @@ def _find(timeline: Timeline) -> Findings:
         return
     heads = heads_by_size(timeline.refused_heads)
     passed = timeline.held_up
-    starts = timeline.steps.select("step", "start_us")
+    starts = timeline.steps[["step", "start_us"]]
     passed = passed.join(starts, on="step", how="left", maintain_order="left").join(
         starts.rename({"step": "left_step", "start_us": "left_us"}), on="left_step", how="left"
     )

@@ -439,7 +439,7 @@ def _seen(timeline: Timeline, rows: pl.DataFrame) -> dict[str, Any]:
     longest = rows.filter(pl.col("kind").is_in([events.HUNG, events.STALLED])).sort(
         LENGTH_US, descending=True
     )
-    for begin_us, end_us in longest.select("begin_us", "end_us").head(1).iter_rows():
+    for begin_us, end_us in longest[["begin_us", "end_us"]].head(1).iter_rows():
         meanwhile = (pl.col("since_us") < end_us) & (pl.col("until_us") > begin_us)
         if stalls := timeline.stalls.filter(meanwhile).head(1).to_dicts():
             return stalls[0]

@@ -63,7 +63,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _evidence(timeline: Timeline, waits: Charged) -> LongPrompt:
-    steps = timeline.long_prefills.join(waits.steps.select("step", "start_us", "output_us"), on="step")
+    steps = timeline.long_prefills.join(waits.steps[["step", "start_us", "output_us"]], on="step")
     each = steps.group_by("request_id").agg(
         pl.col("scheduled_tokens", "prefill_tokens").sum(), pl.col("prompt_tokens").first(), steps=pl.len()
     )

@@ -223,7 +223,7 @@ def _advice(timeline: Timeline, cause: str, rows: pl.DataFrame) -> list[Advice]:
 def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> Advice:
     """Advise as many blocks as the largest request may need, plus the null block."""
     length = timeline.header.max_model_len
-    ends = [tokens + (most or 0) for tokens, most in rows.select("prompt_tokens", "max_tokens").iter_rows()]
+    ends = [tokens + (most or 0) for tokens, most in rows[["prompt_tokens", "max_tokens"]].iter_rows()]
     largest = max(ends) if length is None else min(length, max(ends))
     needed = blocks_needed(timeline.header, max(largest, *rows["tokens"].to_list()))
     if needed is None or timeline.header.kv_blocks_total is None:

@@ -46,7 +46,7 @@ def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noq
 
 def _adapters(timeline: Timeline, waits: Charged) -> Message:
     """Return the adapters of the requests that ran in these steps, and the adapters that were waited for."""
-    adapters = timeline.known_requests.select("request_id", "lora").drop_nulls()
+    adapters = timeline.known_requests[["request_id", "lora"]].drop_nulls()
     wanted = totals(waits.rows.join(adapters, on="request_id"), "time_us", by="lora")
     ran = timeline.request_states.filter(pl.col("tokens") > 0).join(adapters, on="request_id")
     held = (

@@ -196,7 +196,7 @@ def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
     """Return whether most prefill is for requests that were sent with the decoding ones but arrived late."""
     if not timeline.closed_workload:
         return False
-    late = late_requests(timeline).select("request_id")
+    late = late_requests(timeline)[["request_id"]]
     of_late = _prefills(timeline, mixed).join(late, on="request_id", how="semi")["scheduled_tokens"].sum()
     return int(of_late) >= MOST_FRAC * int(mixed["prefill_tokens"].sum())
 

@@ -317,7 +317,7 @@ def _first_token_ms(timeline: Timeline, use: pl.DataFrame) -> tuple[float | None
     sharing = use.filter(pl.col("shareable_tokens") > 0).select(
         "request_id", missed=pl.col("missed_tokens") > 0
     )
-    latencies = request_latencies(timeline).select("request_id", "ttft_us").drop_nulls()
+    latencies = request_latencies(timeline)[["request_id", "ttft_us"]].drop_nulls()
     times = sharing.join(latencies, on="request_id")
     missed, reused = (times.filter(missed=is_missed)["ttft_us"] / 1e3 for is_missed in (True, False))
     if min(missed.len(), reused.len()) < FEWEST_COMPARED:

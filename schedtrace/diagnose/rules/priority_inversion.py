@@ -38,8 +38,8 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
         return pl.DataFrame(schema=COLUMNS)
     since, left = queue["since_step"].to_numpy(), queue["left_step"].to_numpy()
     urgency, ids = queue["priority"].to_numpy(), queue["request_id"].to_numpy()
-    named = set(timeline.exits.filter(pl.col("loop") == "waiting").select("step", "request_id").iter_rows())
-    asked = timeline.known_requests.select("request_id", "priority")
+    named = set(timeline.exits.filter(pl.col("loop") == "waiting")[["step", "request_id"]].iter_rows())
+    asked = timeline.known_requests[["request_id", "priority"]]
     admitted = (
         timeline.admitted.lazy()
         .select("step", "trial", "request_id")

@@ -635,7 +635,7 @@ def _dummies(ranks: RecordedRanks) -> DummyBatches | None:
             time_ms=time_us / 1e3,
             time_frac=time_us / ranks.lockstep_us,
         )
-        for rank, batches, time_us in ranks.dummies.select("rank", "batches", "time_us").iter_rows()
+        for rank, batches, time_us in ranks.dummies[["rank", "batches", "time_us"]].iter_rows()
     ]
     batches, time_ms = sum(figures.batches for figures in each), sum(figures.time_ms for figures in each)
     frac = 1e3 * time_ms / (ranks.lockstep_us * len(each))
@@ -660,7 +660,7 @@ def _dummy_gaps(ranks: RecordedRanks) -> pl.DataFrame:
     """Return the steps after dummy batches of their rank, with the number of these ``batches``."""
     between = pl.col("step_counter").diff().over("rank", "wave", "trial") - 1
     return (
-        ranks.turns.select("rank", "wave", "step_counter", "trial", "step")
+        ranks.turns[["rank", "wave", "step_counter", "trial", "step"]]
         .sort("rank", "wave", "step_counter")
         .with_columns(batches=between)
         .filter(pl.col("batches") > 0)

@@ -125,7 +125,7 @@ def _steps_between(timeline: Timeline, first_us: int, last_us: int) -> pl.DataFr
     """Return the steps in progress while requests were turned away."""
     steps = timeline.steps.sort("start_us")
     ends = pl.coalesce("output_us", "end_us")
-    return steps.filter((pl.col("start_us") <= last_us) & (ends >= first_us)).select("step", "trial")
+    return steps.filter((pl.col("start_us") <= last_us) & (ends >= first_us))[["step", "trial"]]
 
 
 def _limit(timeline: Timeline, reason: str) -> Message:

@@ -251,7 +251,7 @@ def _costs_much(timeline: Timeline, excess: "PartExcess") -> bool:
 def _unmarked_finding(timeline: Timeline, excess: "PartExcess") -> Finding:
     """Return the finding about slow steps that nothing in the trace marks."""
     left = excess.unmarked
-    rows = excess.steps.select("step", "trial", "total_requests").with_columns(
+    rows = excess.steps[["step", "trial", "total_requests"]].with_columns(
         took_us=pl.Series(excess.times_us),
         expected_us=pl.Series(excess.expected_us),
         left_us=pl.Series(left.excess_us),
@@ -360,7 +360,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
 
     explanation, inside = effect.explanation, effect.inside
     added = effect.excess_us[inside]
-    rows = excess.steps.select("step", "trial", "total_requests").with_columns(
+    rows = excess.steps[["step", "trial", "total_requests"]].with_columns(
         took_us=pl.Series(excess.times_us), expected_us=pl.Series(excess.expected_us)
     )
     worst = rows.filter(pl.Series(inside)).sort(

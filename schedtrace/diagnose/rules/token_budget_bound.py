@@ -162,7 +162,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     steps = waits.steps
     used = max(1, int(steps["used_tokens"].sum()))
     decodes = int(steps["decode_tokens"].sum())
-    ours = timeline.prefills.join(steps.select("step"), on="step", how="semi")
+    ours = timeline.prefills.join(steps[["step"]], on="step", how="semi")
     each = totals(ours, "scheduled_tokens")
     prefill = max(1, int(each["scheduled_tokens"].sum()))
     wanted_decodes = decodes_of_all(timeline)

@@ -79,7 +79,7 @@ class ServerLog:
         return not (self.engines or self.step or self.failure or self.start_lines)
 
 
-class Writer(NamedTuple):
+class LineOrigin(NamedTuple):
     """Source and front end that a line belongs to, as far as the log names them."""
 
     source: str | None
@@ -89,8 +89,8 @@ class Writer(NamedTuple):
 class _Server:
     """A server whose lines are being read."""
 
-    def __init__(self, writer: Writer) -> None:
-        self.writer = writer
+    def __init__(self, origin: LineOrigin) -> None:
+        self.origin = origin
         self.start = StartLines()
         self.failures = FailureLines()
         self.engines: dict[int | None, EngineLines] = {}
@@ -134,8 +134,8 @@ class _Server:
         if step is not None and step.scheduled_tokens is None and failure is None:
             step = None  # statistics that somebody logs are no dump
         return ServerLog(
-            source=self.writer.source,
-            front_end=self.writer.front_end,
+            source=self.origin.source,
+            front_end=self.origin.front_end,
             start=self.start.facts,
             start_lines=self.start.lines,
             engines=engines,
@@ -154,15 +154,15 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     Raises:
         InputError: If the file cannot be read.
     """
-    servers: dict[Writer, _Server] = {}
-    writers = _Writers(servers)
+    servers: dict[LineOrigin, _Server] = {}
+    origins = _Origins(servers)
     logs: list[ServerLog] = []
     left_out = 0
     latest = LatestLines(console_lines.SNAPSHOT_MARKER, console_lines.LATEST_SNAPSHOTS)
     lines = marked_lines(path, MARKERS, latest)
     for place, (number, source, line) in enumerate(_records(lines), start=1):
-        writer = writers.writer(source, line)
-        server = servers.get(writer)
+        origin = origins.origin(source, line)
+        server = servers.get(origin)
         is_periodic = console_lines.FIRST_FIGURE in line
         if server is not None and not is_periodic and server.is_started and server.start.begins(line):
             logs.append(server.log())
@@ -171,7 +171,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
             if len(logs) + len(servers) >= MOST_SERVERS:
                 left_out += 1
                 continue
-            server = servers[writer] = _Server(writer)
+            server = servers[origin] = _Server(origin)
         server.take(number, line)
         if place % console_lines.LATEST_SNAPSHOTS == 0:
             _keep_latest(
@@ -180,7 +180,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
             )
     logs += [server.log() for server in servers.values()]
     logs = [log for log in logs if not log.is_empty]
-    writers.add_front_ends(logs)
+    origins.add_front_ends(logs)
     for log in logs:
         log.notices += _about_dropped_lines(log, latest.left_out)
     if not logs:
@@ -188,49 +188,49 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
         raise InputError(msg)
     if len(logs) == 1:
         logs[0].last_s = _last_time(path)
-    logs[0].notices += [*writers.notices(), *_about_the_file(path, left_out)]
+    logs[0].notices += [*origins.notices(), *_about_the_file(path, left_out)]
     return logs
 
 
-class _Writers:
-    """Writers of lines: several servers may share a terminal, and engines do not name their front end.
+class _Origins:
+    """Origins of lines: several servers may share a terminal, and engines do not name their front end.
 
     Args:
-        servers: Servers that are being read, by their writers.
+        servers: Servers that are being read, by their origins.
     """
 
-    def __init__(self, servers: dict[Writer, _Server]) -> None:
+    def __init__(self, servers: dict[LineOrigin, _Server]) -> None:
         self._servers = servers
-        self._latest: dict[str | None, Writer] = {}
-        """Writer with the latest line that names a front end, by source."""
-        self._seen: set[Writer] = set()
+        self._latest: dict[str | None, LineOrigin] = {}
+        """Origin of the latest line that names a front end, by source."""
+        self._seen: set[LineOrigin] = set()
         self._at_once = False
 
-    def writer(self, source: str | None, line: str) -> Writer:
-        """Return the writer of a line; one of an engine is of the server that starts, else of the latest."""
+    def origin(self, source: str | None, line: str) -> LineOrigin:
+        """Return the origin of a line; an engine's line belongs to the server that starts, else to the latest."""
         match = _FRONT_END.search(line, 0, _PROCESS_PREFIX)
         if match is None:
             starting = (
-                writer
-                for writer, server in reversed(self._servers.items())
-                if writer.source == source and not server.is_started
+                origin
+                for origin, server in reversed(self._servers.items())
+                if origin.source == source and not server.is_started
             )
-            return next(starting, self._latest.get(source, Writer(source, None)))
-        writer = Writer(source, match[1])
+            return next(starting, self._latest.get(source, LineOrigin(source, None)))
+        origin = LineOrigin(source, match[1])
         before = self._latest.get(source)
-        if writer != before:
-            self._at_once |= writer in self._seen
-            self._seen.add(writer)
-            self._latest[source] = writer
-            unnamed = Writer(source, None)
+        if origin != before:
+            self._at_once |= origin in self._seen
+            self._seen.add(origin)
+            self._latest[source] = origin
+            unnamed = LineOrigin(source, None)
             if before is None and unnamed in self._servers:
-                self._servers[writer] = self._servers.pop(unnamed)
-                self._servers[writer].writer = writer
-        return writer
+                self._servers[origin] = self._servers.pop(unnamed)
+                self._servers[origin].origin = origin
+        return origin
 
     def add_front_ends(self, logs: Iterable[ServerLog]) -> None:
         """Add the front end to the source of each log, if a source has several."""
-        front_ends = Counter(writer.source for writer in self._seen)
+        front_ends = Counter(origin.source for origin in self._seen)
         for log in logs:
             if front_ends[log.source] > 1 and log.front_end is not None:
                 log.source = log.front_end if log.source is None else f"{log.source}, {log.front_end}"
