@@ -212,8 +212,8 @@ def _children_ignore_interrupts() -> Iterator[None]:
 def _begin(threads: str, scratch: str) -> None:
     """Prepare a new process.
 
-    Polars and NumPy get their share of the processors, temporary files go to a folder that the command removes, and
-    no line of a library gets between those that the command prints.
+    Polars and NumPy get their share of the processors, temporary files go to a folder that the command
+    removes, and no line of a library gets between those that the command prints.
     """
     threading.Thread(target=_end_with_the_command, daemon=True).start()
     for library in ("POLARS_MAX_THREADS", "OMP_NUM_THREADS"):

@@ -207,7 +207,7 @@ class _Origins:
         self._at_once = False
 
     def origin(self, source: str | None, line: str) -> LineOrigin:
-        """Return the origin of a line; an engine's line belongs to the server that starts, else to the latest."""
+        """Return the origin of a line; an engine's line is of the server that starts, else of the latest."""
         match = _FRONT_END.search(line, 0, _PROCESS_PREFIX)
         if match is None:
             starting = (
