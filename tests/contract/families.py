@@ -75,11 +75,11 @@ FAMILIES = {
     ),
     "prefix_caching": Family(PREFIX, shared=64, prompt=(65, 120)),
     "prefix_caching_tight": Family(PREFIX | TIGHT, shared=64, prompt=(65, 120), output=LONG),
-    "aborts": Family(TIGHT, aborts=0.3),
+    "aborts": Family(TIGHT, output=LONG, aborts=0.3),
     "async": Family(ASYNC),
     "async_tight": Family(ASYNC | TIGHT),
     "async_aborts": Family(ASYNC | TIGHT, aborts=0.3),
-    "async_model_len": Family(ASYNC | {"max_model_len": 64}, prompt=(1, 60)),
+    "async_model_len": Family(ASYNC | {"max_model_len": 64}, prompt=(1, 60), output=LONG),
     "pipeline": Family({"pipeline_parallel_size": 3} | TIGHT),
     "watermark": Family(TIGHT | {"watermark": 0.2}),
     "whole_sequence_reserved": Family(
