@@ -13,7 +13,7 @@ class Family:
     engine: dict[str, Any] = field(default_factory=dict)
     """Options of ``Engine``."""
     prompt: tuple[int, int] = (1, 120)
-    output: tuple[int, int] = (1, 90)
+    output: tuple[int, int] = (1, 45)
     per_step: float = 0.5
     """Requests that arrive before a step, on average."""
     shared: int = 0
@@ -54,9 +54,12 @@ EVERYTHING: dict[str, Any] = {
     "aborts": 0.2, "pauses": 0.03, "resets": 0.02, "throttled": 0.2,
 }  # fmt: skip
 
+LONG = (1, 90)
+"""Outputs of loads that would not show what they are named after with shorter ones, or few exits."""
+
 FAMILIES = {
-    "fcfs": Family(per_step=0.8),
-    "priority": Family({"scheduling_policy": "priority"}, priorities=3),
+    "fcfs": Family(output=LONG, per_step=0.8),
+    "priority": Family({"scheduling_policy": "priority"}, output=LONG, priorities=3),
     "priority_tight": Family({"scheduling_policy": "priority", "num_blocks": 30}, priorities=3),
     "small_budget": Family({"max_num_batched_tokens": 32}),
     "tight_kv": Family(TIGHT),
@@ -64,19 +67,19 @@ FAMILIES = {
     "few_seqs": Family({"max_num_seqs": 3}, per_step=0.2),
     "max_num_active_seqs": Family({"max_num_active_seqs": 3}, per_step=0.2),
     "chunked_prefill_off": Family({"enable_chunked_prefill": False}, prompt=(60, 200)),
-    "lora_cap": Family(LORA, loras=6),
+    "lora_cap": Family(LORA, output=LONG, loras=6),
     "one_lora": Family(LORA | {"max_loras": 1}, loras=3),
     "long_prefill_cap": Family({"long_prefill_token_threshold": 24}),
     "adaptive_long_prefill_cap": Family(
         {"long_prefill_token_threshold": 2, "long_prefill_token_threshold_adaptive": True}
     ),
     "prefix_caching": Family(PREFIX, shared=64, prompt=(65, 120)),
-    "prefix_caching_tight": Family(PREFIX | TIGHT, shared=64, prompt=(65, 120)),
-    "aborts": Family(TIGHT, aborts=0.3),
+    "prefix_caching_tight": Family(PREFIX | TIGHT, shared=64, prompt=(65, 120), output=LONG),
+    "aborts": Family(TIGHT, output=LONG, aborts=0.3),
     "async": Family(ASYNC),
     "async_tight": Family(ASYNC | TIGHT),
     "async_aborts": Family(ASYNC | TIGHT, aborts=0.3),
-    "async_model_len": Family(ASYNC | {"max_model_len": 64}, prompt=(1, 60)),
+    "async_model_len": Family(ASYNC | {"max_model_len": 64}, prompt=(1, 60), output=LONG),
     "pipeline": Family({"pipeline_parallel_size": 3} | TIGHT),
     "watermark": Family(TIGHT | {"watermark": 0.2}),
     "whole_sequence_reserved": Family(

@@ -31,9 +31,9 @@ STEPS, SHORT_STEPS = (300, 300) if SOAK else (150, 70)
 ones; ``make soak`` and ``make compat`` play three long ones each.
 """
 CHOSEN = [
-    "adaptive_long_prefill_cap", "async_aborts", "async_mixed", "async_model_len", "async_spec_decode",
-    "fcfs", "few_seqs", "lora_cap", "mixed", "paused", "pipeline", "prefix_caching_tight", "priority_tight",
-    "resets", "streaming_input", "tight_kv", "watermark", "whole_sequence_reserved",
+    "adaptive_long_prefill_cap", "async_aborts", "async_mixed", "async_model_len", "chunked_prefill_off",
+    "mixed", "paused", "pipeline", "priority_tight", "resets", "streaming_input", "tight_kv", "watermark",
+    "whole_sequence_reserved",
 ]  # fmt: skip
 """Families whose loads take every branch that those of all families take, while they are recorded, read and
 turned into states (``coverage run --branch`` with a context for each test); ``test_oracle.py`` plays all.

@@ -17,7 +17,7 @@ from schedtrace.record.traced import traced_class
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.simulate import Driver as Engine
 from tests.contract.deciding import Deciding, decisions, first_difference
-from tests.contract.loads import under_load
+from tests.contract.loads import SHORT_STEPS, under_load
 from tests.contract.oracle import Oracle
 from tests.contract.watched import Watched, exits_told
 
@@ -121,8 +121,11 @@ def limited(base):
 @pytest.mark.parametrize("name", WATCHED_LOADS)
 def test_its_exits_are_told_as_they_are_taken_and_none_is_inferred(name, foreign, recording, monkeypatch):
     monkeypatch.setattr("tests.contract.watched.FILE", "rank_balance/scheduler.py")
-    seen = under_load(partial(Watched, wrap=lambda _: limited(foreign)), name)
-    traced = under_load(partial(Deciding, lambda _: traced_class(limited(foreign))), name)
+    engines = (
+        partial(Watched, wrap=lambda _: limited(foreign)),
+        partial(Deciding, lambda _: traced_class(limited(foreign))),
+    )
+    seen, traced = (under_load(engine, name, steps=SHORT_STEPS) for engine in engines)
     assert first_difference(seen.decisions, traced.decisions) is None
     [trace] = read_run(recording).traces
     assert (trace.header.exits_via, trace.notices) == ("source", [])

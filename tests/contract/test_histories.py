@@ -12,7 +12,7 @@ from schedtrace.record.otel.histories import Histories
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 from schedtrace.timeline.timeline import make_timeline
-from tests.contract.loads import FAMILIES, SEEDS, make_script, play
+from tests.contract.loads import FAMILIES, SEEDS, SHORT_STEPS, make_script, play
 
 pytestmark = pytest.mark.vllm
 
@@ -51,7 +51,7 @@ def followed(name, seed=1):
     writer = RECORDERS.get(engine.scheduler).writer
     meter = Meter()
     writer.measuring.meter = meter
-    play(engine, make_script(family, seed))
+    play(engine, make_script(family, seed, SHORT_STEPS))
     RECORDERS.get(engine.scheduler).close()
     meter.take(last=True)
     trace, *_ = read_run(writer.path.parent).traces

@@ -18,7 +18,7 @@ from schedtrace.model.printable import capped, hashed
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
-from tests.contract.loads import under_load
+from tests.contract.loads import SHORT_STEPS, under_load
 from tests.fuzz.hostile import unsafe
 
 pytestmark = pytest.mark.vllm
@@ -66,7 +66,7 @@ def recorded(load, rename, monkeypatch, folder):
     """The lines of a load without times, in which every id is replaced by the one that the load says."""
     monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
     monkeypatch.setenv("SCHEDTRACE_LINES", "full")
-    engine = under_load(partial(Renamed, rename), load)
+    engine = under_load(partial(Renamed, rename), load, steps=SHORT_STEPS)
     assert engine.requests
     content = (folder / "engine-0.jsonl").read_bytes()
     lines = [json.loads(line) for line in content.splitlines()]

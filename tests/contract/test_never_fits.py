@@ -112,7 +112,7 @@ def test_hybrid_models(recording, model):
     assert ("KV blocks (16 + " in plain(finding.verdict)) is (model != "mamba_checkpoints")
 
 
-@pytest.mark.parametrize("num_blocks", range(20, 36, 3))
+@pytest.mark.parametrize("num_blocks", [20, 26, 32])
 @pytest.mark.parametrize("model", ["mamba", "mamba_plain", "sliding_window"])
 def test_the_longest_prompt_of_hybrid_models(recording, model, num_blocks):
     """One token below it runs, one above does not."""

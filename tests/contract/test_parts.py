@@ -23,7 +23,7 @@ from tests.unit.read.same import assert_same
 
 pytestmark = pytest.mark.vllm
 
-LOADS = ["priority_tight", "async_resets", "async_mixed", "mixed", "spec_decode", "streaming_input"]
+LOADS = ["priority_tight", "async_resets", "async_mixed", "mixed", "streaming_input"]
 LINES = ("step_line", "dropped", "events_line", "output")
 """Methods of an assembler that make lines."""
 

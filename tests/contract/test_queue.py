@@ -12,7 +12,7 @@ from schedtrace.record.live.between_steps import NotReachedError
 from schedtrace.record.live.queue_copy import queue_now
 from schedtrace.record.step_lines import WrittenIds
 from schedtrace.simulate import Driver
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.loads import FAMILIES, SHORT_STEPS, make_script, play
 from tests.toys import Now
 
 pytestmark = pytest.mark.vllm
@@ -73,7 +73,7 @@ class Sampled(Driver):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_is_vllms_own(name):
-    engine = play(Sampled(**FAMILIES[name].engine), make_script(FAMILIES[name], 0))
+    engine = play(Sampled(**FAMILIES[name].engine), make_script(FAMILIES[name], 0, SHORT_STEPS))
     assert engine.compared > 10
 
 

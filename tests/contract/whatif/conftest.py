@@ -12,6 +12,7 @@ from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.prediction import recorded_load
+from schedtrace.whatif.search import menu
 
 TIMES = Constants(2000, 15, 120, 0.5, HostTimes(60, 2, 20, 1, 50, 10))
 """2 ms a step, 15 us a prompt token, 120 us an output token; the host takes some, too."""
@@ -38,6 +39,13 @@ class Here:
 
     def close(self):
         """Nothing to end."""
+
+
+def seats_and_a_budget(*of):
+    """Return the part of the menu that is about seats, and a token budget."""
+    changes = menu(*of)
+    budget = next(change for change in changes if change[0] == "max_num_batched_tokens")
+    return [*(change for change in changes if change[0] == "max_num_seqs"), budget]
 
 
 def simulated(folder, load, *, times=TIMES, trial_ids=False, **options):

@@ -10,7 +10,7 @@ from schedtrace.whatif.proposals import advise, candidates
 from schedtrace.whatif.search import menu
 from schedtrace.whatif.sweep_play import outcome_of
 from schedtrace.whatif.sweep_rows import parse_slo
-from tests.contract.whatif.conftest import Here
+from tests.contract.whatif.conftest import Here, seats_and_a_budget
 
 pytestmark = pytest.mark.vllm
 
@@ -21,12 +21,8 @@ def _resampled_once(monkeypatch):
 
 
 @pytest.fixture
-def seats_and_budget(monkeypatch):
-    """Try only the part of the menu that is about seats and the token budget."""
-    monkeypatch.setattr(
-        "schedtrace.whatif.proposals.menu",
-        lambda *of: [one for one in menu(*of) if one[0] in {"max_num_seqs", "max_num_batched_tokens"}],
-    )
+def short_menu(monkeypatch):
+    monkeypatch.setattr("schedtrace.whatif.proposals.menu", seats_and_a_budget)
 
 
 OUTCOMES = {}
@@ -57,7 +53,7 @@ def test_what_findings_advise_and_the_menu_is_tried(seats):
     assert len(found) == len({str(one) for one in found})
 
 
-@pytest.mark.usefixtures("seats_and_budget")
+@pytest.mark.usefixtures("short_menu")
 def test_more_seats_are_proposed_with_what_they_cost(seats):
     answer = proposals(seats, "ttft_p99=60ms")
     base, first, *others = answer.configurations
@@ -79,7 +75,7 @@ def test_more_seats_are_proposed_with_what_they_cost(seats):
     assert len(answer.configurations) > 5
 
 
-@pytest.mark.usefixtures("seats_and_budget")
+@pytest.mark.usefixtures("short_menu")
 def test_an_objective_that_is_met_leaves_nothing_to_change(seats):
     answer = proposals(seats, "e2e_p99=60m")
     assert answer.recorded.meets_slo

@@ -16,8 +16,7 @@ from schedtrace.whatif.advice import judged
 from schedtrace.whatif.baseline import require_baseline
 from schedtrace.whatif.prediction import Predictor, predict, recorded_load
 from schedtrace.whatif.replays import replay
-from schedtrace.whatif.search import menu
-from tests.contract.whatif.conftest import LOADS, TIMES, drive
+from tests.contract.whatif.conftest import LOADS, TIMES, drive, seats_and_a_budget
 
 pytestmark = pytest.mark.vllm
 
@@ -39,11 +38,6 @@ def predicted():
     return {}
 
 
-def seats_and_budgets(*of):
-    """Return the part of the menu that is about seats and the token budget."""
-    return [change for change in menu(*of) if change[0] in {"max_num_seqs", "max_num_batched_tokens"}]
-
-
 @pytest.fixture(scope="module")
 def unchanged(base):
     """Return the replay of the unchanged load."""
@@ -54,7 +48,7 @@ def unchanged(base):
 
 @pytest.fixture
 def each_once(predicted, unchanged, monkeypatch):
-    """Replay the load, and each change of seats and budget, once for all tests.
+    """Replay the load, and each change of that menu, once for all tests.
 
     ``test_random_loads.py`` tries whole menus, and judges intervals.
     """
@@ -69,7 +63,7 @@ def each_once(predicted, unchanged, monkeypatch):
     monkeypatch.setattr(Predictor, "predict", once)
     monkeypatch.setattr(Predictor, "replayed", unchanged)
     monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)
-    monkeypatch.setattr("schedtrace.whatif.advice.menu", seats_and_budgets)
+    monkeypatch.setattr("schedtrace.whatif.advice.menu", seats_and_a_budget)
 
 
 def figures(replays):

@@ -58,6 +58,7 @@ def test_two_logs_are_alike_in_what_both_record(cli):
     assert "no difference found in what both record" in said
     assert "No setting that both records have differs." in said
     assert "No finding that both records can show on either side." in said
+    assert "One side does not record who was refused." in said
 
 
 def test_step_and_request_say_what_the_record_lacks(cli):

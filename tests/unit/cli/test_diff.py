@@ -94,8 +94,6 @@ def slow_and_fast(runs, monkeypatch):
     ("asked", "code"),
     [
         ([], 0),
-        (["regression"], 1),
-        (["regression:output"], 1),
         (["regression:output:40"], 1),
         (["regression:output:60"], 0),
         (["regression:output:60", "regression:requests:10"], 1),

@@ -82,12 +82,6 @@ def test_logs_whose_names_tell_other_workloads_are_said_to_differ(cli, tmp_path)
     assert cli("diff", FIRST, other)[0] == 0
 
 
-def test_two_iteration_logs_are_compared(cli):
-    code, out, _ = cli("diff", ITERATIONS, ITERATIONS)
-    assert code == 0
-    assert "One side does not record who was refused." in out
-
-
 def test_a_record_that_lost_its_line_has_no_time(cli, tmp_path):
     """Two records on one line: the second one's step is there, and when it began is not known."""
     first, second, third = FIRST.read_text().splitlines()[:3]

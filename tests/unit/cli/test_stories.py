@@ -27,7 +27,7 @@ def test_a_trace_file_is_a_run(cli, warned):
 )
 def test_json_is_one_object_with_the_keys_of_the_answer_and_nothing_else(cli, quiet, line, struct):
     code, out, err = cli(*line.format(quiet, quiet).split(), "--format", "json")
-    assert (code, err) == (0, "")
+    assert (code, err, out[-1]) == (0, "", "\n")
     assert list(json.loads(out)) == list(struct.__struct_fields__)
 
 

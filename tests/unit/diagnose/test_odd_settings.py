@@ -26,8 +26,24 @@ def accepts(name, odd):
     return None if float in types and type(odd) is int else False
 
 
-@pytest.mark.parametrize("odd", ["x", [], {}, [1], {"a": 1}, -1, 0, 0.5, True, ""], ids=repr)
-@pytest.mark.parametrize("name", KnownSettings.__struct_fields__)
+ODD = ["x", [], {}, [1], {"a": 1}, -1, 0, 0.5, True, ""]
+OF_A_TYPE = ["max_num_seqs", "enable_chunked_prefill", "policy", "watermark"]
+"""One setting of each type; all others are given a list only."""
+
+
+def test_these_settings_have_all_types():
+    types = KnownSettings.__annotations__
+    assert {types[name] for name in OF_A_TYPE} == {*types.values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "odd"),
+    [
+        *((name, odd) for name in OF_A_TYPE for odd in ODD),
+        *((name, []) for name in KnownSettings.__struct_fields__ if name not in OF_A_TYPE),
+    ],
+    ids=repr,
+)
 def test_a_setting_is_of_its_type_or_the_header_is_broken(tmp_path, name, odd):
     folder = run_folder(tmp_path / "r", *LINES, scheduler_config={name: odd})
     accepted = accepts(name, odd)

@@ -8,7 +8,7 @@ from polars.testing import assert_frame_equal
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.export import ExportKind
-from schedtrace.export.exports import export_tables, write_exports
+from schedtrace.export.exports import export_tables, safe_cell, safe_cells, write_exports
 from schedtrace.model.causes import Cap
 from schedtrace.model.trace import ChunkCap, Events, Notice, Output, Preemption
 from schedtrace.read.run import read_run
@@ -186,3 +186,37 @@ def test_a_link_in_the_place_of_the_export_folder_is_followed_only_if_it_is_name
     assert list(outside.iterdir()) == []
     assert cli("export", run.path, "--output", run.path / "export")[0] == 0
     assert len(list(outside.iterdir())) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("t1-6", "t1-6"),
+        ("=1+1", "'=1+1"),
+        ("+1", "'+1"),
+        ("-1", "'-1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\uff1d1", "'\uff1d1"),
+        ("a;=1", "a;'=1"),
+        ("a,-b|@c", "a,'-b|'@c"),
+        ("\t=1\r", r"\t=1\r"),
+        ("a-b=c, -d", "a-b=c, -d"),
+        ("\u202e", r"\u202e"),
+        ("a\\b", r"a\\b"),
+    ],
+)
+def test_a_cell_is_no_formula_and_all_of_it_is_visible(text, cell):
+    assert safe_cell(text) == cell
+
+
+def test_texts_of_a_table_are_made_safe_and_numbers_stay():
+    table = pl.LazyFrame({"id": ["a", "=1", None, "\x1b", "=1"], "n": [-1, 2, None, 4, 5]})
+    assert safe_cells(table).collect().to_dict(as_series=False) == {
+        "id": ["a", "'=1", None, r"\x1b", "'=1"],
+        "n": [-1, 2, None, 4, 5],
+    }
+
+
+def test_a_table_without_anything_hostile_is_unchanged():
+    table = pl.LazyFrame({"id": ["t1-1", None], "where": [None, "scheduler.py:12"]})
+    assert safe_cells(table).collect().equals(table.collect())

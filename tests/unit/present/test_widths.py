@@ -27,7 +27,7 @@ from tests.unit.present.hand_made import crowded
 from tests.unit.present.test_goldens import text_of as rendered
 
 WIDE = 160
-WIDTHS = [40, 60, 61, 70, 80, 100, 120, WIDE]
+WIDTHS = [40, 60, 61, 80, 100, WIDE]
 SAMPLE = Path(__file__).parents[2] / "docs" / "data" / "base"
 THREAD = Path(__file__).parents[3] / "examples" / "forum-thread"
 PICTURE = re.compile(

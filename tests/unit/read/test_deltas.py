@@ -25,7 +25,7 @@ from schedtrace.model.trace import (
 )
 from schedtrace.read import tables
 from schedtrace.read import trace as rows_module
-from schedtrace.read.chain import expanded_lines
+from schedtrace.read.chain import expanded_lines, removed_rows, without
 from schedtrace.read.trace import read_trace, rows_between
 from tests.deltas import Deltas
 from tests.makers import arrival, encoded, finish, header, step, write_trace
@@ -383,3 +383,18 @@ def test_in_full_a_step_has_its_output_whichever_line_told_of_it(tmp_path):
     late = Output(step=0, output_us=1000, update_us=50, output_tokens=1)
     path = write_trace(tmp_path / "engine-0.jsonl", header(), out, late)
     assert list(expanded_lines(path))[1:-1] == [encoded(back)]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "places"),
+    [
+        ("abc", "abc", []),
+        ("abc", "ac", [1]),
+        ("abcd", "bdx", [0, 2]),
+        ("abcdefghijkl", "bdfhjlx", [0, 2, 4, 6, 8, 10]),  # more than are looked for one by one
+        ("abcdefghijkl", "lkjihx", list(range(12))),  # in another order: everybody leaves and comes again
+    ],
+)
+def test_places_of_those_who_left(before, now, places):
+    assert removed_rows(before, tuple(now)) == places
+    assert tuple(without(before, places)) == tuple(now)[: len(before) - len(places)]

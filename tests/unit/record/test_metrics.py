@@ -170,6 +170,14 @@ def test_the_cause_that_ended_a_step_s_waiting_loop(exits, waiting, cause):
     assert step_causes(exits, waiting=waiting).waiting == cause
 
 
+def test_an_exit_line_that_stands_for_many_counts_as_many_and_an_empty_queue_is_no_reason_to_wait():
+    """After 64 skips at a place the rest share a line, which names no request."""
+    skips = [Exit("waiting", "continue", "max_loras", "a"), Exit("waiting", "continue", "max_loras", count=5)]
+    causes = step_causes([*skips, Exit("waiting", "condition", "queue_empty")], waiting=6)
+    assert causes.refusals == {"max_loras": 6}
+    assert step_causes([Exit("waiting", "condition", "queue_empty")], waiting=1).queue == "other"
+
+
 class Sunk:
     """A sink that keeps what it gets."""
 

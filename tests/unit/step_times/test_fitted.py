@@ -10,9 +10,10 @@ import pytest
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.cuda_graphs import graph_sizes, graph_use
 from schedtrace.model.trace import Preemption, ScheduledRequest
+from schedtrace.model.trace_facts import RankSync
 from schedtrace.step_times import fitted as fitted_module
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitted import Fitted, RecordedTimes, fit, load, with_engine_columns
+from schedtrace.step_times.fitted import Counted, Fitted, RecordedTimes, fit, load, with_engine_columns
 from schedtrace.step_times.fitting import (
     COMPUTE,
     DEVICE,
@@ -22,6 +23,7 @@ from schedtrace.step_times.fitting import (
     Extrapolation,
     extrapolation_error,
     fit_device,
+    gathering_us,
 )
 from schedtrace.step_times.linear import Linear, fit_larger, fit_linear
 from schedtrace.step_times.observed import OF_BATCH, observed, with_device_us
@@ -437,3 +439,69 @@ def test_what_drafts_cost_is_known_if_some_steps_have_none(without, resolved):
 )
 def test_captured_sizes_are_those_that_are_used(settings, sizes):
     assert graph_sizes(SimpleNamespace(settings=settings)) == sizes
+
+
+def fitted(outside, total_frac=0.0):
+    return SimpleNamespace(
+        fit=SimpleNamespace(error=SimpleNamespace(total_frac=total_frac)),
+        device_us=lambda batch: 100.0 * batch.prefill_tokens,
+        most_tokens=2.0,
+        extrapolates=lambda batch: batch.prefill_tokens in outside,
+        gap_us=lambda arrivals: 7.0 * arrivals,
+    )
+
+
+def batch(tokens):
+    return Batch({"a": tokens}, tokens, 0, 0)
+
+
+def test_steps_outside_are_counted():
+    counted = Counted(fitted({3}))
+    assert counted.outside_frac == 0.0
+    assert [counted.device_us(batch(tokens)) for tokens in (1, 2, 3, 3)] == [100.0, 200.0, 300.0, 300.0]
+    assert (counted.steps, counted.outside, counted.outside_frac, counted.larger) == (4, 2, 0.5, 2)
+    assert counted.gap_us(2) == 14.0  # all else is the fit's
+
+
+@pytest.mark.parametrize(
+    ("total_frac", "options", "times"),
+    [
+        (0.0, {}, [100.0, 100.0, 100.0]),
+        (0.0, {"device_us": lambda batch: 1000.0 * batch.prefill_tokens}, [1000.0, 1000.0, 1000.0]),
+        (0.0, {"noise": [2.0, 0.5]}, [200.0, 50.0, 200.0]),
+        (0.25, {}, [125.0, 125.0, 125.0]),  # what outliers add to all steps together
+        (0.25, {"noise": [2.0]}, [200.0, 200.0, 200.0]),
+    ],
+)
+def test_noise_multiplies_one_step_after_the_other_and_begins_anew(total_frac, options, times):
+    counted = Counted(fitted((), total_frac), **options)
+    assert [counted.device_us(batch(1)) for _ in times] == times
+
+
+TOOK = [[900, 300, 5000], [400, 800, 700]]
+"""Of each rank's all-reduces: the last to come took 400, 300 and 700 us."""
+
+
+def ranks(run_of, took, **fields):
+    for rank, of_rank in enumerate(took):
+        syncs = [RankSync(100 * at, us, 0, at) for at, us in enumerate(of_rank)]
+        run = run_of("ranks", step(0, syncs=syncs), engine_rank=rank, **fields)
+    return run.traces
+
+
+def test_a_gathering_takes_what_the_median_all_reduce_took_the_rank_that_came_last(run_of):
+    assert gathering_us(ranks(run_of, TOOK)) == 400.0
+
+
+def test_an_all_reduce_that_a_rank_did_not_record_says_nothing(run_of):
+    assert gathering_us(ranks(run_of, [TOOK[0], TOOK[1][:2]])) == 350.0
+
+
+@pytest.mark.parametrize("took", [[[], []], [[500]]])
+def test_without_all_reduces_of_several_ranks_it_is_not_known(run_of, took):
+    assert gathering_us(ranks(run_of, took)) is None
+
+
+def test_what_the_recorded_ranks_gathered_is_in_their_gaps(run_of):
+    balanced = "schedtrace.balance.engine.BalanceScheduler"
+    assert gathering_us(ranks(run_of, TOOK, scheduler_class=balanced)) == 0.0

@@ -8,6 +8,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Cpu, Delta, Events, Exit, Preemption, Present, ScheduledRequest
 from schedtrace.model.trace_facts import SetAside, ThreadTime
 from schedtrace.read.run import read_run
+from schedtrace.timeline.pieces import cause_runs, placed
 from schedtrace.timeline.queue_waits import overtakings
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, run_folder, step
@@ -336,3 +337,38 @@ def test_a_trace_ends_with_its_last_step_where_later_ones_are_lost(view_of):
     lines = (ran(1, 0, 100, "new", arrived=CAME, update_us=80), later)
     assert of(view_of(*lines, closed=False), "a")[-1][1] == 4000
     assert of(view_of(*lines, lost, closed=False), "a")[-1][1] == 230
+
+
+RUNS_STEPS = placed(
+    pl.DataFrame({"step": range(6), "start_us": range(0, 600, 100), "output_us": range(50, 650, 100)})
+)
+USUAL = pl.Series(["a", "a", "a", "a", "b", "b"])
+WITHIN_A_RUN, OVER_TWO, EMPTY = ("x", 1, 3), ("y", 2, 6), ("z", 4, 4)
+SPANS = pl.DataFrame(
+    [WITHIN_A_RUN, OVER_TWO, EMPTY],
+    schema={"request_id": pl.String, "first": pl.Int64, "end": pl.Int64},
+    orient="row",
+)
+
+
+def runs(*named):
+    """Return each run as request, first and last place, and cause; ``named``: step, request and cause."""
+    columns = {"step": pl.Int64, "request_id": pl.String, "cause": pl.String}
+    rows = cause_runs(SPANS, USUAL, pl.DataFrame(named, schema=columns, orient="row"), RUNS_STEPS)
+    return rows.select("request_id", "place", "last", "cause").rows()
+
+
+def test_a_run_begins_and_ends_with_the_span():
+    assert runs() == [("x", 1, 2, "a"), ("y", 2, 3, "a"), ("y", 4, 5, "b")]
+
+
+def test_a_step_that_names_a_request_has_a_run_of_its_own():
+    """After it, the usual cause of the next step holds again; a request without a span is left out."""
+    assert runs((3, "y", "c"), (2, "x", "c"), (5, "y", "d"), (1, "w", "c")) == [
+        ("x", 1, 1, "a"),
+        ("x", 2, 2, "c"),
+        ("y", 2, 2, "a"),
+        ("y", 3, 3, "c"),
+        ("y", 4, 4, "b"),
+        ("y", 5, 5, "d"),
+    ]

@@ -1,9 +1,11 @@
+import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.trace import Events, Exit, Preemption
+from schedtrace.model.trace import Events, Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import HeadRefusal
-from schedtrace.timeline.timeline import make_timeline
+from schedtrace.timeline.timeline import CHART_SCHEMA, context_tokens, make_timeline, per_step
 from tests.makers import arrival, finish, manifest, step
 
 WARM_UP_AND_TWO_TRIALS = [
@@ -119,3 +121,74 @@ def test_a_later_part_of_a_session_is_no_new_request(view_of):
     assert dict(view.prompt_lengths.rows()) == {"s": 40, "r": 100}
     assert view.waits["request_id"].to_list() == ["s", "r"]
     assert view.sessions.to_list() == ["s"]
+
+
+@pytest.fixture
+def trace(trace_of):
+    """A chunked prefill, decodes across blocks, a step without requests, a chunk of nothing, a gap."""
+    got = [
+        [("a", 0, 7, "new"), ("b", 12, 1)],
+        [("a", 7, 7), ("b", 13, 1)],
+        [("a", 14, 7), ("b", 14, 1), ("c", 5, 0, "new")],
+        [],
+        *([("a", 21 + n, 1), ("c", 5, 0), ("d", 30 * n, 30)] for n in range(9)),
+    ]
+    numbers = [*range(4), *range(6, 15)]
+    return trace_of(
+        *(
+            step(number, requests=[ScheduledRequest(*row) for row in rows], total_requests=len(rows))
+            for number, rows in zip(numbers, got, strict=True)
+        )
+    )
+
+
+def by_rows(trace, **sums):
+    rows = trace.requests().group_by("step").agg(**sums).collect()
+    return trace.steps.select("step").join(rows, on="step", how="left").fill_null(0)
+
+
+def test_context_is_what_the_requests_of_a_step_had_computed(trace):
+    expected = by_rows(trace, context_tokens=pl.col("computed_tokens").sum())
+    assert expected["context_tokens"].to_list()[:5] == [12, 20, 33, 0, 26]
+    assert_frame_equal(context_tokens(trace.stretches(), trace.steps), expected)
+
+
+def rows(trace, offset_us=0):
+    return per_step(make_timeline(trace), offset_us).to_dicts()
+
+
+def test_tokens_of_a_step_add_up_to_its_budget(trace_of):
+    got = [
+        ScheduledRequest("a", 0, 40, "new"),
+        ScheduledRequest("b", 10, 30, "resumed"),
+        ScheduledRequest("c", 9, 1),
+    ]
+    one = step(
+        0,
+        start=1_000,
+        back=500,
+        requests=got,
+        total_requests=3,
+        budget=100,
+        remaining_budget=29,
+        prefill_tokens=60,
+        recomputed_tokens=25,
+        decode_tokens=1,
+    )
+    (row,) = rows(trace_of(one), offset_us=7)
+    assert list(row) == list(CHART_SCHEMA)
+    parts = {name: row[name] for name in row if name.endswith("_tokens")}
+    assert parts == {"decode_tokens": 1, "prefill_tokens": 45, "recompute_tokens": 25, "unused_tokens": 29}
+    assert (row["token_budget"], row["begin_us"], row["requests"]) == (100, 1_007, 3)
+
+
+def test_a_cause_is_told_only_where_somebody_was_left_waiting(trace_of):
+    refused = Exit("waiting", "break", "kv_blocks", "a.py:1", budget_left=5)
+    empty = Exit("waiting", "end", "queue_empty", "a.py:2", budget_left=5)
+    trace = trace_of(
+        step(0, waiting=3, exits=[refused], preempted=[Preemption("v", 9), Preemption("w", 9)]),
+        step(1, exits=[empty]),
+    )
+    first, second = rows(trace)
+    assert (first["cause"], first["waiting"], first["preempted"]) == ("kv_blocks", 3, 2)
+    assert (second["cause"], second["waiting"], second["preempted"]) == (None, 0, 0)

@@ -400,7 +400,9 @@ def test_a_sample_of_requests_at_a_rate():
     assert len({tuple(token_ids(one, 128)[:128]) for one in load}) == len({one.prefix[0] for one in load})
 
 
-@pytest.mark.parametrize("path", sorted((SAMPLES / "data" / "findings").glob("*/*/engine-0.jsonl")), ids=str)
+@pytest.mark.parametrize(
+    "path", sorted((SAMPLES / "data" / "findings").glob("*/shows/engine-0.jsonl")), ids=str
+)
 def test_requests_of_every_sample_are_queued_where_its_steps_say(path):
     trace = read_trace(path)
     load = from_trace(trace)
