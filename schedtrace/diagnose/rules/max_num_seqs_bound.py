@@ -2,14 +2,17 @@
 
 import polars as pl
 
+from schedtrace.diagnose.effective_settings import capped_steps
 from schedtrace.diagnose.gains import peak_requests, with_more_running
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
+    LONG_PREFILL,
     kv_space,
     most_seats,
     seats_cost,
     seats_setting,
+    threshold,
 )
 from schedtrace.diagnose.rules.common import (
     WAITED,
@@ -30,6 +33,8 @@ from schedtrace.timeline.timeline import Timeline
 
 LEAST_TIMES = 1.1
 """Least factor on the seats that is advised; a smaller rise is not worth a restart."""
+CAPPED_TIMES = 2.0
+"""Least ratio of the steps with capped chunks to full steps for the same tokens at which the cap is named."""
 FULLEST_FRAC = 0.1
 """Share of the steps that may be fuller than the steps for which seats are advised."""
 
@@ -56,6 +61,11 @@ class Seats(LongestWaited, kw_only=True):
     seats_that_fit: int | None
     """``seats / (1 - share of free KV blocks)``, which nine tenths of these steps had: as many requests as
     the KV cache has room for."""
+    capped_steps: int | None
+    """Number of steps in which ``long_prefill_token_threshold`` made chunks smaller and left budget, if most
+    of the requests with seats prefilled and full steps would have needed at most half as many; else None."""
+    full_steps: int | None
+    """Number of full steps for the tokens of the capped ones; None if ``capped_steps`` is."""
     classes: list[ClassTime]
     """Priorities of the requests that got tokens in these steps."""
 
@@ -67,12 +77,12 @@ def _find(timeline: Timeline) -> Findings:
     evidence = _evidence(timeline, waits)
     advice = _advice(timeline, evidence)
     gain = None
-    if advice and advice[0].value is not None:  # else more seats alone gain nothing
+    if advice and advice[0].value:  # else more seats alone gain nothing, or another setting comes first
         gain = with_more_running(timeline, waits, pl.lit(advice[0].value))
     yield limit_finding(
         timeline,
         waits,
-        title="Too few seats",
+        title="Too few seats" if evidence.capped_steps is None else "Capped prefill chunks hold the seats",
         verdict="{seats:n seat} ({option}) limit this run: requests spent {share:%} of their time "
         "waiting for one{free}.",
         values={"option": seats_setting(timeline), "free": _free(evidence)},
@@ -97,6 +107,8 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
     fit = None
     if least_free is not None and least_free < 1:
         fit = int(timeline.seats / (1 - least_free))
+    capped = capped_steps(timeline)
+    holds = (prefills or 0) > (decodes or 0) and capped.steps >= CAPPED_TIMES * max(1, capped.full_steps)
     return Seats(
         **longest_wait_figures(waits),
         refused_steps=steps.height,
@@ -108,6 +120,8 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
         mean_blocks_free_frac=mean(steps, free),
         mean_budget_left_frac=mean(steps, pl.col("remaining_budget") / pl.col("token_budget")),
         seats_that_fit=fit,
+        capped_steps=capped.steps if holds else None,
+        full_steps=capped.full_steps if holds else None,
         classes=running_classes(timeline, steps),
     )
 
@@ -141,15 +155,34 @@ def _holder(evidence: Seats) -> Message:
         parts.append(say("{count:n1} got no token", count=idle))
     return say(
         "Of the {seats:n seat}, in the {refused_steps:n} of {steps:n step} in which requests waited for one, "
-        "on average {parts}[{mixed:?}: {by_class}].",
+        "on average {parts}[{mixed:?}: {by_class}].[ {threshold:setting} made their chunks smaller in "
+        "{capped_steps:n step}; full steps would have needed {full_steps:n} for the same tokens.]",
         evidence,
         parts=listed(parts),
+        threshold=LONG_PREFILL.name,
         mixed=len(evidence.classes) > 1,
         by_class=by_class(evidence.classes),
     )
 
 
 def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
+    seats = _more_seats(timeline, evidence)
+    if (
+        evidence.capped_steps is None
+        or timeline.header.scheduler_config.get("max_num_partial_prefills", 1) > 1
+    ):
+        return seats  # vLLM sets a threshold of its own where several prompts may prefill at once
+    no_cap = advise(
+        "{option} {value:n}, no limit (now {now:n}): prompts then take the budget that is left",
+        setting="long_prefill_token_threshold",
+        value=0,
+        now=threshold(timeline),
+        costs="Longer steps: requests that decode beside a long prompt wait longer for each token.",
+    )
+    return [no_cap, *seats]
+
+
+def _more_seats(timeline: Timeline, evidence: Seats) -> list[Advice]:
     wanted, most = peak_requests(timeline), most_seats(timeline)
     fit = evidence.seats_that_fit or wanted
     value = min(wanted, most, fit)
