@@ -131,7 +131,6 @@ def test_a_worker_that_is_stopped_and_goes_on_is_said(working, workplace):
     pid = next(one.status.pid for one in running_engines() if working.pid in above(one.status.pid))
     commands = {one: Path(f"/proc/{one}/cmdline").read_bytes() for one in children(pid)}
     [worker] = [one for one, command in commands.items() if b"resource_tracker" not in command]
-    stopped = time.monotonic()
     os.kill(worker, signal.SIGSTOP)
     wait_for_line(log, before, "does not answer: timed out")
     listed = asked(workplace, "engines", working.pid).out
@@ -139,7 +138,7 @@ def test_a_worker_that_is_stopped_and_goes_on_is_said(working, workplace):
     wait_for_line(log, before, "the engine goes on after")
     first, *more = stalls(log)[before:]
     seconds = re.fullmatch(STALLED, first)[1]  # more of them where the watchdog itself had to wait
-    assert STALL_S <= int(seconds) <= time.monotonic() - stopped
+    assert int(seconds) >= STALL_S
     assert any(re.fullmatch(r"  running: 8 of 8 seats: .*", line) for line in more)
     assert any("in run_busy_loop" in line for line in more)
     assert f"  worker with pid {worker} (stopped by a signal) does not answer: timed out" in more
