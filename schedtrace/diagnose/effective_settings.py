@@ -17,7 +17,7 @@ from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, made_once
 
 LOCAL_INTERVAL_SINCE = (0, 33)
 """First release in which ranks outside lock-step also read ``prefill_schedule_interval``."""
@@ -142,6 +142,7 @@ class Use:
     reached: Reached
 
 
+@made_once
 def capped_steps(timeline: Timeline) -> CappedSteps:
     """Return the steps with budget left in which the threshold, or its adaptive form, capped chunks."""
     if timeline.caps.is_empty():

@@ -224,7 +224,7 @@ def loads_that_never_come(engine):
     exits={"kv_blocks": 40},
 )
 def big_one_at_the_head(engine):
-    """Of 20 blocks, a running request holds ten; the next needs fifteen, and three behind it would fit."""
+    """A running request holds ten of 20 blocks; the next needs fifteen, and three behind it would fit."""
     engine.arrive(0, "runs", 160, 60)
     engine.arrive(8000, "big", 240, 4)
     for number in range(3):

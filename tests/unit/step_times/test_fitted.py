@@ -479,7 +479,7 @@ def test_noise_multiplies_one_step_after_the_other_and_begins_anew(total_frac, o
 
 
 TOOK = [[900, 300, 5000], [400, 800, 700]]
-"""Of each rank's all-reduces: the last to come took 400, 300 and 700 us."""
+"""All-reduces of each rank: the last to come took 400, 300 and 700 us."""
 
 
 def ranks(run_of, took, **fields):
