@@ -1,1 +1,1 @@
-"""The command line: options to one library call to one page, printed in a format; one command a file."""
+"""The command line: options to one library call to one page, printed in a format; one file per command."""

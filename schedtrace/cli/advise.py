@@ -44,7 +44,7 @@ def advise(
     bounds = parse_slo(slo)
     require_vllm()
     from schedtrace.whatif.proposals import advise as proposed
-    from schedtrace.whatif.sweep_play import local_replays
+    from schedtrace.whatif.sweep import local_replays
 
     base = recorded_load(run, step_times, concurrency)
     with CountBar(stderr_console(), "configurations") as bar:

@@ -1,4 +1,4 @@
-"""``schedtrace attach``: record an engine that runs."""
+"""``schedtrace attach``, ``detach`` and ``snapshot``: recordings of engines that run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from schedtrace.cli.options import HASH_IDS, RecordingFolder, TraceOption, print_line, seconds, trace_bounds
-from schedtrace.errors import UsageError
+from schedtrace.errors import UsageError, engine_error
 
 EngineArgument = Annotated[
     str | None,
@@ -61,3 +61,30 @@ def attach(
         for line in detached_after(attached, for_s):
             print_line(line)
     print_line(f"next: {attached.next_command(ended=for_s is not None)}")
+
+
+def detach(engine: EngineArgument = None) -> None:
+    """End the recording of an engine that was attached to."""
+    from schedtrace.engine.running_recordings import detach_from
+
+    for line in detach_from(engine):
+        print_line(line)
+
+
+def snapshot(
+    engine: EngineArgument = None,
+    output: RecordingFolder = Path("logs"),
+) -> None:
+    """Write the last seconds of a server started with SCHEDTRACE_KEEP.
+
+    The server goes on, and keeps its seconds.
+    """
+    from schedtrace.engine.running_recordings import snapshot_of
+
+    folders, errors = snapshot_of(engine, output)
+    for folder in folders:
+        print_line(f"written to {folder}")
+    if folders:
+        print_line(f"next: schedtrace analyze {' '.join(map(str, folders))}")
+    if errors:
+        raise engine_error(errors)

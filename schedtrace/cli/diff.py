@@ -53,7 +53,7 @@ def diff(
     folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
 
     from schedtrace.compare.compare import compare
-    from schedtrace.compare.metric_changes import require_compared
+    from schedtrace.compare.fail_on import require_compared
     from schedtrace.present.pages.comparison import comparison_page
 
     of_base, of_new = runs_at(folders, several=InputError)
@@ -72,7 +72,7 @@ def diff(
 def _regression(fail_on: list[str] | None) -> "Callable[[MetricChange], bool]":
     if not fail_on:
         return lambda _: False
-    from schedtrace.compare.metric_changes import regressed  # takes a second, for the statistics
+    from schedtrace.compare.fail_on import regressed  # takes a second, for the statistics
 
     return regressed(fail_on)
 

@@ -91,8 +91,13 @@ def fleet(
 
     Shows causes by share of all requests' time, uneven load against uneven capacity, and slow hosts.
     """
-    from schedtrace.fleet import tables
-    from schedtrace.fleet.engines import engine_report, read_fleet
+    from schedtrace.fleet.engines import (
+        SummaryCache,
+        engine_report,
+        read_fleet,
+        summaries_folder,
+        write_summaries,
+    )
     from schedtrace.fleet.inputs import engine_named, find_fleet
     from schedtrace.fleet.reduce import fleet_report
     from schedtrace.fleet.tenants import parse_tenant_key
@@ -120,7 +125,7 @@ def fleet(
             report = engine_report(source, window)
         show(engine_page(Report(runs=[report])), output_format)
         return
-    folder = tables.cache_folder(cache_folder) if cache else None
+    folder = summaries_folder(cache_folder) if cache else None
 
     def pool_of(engines: int) -> "WorkerPool":
         from schedtrace.fleet import workers
@@ -136,11 +141,11 @@ def fleet(
             pool_of,
             window=window,
             tenant_key=tenant_key,
-            cache=tables.SummaryCache(folder),
+            cache=SummaryCache(folder),
             progress=bar,
         )
     if output is not None:
-        tables.write_summaries(output, [*summaries.by_name], [*summaries.by_name.values()])
+        write_summaries(output, [*summaries.by_name], [*summaries.by_name.values()])
     compared = fleet_report(summaries, paths, str(window or ""), price_per_gpu_hour)
     show(fleet_page(compared), output_format)
 
@@ -163,7 +168,7 @@ def _replayed(paths: list[str], engines: int | None, router: str | None) -> "Pag
     """Return the page of the fleet's load on this many engines, behind this router."""
     from schedtrace.engine.vllm_config import import_vllm
     from schedtrace.fleet.inputs import find_fleet
-    from schedtrace.present.pages.fleet_replay import fleet_replay_page
+    from schedtrace.present.pages.what_if import fleet_replay_page
     from schedtrace.present.progress import CountBar
     from schedtrace.whatif.fleet import fleet_load, fleet_replay
 

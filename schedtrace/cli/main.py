@@ -16,7 +16,6 @@ from schedtrace.cli import (
     analyze,
     attach,
     demo,
-    detach,
     diff,
     doctor,
     engines,
@@ -30,7 +29,6 @@ from schedtrace.cli import (
     request,
     run,
     simulate,
-    snapshot,
     step,
     sweep,
     watch,
@@ -72,7 +70,7 @@ app = typer.Typer(
 
 RECORD, READ, ASK, LIVE = "Record", "Read a recording", "Ask what if", "Look at running engines"
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    RECORD: (doctor.doctor, run.run, attach.attach, detach.detach, snapshot.snapshot),
+    RECORD: (doctor.doctor, run.run, attach.attach, attach.detach, attach.snapshot),
     READ: (
         demo.demo,
         analyze.analyze,

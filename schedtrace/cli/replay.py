@@ -45,7 +45,7 @@ def replay(
     from schedtrace.engine.vllm_config import import_vllm, require_settings
     from schedtrace.present.pages.what_if import replay_page
     from schedtrace.present.progress import CountBar
-    from schedtrace.whatif.baseline import require_baseline
+    from schedtrace.whatif.part import require_baseline
     from schedtrace.whatif.prediction import predict
     from schedtrace.whatif.sweep import parse_changes
 

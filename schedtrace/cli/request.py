@@ -18,6 +18,6 @@ def request(
     Shows what it waited for, when it computed, what preemptions cost it, and where its time went.
     """
     from schedtrace.explain.request import explain_request
-    from schedtrace.present.pages.request import request_page
+    from schedtrace.present.pages.story import request_page
 
     show(request_page(explain_request(one_run(run), request_id)), output_format)

@@ -21,7 +21,7 @@ def step(
     allowed.
     """
     from schedtrace.explain.step import explain_step
-    from schedtrace.present.pages.step import step_page
+    from schedtrace.present.pages.story import step_page
 
     story = explain_step(one_run(run), number, engine=engine)
     show(step_page(story, everything=every), output_format)

@@ -74,9 +74,15 @@ def sweep(
     from schedtrace.engine.vllm_config import require_settings
     from schedtrace.present.pages.what_if import sweep_page
     from schedtrace.present.progress import CountBar
-    from schedtrace.whatif.sweep import FILE_NAME, SweepLog, combinations, parse_changes
+    from schedtrace.whatif.sweep import (
+        FILE_NAME,
+        SweepLog,
+        combinations,
+        local_replays,
+        parse_changes,
+        ray_replays,
+    )
     from schedtrace.whatif.sweep import sweep as replayed
-    from schedtrace.whatif.sweep_play import local_replays, ray_replays
     from schedtrace.whatif.sweep_rows import parse_slo
 
     bounds = parse_slo(slo) if slo else []
@@ -144,7 +150,7 @@ def _swept(
     from schedtrace.step_times.fitted import load as load_times
     from schedtrace.step_times.gpus import gpu as gpu_of
     from schedtrace.step_times.shapes import shape
-    from schedtrace.whatif.baseline import require_baseline
+    from schedtrace.whatif.part import require_baseline
     from schedtrace.whatif.replays import ModelledEngine, Work
     from schedtrace.whatif.sweep import recorded_loads
 

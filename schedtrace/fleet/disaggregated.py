@@ -9,7 +9,7 @@ from typing import get_args
 import polars as pl
 
 from schedtrace.diagnose.latencies import distribution, single
-from schedtrace.fleet.matching import ClockOffset, MatchedFleet, MatchedRequest, clock_offset, match_requests
+from schedtrace.fleet.transfers import ClockOffset, MatchedFleet, MatchedRequest, clock_offset, match_requests
 from schedtrace.model.disaggregated import (
     Disaggregated,
     HeldBlocks,

@@ -7,8 +7,7 @@ from statistics import median
 from schedtrace.fleet.disaggregated import disaggregated
 from schedtrace.fleet.engines import FleetSummaries
 from schedtrace.fleet.peers import WAITS, PeerComparison, Summaries, compare_peers, requests_per_s
-from schedtrace.fleet.sketches import merged_latency, percentile_ms
-from schedtrace.fleet.summary import message_from
+from schedtrace.fleet.summary import merged_latency, message_from, percentile_ms
 from schedtrace.fleet.tenants import fleet_tenants
 from schedtrace.model.disaggregated import Disaggregated
 from schedtrace.model.fleet import (

@@ -1,14 +1,21 @@
-"""Requests of one engine whose KV cache goes to another engine or comes from one, for its summary."""
+"""Requests whose KV cache goes from one engine to another: in each engine's summary, and matched.
+
+Requests are matched by what their halves on the prefill and the decode engine have in common; the times of
+both halves bound the offset between the engines' clocks.
+"""
 
 import hashlib
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import polars as pl
 
 from schedtrace.diagnose.latencies import request_latencies
-from schedtrace.model.disaggregated import SummaryTransfer
+from schedtrace.model.disaggregated import ClockBasis, SummaryTransfer, UnmatchedRequests
+from schedtrace.model.fleet import EngineSummary
 from schedtrace.timeline.timeline import Timeline
 
 MOST_TRANSFERS = 20_000
@@ -120,3 +127,220 @@ def transfer_fields(timeline: Timeline) -> dict[str, Any]:
         "transfers_below": below,
         "monotonic_begin_us": None if begin_us is None else begin_us + timeline.begin_us,
     }
+
+
+Reason = Literal["no_prefill", "no_decode", "ambiguous", "incomplete"]
+REASONS: tuple[Reason, ...] = ("no_prefill", "no_decode", "ambiguous", "incomplete")
+Key = Literal["remote_request_id", "transfer_id", "request_id"]
+
+
+@dataclass(frozen=True)
+class Half:
+    """Request on one of its two engines."""
+
+    engine: str
+    role: str
+    """Role of the engine (``kv_role``)."""
+    row: SummaryTransfer
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the engine decodes it: its KV cache comes from elsewhere."""
+        if self.row.remote is not None:
+            return self.row.remote == "prefill"
+        loads = self.row.load_begun_us is not None
+        return self.role == "kv_consumer" or (loads and self.role != "kv_producer")
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it is certain that another engine has the other half, not a store of KV blocks."""
+        return self.row.remote is not None or self.role in ONE_SIDED
+
+
+@dataclass(frozen=True)
+class MatchedRequest:
+    """Request with both of its halves."""
+
+    prefill: Half
+    decode: Half
+    key: Key
+    """What they were matched by."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the decode engine gets it only after its prefill, whose output names the prefill's id."""
+        return self.key == "remote_request_id"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all times are there."""
+        prefill, decode = self.prefill.row, self.decode.row
+        times = (prefill.scheduled_us, prefill.first_token_us, decode.scheduled_us, decode.first_token_us)
+        loaded = decode.load_ended_us is not None or decode.load_begun_us is None
+        return loaded and None not in times
+
+
+@dataclass
+class MatchedFleet:
+    """Matched requests of a fleet, and those that could not be matched."""
+
+    requests: list[MatchedRequest] = field(default_factory=list)
+    unmatched: dict[Reason, list[Half]] = field(default_factory=lambda: defaultdict(list))
+    below: int | None = None
+    """Bound of the hashes of a sample; None: all requests are there."""
+
+    def left_out(self) -> list[UnmatchedRequests]:
+        """Return the requests that are in no figure, by reason."""
+        incomplete = [request.decode for request in self.requests if not request.is_complete]
+        by_reason = {**self.unmatched, "incomplete": incomplete}
+        return [
+            UnmatchedRequests(
+                reason=reason, requests=len(by_reason[reason]), example=by_reason[reason][0].row.request_id
+            )
+            for reason in REASONS
+            if by_reason.get(reason)
+        ]
+
+
+def match_requests(engines: Mapping[str, EngineSummary]) -> MatchedFleet:
+    """Match the requests that one engine prefills and another decodes.
+
+    A request of a decode engine that names its id on the prefill engine is matched by it; otherwise by the
+    transfer's id, or by request ids without prefix and random suffix. Children of one request may share their
+    prefill. If several requests fit, none is taken.
+    """
+    fleet = MatchedFleet()
+    bounds = [each.transfers_below for each in engines.values() if each.transfers_below is not None]
+    fleet.below = min(bounds, default=None)
+    prefills, decodes = _halves(engines, fleet.below)
+    used: set[int] = set()
+    for half in decodes:
+        candidates, key = _candidates(half, prefills.get(transfer_key(half.row), ()))
+        used.update(map(id, candidates))
+        if len(candidates) == 1:
+            fleet.requests.append(MatchedRequest(candidates[0], half, key))
+        elif half.crosses:
+            fleet.unmatched["ambiguous" if candidates else "no_prefill"].append(half)
+    alone = [half for halves in prefills.values() for half in halves if id(half) not in used and half.crosses]
+    if alone:
+        fleet.unmatched["no_decode"] = alone
+    _drop_shared(fleet)
+    return fleet
+
+
+def _halves(
+    engines: Mapping[str, EngineSummary], below: int | None
+) -> tuple[dict[str, list[Half]], list[Half]]:
+    """Return the halves of prefill engines by key, and those of decode engines."""
+    prefills, decodes = defaultdict(list), []
+    for name, summary in engines.items():
+        for row in summary.transfers:
+            if below is not None and key_hash(row) >= below:
+                continue
+            half = Half(name, summary.role, row)
+            if half.decodes:
+                decodes.append(half)
+            else:
+                prefills[transfer_key(row)].append(half)
+    return prefills, decodes
+
+
+def _candidates(decode: Half, prefills: Sequence[Half]) -> tuple[list[Half], Key]:
+    """Return the halves that may belong to a half of a decode engine, and what they have in common."""
+    elsewhere = [half for half in prefills if half.engine != decode.engine]
+    row = decode.row
+    if row.transfer_id is not None:
+        return elsewhere, "transfer_id"
+    named = [half for half in elsewhere if half.row.request_id == row.remote_request_id]
+    if row.remote_request_id is not None:
+        return named, "remote_request_id"
+    same = [half for half in elsewhere if half.row.request_id == row.request_id]
+    return same or elsewhere, "request_id"
+
+
+def _drop_shared(fleet: MatchedFleet) -> None:
+    """Take back matches by request id in which several requests of decode engines share one prefill."""
+    uses = Counter(id(request.prefill) for request in fleet.requests if request.key == "request_id")
+    shared = [request for request in fleet.requests if uses[id(request.prefill)] > 1]
+    if shared:
+        fleet.unmatched["ambiguous"] += [request.decode for request in shared]
+        fleet.requests = [request for request in fleet.requests if uses[id(request.prefill)] <= 1]
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """Relation of the clocks of a prefill and a decode engine."""
+
+    shift_us: int
+    """Addend that converts a time of the decode engine to the prefill engine's, if their clocks agree."""
+    basis: ClockBasis
+    least_us: float | None
+    """Least time by which the decode engine's clock is ahead."""
+    most_us: float | None
+    """Most time by which it is ahead."""
+    out_of_order: int = 0
+    """Requests whose times contradict the order of events."""
+
+    @property
+    def middle_us(self) -> float | None:
+        """Middle of both bounds; None without both."""
+        if self.least_us is None or self.most_us is None:
+            return None
+        return (self.least_us + self.most_us) / 2
+
+    @property
+    def half_us(self) -> float:
+        """Largest error of the middle."""
+        if self.least_us is None or self.most_us is None:
+            return 0.0
+        return (self.most_us - self.least_us) / 2
+
+
+def clock_offset(
+    prefill: EngineSummary, decode: EngineSummary, requests: Sequence[MatchedRequest]
+) -> ClockOffset:
+    """Return the relation of two engines' clocks.
+
+    On different machines, the recorded errors of both clocks bound it, and so does the order of events.
+    """
+    if prefill.clock == decode.clock == "virtual":
+        return ClockOffset(decode.begin_unix_us - prefill.begin_unix_us, "same", 0.0, 0.0)
+    begins = (prefill.monotonic_begin_us, decode.monotonic_begin_us)
+    if prefill.clock_id is not None and prefill.clock_id == decode.clock_id and None not in begins:
+        return ClockOffset((begins[1] or 0) - (begins[0] or 0), "same", 0.0, 0.0)
+    shift_us = decode.begin_unix_us - prefill.begin_unix_us
+    errors = (prefill.clock_error_us, decode.clock_error_us)
+    error_us = None if None in errors else float(sum(error or 0 for error in errors))
+    upper = [most + shift_us for request in requests for most in _upper_bounds(request)]
+    lower = [least + shift_us for request in requests for least in _lower_bounds(request)]
+    allowed_us = error_us or 0.0
+    out_of_order = sum(bound < -allowed_us for bound in upper) + sum(bound > allowed_us for bound in lower)
+    least: float | None = max(lower, default=None)
+    most: float | None = min(upper, default=None)
+    if least is not None and most is not None and least > most:
+        return ClockOffset(shift_us, "contradictory", None, None, out_of_order)
+    if error_us is None or out_of_order:
+        basis: ClockBasis = "unknown" if least is None and most is None else "events"
+        return ClockOffset(shift_us, basis, least, most, out_of_order)
+    least = -error_us if least is None else max(least, -error_us)
+    most = error_us if most is None else min(most, error_us)
+    return ClockOffset(shift_us, "recorded", least, most)
+
+
+def _upper_bounds(request: MatchedRequest) -> Iterator[int]:
+    """Yield upper bounds on the clock offset.
+
+    Each is the decode engine's time of an event minus the prefill engine's time of an earlier event.
+    """
+    prefill, decode = request.prefill.row, request.decode.row
+    if request.in_order and prefill.first_token_us is not None:
+        yield decode.arrived_us - prefill.first_token_us
+    elif decode.load_ended_us is not None and prefill.scheduled_us is not None:
+        yield decode.load_ended_us - prefill.scheduled_us
+
+
+def _lower_bounds(request: MatchedRequest) -> Iterator[int]:
+    """Yield lower bounds on the clock offset: likewise, minus the prefill engine's time of a later event."""
+    prefill, decode = request.prefill.row, request.decode.row
+    if decode.load_begun_us is not None and decode.load_ended_us is not None and prefill.sent_us is not None:
+        yield decode.load_begun_us - prefill.sent_us

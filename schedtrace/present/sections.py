@@ -1,7 +1,7 @@
-"""Sections of a page, as data that a renderer draws. No renderer is imported here.
+"""Sections of a page and their tables (``Column``, ``Field``), as data that a renderer draws.
 
 Every text is a ``str`` or a ``Message``, plain or with a named style. Sections contain no markup, no widths,
-and no line breaks except in column headings.
+and no line breaks except in column headings. No renderer is imported here.
 """
 
 from collections.abc import Callable, Iterable, Sequence

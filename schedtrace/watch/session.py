@@ -12,7 +12,7 @@ from schedtrace.model import safe_files
 from schedtrace.model.manifest import files_of, is_in_parts, read_manifest
 from schedtrace.model.printable import visible
 from schedtrace.present.pages.queue import queue_page
-from schedtrace.present.pages.request import request_page
+from schedtrace.present.pages.story import request_page
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.growing import LostError
 from schedtrace.read.lines import ReadOptions

@@ -16,8 +16,7 @@ from schedtrace.model.message import NOTHING, Message, Number, Setting, given, j
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.model.what_if import CONCURRENCY, Configuration, Figure, Objective, Replays
-from schedtrace.whatif.baseline import usual_figure
-from schedtrace.whatif.part import part_of
+from schedtrace.whatif.part import part_of, usual_figure
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import BLOCKS
 from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, family, menu, saved_frac

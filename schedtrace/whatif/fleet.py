@@ -26,8 +26,7 @@ from schedtrace.read.trace import Trace
 from schedtrace.step_times.fitted import fit
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.whatif.baseline import usual_figure
-from schedtrace.whatif.part import part_of
+from schedtrace.whatif.part import part_of, usual_figure
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.workloads.recorded_ranks import loads_of_run
 from schedtrace.workloads.workload import LoadRequest, Workload

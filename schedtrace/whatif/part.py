@@ -1,6 +1,8 @@
 """Part of a long load that is replayed: a part that shows the waits of the verdict's finding.
 
 A replay begins with an empty engine, so the part begins where few requests were present, if possible none.
+If the unchanged replay of the part does not come near the recording, it answers nothing
+(``require_baseline``).
 """
 
 import math
@@ -17,11 +19,11 @@ from schedtrace.diagnose.rules import KINDS, interruption
 from schedtrace.diagnose.verdict import leading
 from schedtrace.errors import InputError
 from schedtrace.model.report import Finding
-from schedtrace.model.what_if import LoadPart
+from schedtrace.model.what_if import Baseline, LoadPart
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.spans import until
 from schedtrace.timeline.timeline import Timeline, Window, windowed
-from schedtrace.whatif.prediction import RecordedLoad
+from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 STEP_US, REQUEST_US = 350.0, 25.0
@@ -288,3 +290,31 @@ def _until(timeline: Timeline, end_us: Any, begin_us: int | None = None) -> Time
 
 def _cost_us(steps: pl.DataFrame) -> pl.Series:
     return STEP_US + REQUEST_US * steps["total_requests"].fill_null(0)
+
+
+def usual_figure(base: RecordedLoad) -> str:
+    """Return the figure for a load: the mean latency of an open load, else the time until all are finished.
+
+    One of ``figures.METRICS``.
+    """
+    paced = any(load.replayed_clients is not None for load in base.loads)
+    return "makespan" if paced or all(map(came_at_once, base.timelines)) else "E2E mean"
+
+
+def require_baseline(base: RecordedLoad) -> Baseline:
+    """Return how near a replay comes to the recording; step times from another source are not judged.
+
+    Args:
+        base: The recorded load; only a part of a long load is replayed.
+
+    Raises:
+        InputError: If the unchanged replay is too far from the recording.
+        UsageError: If the replay never ends.
+    """
+    if base.times.rows is None:
+        return Baseline()
+    part = part_of(base)
+    with Predictor(part) as predictor:
+        baseline = predictor.require_reproduced(usual_figure(part))
+    baseline.part = part.part
+    return baseline

@@ -28,14 +28,16 @@ from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import (
     METRICS,
+    MOST_FRAC,
+    REPRODUCES_WITHIN,
     baseline_figures,
     compositions,
     decided_figures,
+    likely_causes,
     run_trials,
     timing_figures,
     trial_values,
 )
-from schedtrace.whatif.misfit import MOST_FRAC, REPRODUCES_WITHIN, likely_causes
 from schedtrace.whatif.replays import (
     RecordedEngine,
     Replayed,

@@ -23,8 +23,7 @@ from schedtrace.step_times.gpus import OF_MEMORY
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import Work
 from schedtrace.whatif.search import menu
-from schedtrace.whatif.sweep import SweepLog, sweep
-from schedtrace.whatif.sweep_play import ReplayPool
+from schedtrace.whatif.sweep import ReplayPool, SweepLog, sweep
 
 MOST = 3
 """Maximum number of proposals."""

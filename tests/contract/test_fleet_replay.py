@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.fleet.inputs import find_fleet
-from schedtrace.present.pages.fleet_replay import answer
+from schedtrace.present.pages.what_if import answer
 from schedtrace.whatif.fleet import fleet_load, fleet_replay
 from tests.simulated_fleet import PlannedEngine, record_engine
 

@@ -22,8 +22,7 @@ from schedtrace.step_times.gpus import gpu
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shapes import shape
 from schedtrace.whatif.replays import ModelledEngine, Work
-from schedtrace.whatif.sweep import SweepLog, sweep
-from schedtrace.whatif.sweep_play import base_settings, local_replays, outcome_of
+from schedtrace.whatif.sweep import SweepLog, base_settings, local_replays, outcome_of, sweep
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.workload import make_workload
 from tests.contract.whatif.conftest import Here
@@ -80,9 +79,9 @@ def test_a_pool_that_is_closed_early_leaves_no_process_and_no_file(work, made, t
 
 KILLED = """
 import multiprocessing, os, signal
-from schedtrace.whatif import sweep_play
-sweep_play.import_vllm = os.getpid  # vLLM's import would take most of the time
-pool = sweep_play.local_replays(None, 2)
+from schedtrace.whatif import sweep
+sweep.import_vllm = os.getpid  # vLLM's import would take most of the time
+pool = sweep.local_replays(None, 2)
 pool.submit(print).exception()  # they are past their start
 print(*[process.pid for process in multiprocessing.active_children()], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

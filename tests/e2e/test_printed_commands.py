@@ -163,7 +163,7 @@ def _in_this_process(monkeypatch):
         return spread(predictor, changes, min(1, resamples))
 
     monkeypatch.setattr(Predictor, "_spread", once)
-    monkeypatch.setattr("schedtrace.whatif.sweep_play.local_replays", Here)
+    monkeypatch.setattr("schedtrace.whatif.sweep.local_replays", Here)
     monkeypatch.setattr("schedtrace.cli.fleet.processes", lambda _: 1)
     monkeypatch.setattr("schedtrace.engine.doctor._probe", lambda _: [])
 

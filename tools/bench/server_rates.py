@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from schedtrace.compare.servers import Served, in_windows, server_changes
+from schedtrace.compare.metric_changes import Served, in_windows, server_changes
 
 SEATS, BASE_US, EACH_US, TOKENS = 16, 20_000, 1_000, 60
 MOST_RATE = SEATS / (TOKENS * (BASE_US + SEATS * EACH_US) / 1e6)

@@ -1,25 +1,36 @@
-"""A fleet: engines that differ from their peers by cause, where all requests' time went, and all engines."""
+"""Page of a fleet: engines that differ from their peers by cause, where requests' time went, all engines.
+
+A fleet may add sections about its tenants, and about requests across prefill and decode engines.
+"""
 
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 
+from schedtrace.model.disaggregated import (
+    Disaggregated,
+    TransferPair,
+    TransferPart,
+    TransferPartName,
+    UnmatchedRequests,
+)
 from schedtrace.model.fleet import (
     FaultKind,
     FleetEngine,
     FleetLatency,
     FleetReport,
     FleetRootCause,
+    FleetTenant,
+    FleetTenants,
     LeftOut,
     PeerDifference,
+    SummaryTenantWait,
 )
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.printable import integer, number, percent
 from schedtrace.model.report import Report
 from schedtrace.model.say import say
-from schedtrace.present.pages.disaggregated import disaggregated_sections
 from schedtrace.present.pages.report import report_page
-from schedtrace.present.pages.tenants import tenant_sections
 from schedtrace.present.phrases import plain, time_part
 from schedtrace.present.sections import (
     Bars,
@@ -27,6 +38,7 @@ from schedtrace.present.sections import (
     Content,
     Field,
     Headline,
+    Note,
     Page,
     Part,
     RootCauseSection,
@@ -279,4 +291,215 @@ def _read(report: FleetReport) -> Message:
         size=sum(engine.size_bytes for engine in engines) / 1e6,
         cached=sum(engine.cached for engine in engines),
         redone=report.read.redone,
+    )
+
+
+MOST_TENANTS, MOST_WAITS = 10, 8
+
+
+def tenant_sections(tenants: FleetTenants, engines: int) -> Iterator[Section]:
+    """Yield the use of a fleet by tenant, and who waited behind whom.
+
+    Args:
+        tenants: Use by tenant.
+        engines: Number of engines.
+    """
+    fields: list[Field[FleetTenant]] = [
+        Field("tenant", lambda tenant: tenant.tenant),
+        figure_field("req.", lambda tenant: integer(tenant.requests)),
+        figure_field("waiting\ns", lambda tenant: number(tenant.waiting_us / 1e6)),
+        figure_field("running\ns", lambda tenant: number(tenant.running_us / 1e6)),
+        figure_field("prompt\ntokens", lambda tenant: integer(tenant.prompt_tokens)),
+        figure_field("output\ntokens", lambda tenant: integer(tenant.output_tokens)),
+        figure_field("recom-\nputed", lambda tenant: integer(tenant.recomputed_tokens)),
+        figure_field("device\ns", lambda tenant: number(tenant.device_us / 1e6)),
+        figure_field("share", lambda tenant: percent(tenant.device_frac)),
+    ]
+    if tenants.price_per_gpu_hour is not None:
+        fields.append(figure_field("cost", lambda tenant: number(tenant.cost)))
+    yield table(tenants.tenants, fields, most=MOST_TENANTS)
+    yield basis_note("Tenants:", _division(tenants, engines))
+    if tenants.waits:
+        yield table(tenants.waits, _wait_fields(tenants.waits), most=MOST_WAITS)
+
+
+def _wait_fields(waits: list[SummaryTenantWait]) -> list[Field[SummaryTenantWait]]:
+    whole = sum(wait.us for wait in waits)
+    return [
+        Field("requests of", lambda wait: wait.waiter),
+        Field("waited for what was held by", lambda wait: wait.holder),
+        figure_field("s", lambda wait: number(wait.us / 1e6)),
+        figure_field("share", lambda wait: percent(wait.us / whole)),
+    ]
+
+
+def _division(tenants: FleetTenants, engines: int) -> Message:
+    """Return a sentence about the key, the weights of the division, and the cost of idle devices."""
+    return say(
+        "named by {key:code}; device time is divided {way}.[ {cost}]",
+        key=tenants.key,
+        way=_way(tenants.by_model, engines),
+        cost=_idle(tenants),
+    )
+
+
+def _way(by_model: int, engines: int) -> Message:
+    if by_model in (0, engines):
+        return say("by the scheduled tokens") if not by_model else say("by a fitted step-time model")
+    return say(
+        "by a fitted step-time model on {by_model:n engine}, by the scheduled tokens on {rest:n}",
+        by_model=by_model,
+        rest=engines - by_model,
+    )
+
+
+def _idle(tenants: FleetTenants) -> Message | str:
+    if tenants.price_per_gpu_hour is None:
+        return ""
+    if tenants.idle_cost is None:
+        return say("The GPUs of some engines are not recorded, so their cost is unknown.")
+    return say(
+        "The time in which no batch ran costs {idle:n} more, at {price:n2} per GPU hour.",
+        idle=tenants.idle_cost,
+        price=tenants.price_per_gpu_hour,
+    )
+
+
+MOST_PAIRS, MOST_HELD = 6, 3
+HELD_FROM_FRAC = 0.1
+"""Share of an engine's blocks from which those that transfers hold are shown."""
+LABELS: dict[TransferPartName, tuple[str, Style]] = {
+    "prefill_queue": ("queue at prefill", Style.WARNING),
+    "prefill": ("prefill", Style.PREFILL),
+    "handover": ("handover (router)", Style.INFO),
+    "decode_queue": ("queue at decode, before", Style.WARNING),
+    "transfer": ("KV transfer", Style.BAD),
+    "decode_requeue": ("queue at decode, after", Style.WARNING),
+    "first_step": ("first decode step", Style.DECODE),
+}
+
+
+def disaggregated_sections(across: Disaggregated) -> Iterator[Section]:
+    """Yield the sections about requests across engines."""
+    if across.parts:
+        yield Shares(
+            "Time to first token across prefill and decode engines",
+            [
+                Part(LABELS[part.part][0], part.share_frac, LABELS[part.part][1])
+                for part in across.parts
+                if part.share_frac is not None
+            ],
+        )
+        yield _parts_table(across)
+        yield _pairs_table(across.pairs)
+    for held in _large_holders(across):
+        yield Note(held, "Held blocks:")
+    yield basis_note("Matched:", _matched(across))
+    if clocks := _clock_offsets(across.pairs):
+        yield basis_note("Clocks of these engines:", clocks)
+
+
+def _parts_table(across: Disaggregated) -> Table:
+    fields: list[Field[TransferPart]] = [
+        Field("time to first token, ms", lambda part: LABELS[part.part][0]),
+        figure_field("requests", lambda part: integer(part.times.count if part.times else 0)),
+        figure_field("mean", lambda part: number(part.times.mean if part.times else None)),
+        figure_field("p50", lambda part: number(part.times.p50 if part.times else None)),
+        figure_field("p90", lambda part: number(part.times.p90 if part.times else None)),
+        figure_field("p99", lambda part: number(part.times.p99 if part.times else None)),
+        figure_field("max", lambda part: number(part.times.max if part.times else None)),
+        figure_field("clock\nerror", lambda part: number(part.uncertain_ms) if part.times else "not known"),
+    ]
+    return table(across.parts, fields)
+
+
+def _pairs_table(pairs: list[TransferPair]) -> Table:
+    fields: list[Field[TransferPair]] = [
+        Field("prefill", lambda pair: pair.prefill),
+        Field("decode", lambda pair: pair.decode),
+        figure_field("requests", lambda pair: integer(pair.requests)),
+        figure_field("mean ms", lambda pair: number(pair.mean_ms)),
+        Field("most of it", lambda pair: f"{LABELS[pair.leading][0]} {percent(pair.leading_frac)}"),
+        Field("clock ahead, ms", _ahead),
+    ]
+    return table(pairs, fields, most=MOST_PAIRS)
+
+
+def _ahead(pair: TransferPair) -> str:
+    """Return by how much the decode engine's clock is ahead: ``same``, a range, a bound, or unknown."""
+    least, most = (number(bound) for bound in (pair.ahead_least_ms, pair.ahead_most_ms))
+    if pair.clock == "same":
+        return "same clock"
+    if pair.ahead_least_ms is None:
+        return "not known" if pair.ahead_most_ms is None else f"at most {most}"
+    return f"at least {least}" if pair.ahead_most_ms is None else f"{least} to {most}"
+
+
+def _large_holders(across: Disaggregated) -> list[Message]:
+    large = [
+        held
+        for held in across.held
+        if held.blocks_total is not None and held.blocks >= HELD_FROM_FRAC * held.blocks_total
+    ]
+    return [held.message for held in large[:MOST_HELD]]
+
+
+def _matched(across: Disaggregated) -> Message:
+    keys = [
+        say("[{n:n} by the id on the prefill engine]", n=across.by_remote_id),
+        say("[{n:n} by the transfer's id]", n=across.by_transfer_id),
+        say("[{n:n} by the request's id]", n=across.by_request_id),
+    ]
+    how = joined([key for key in keys if key], ", ")
+    left_out = joined([_left_out(each) for each in across.unmatched], "; ")
+    return say(
+        "{matched:n request}[: {how}][; {without_transfer:n} of them without a recorded transfer].[ Not in "
+        "these figures: {left_out}.][{sampled:?} These are a sample: more requests than a summary holds.]",
+        across,
+        how=how,
+        left_out=left_out,
+    )
+
+
+def _left_out(unmatched: UnmatchedRequests) -> Message:
+    match unmatched.reason:
+        case "no_prefill":
+            return say("{requests:n request} without a prefill in these traces ({example:id})", unmatched)
+        case "no_decode":
+            return say("{requests:n request} without a decode in these traces ({example:id})", unmatched)
+        case "ambiguous":
+            return say("{requests:n request} whose id others share ({example:id})", unmatched)
+        case _:
+            return say("{requests:n request} for which a time is missing ({example:id})", unmatched)
+
+
+def _clock_offsets(pairs: list[TransferPair]) -> Message:
+    """Return what is known of the clocks of engines on different hosts."""
+    apart = [pair for pair in pairs if pair.clock != "same"]
+    if not apart:
+        return NOTHING
+    wrong = [pair for pair in apart if pair.out_of_order]
+    return say(
+        "Only parts with a clock error compare times of two hosts.[ For {unknown:n pair} of engines they "
+        "are not known, because nothing bounds the offset of their clocks.][ The clocks of "
+        "{wrong:n pair} contradict the order of events[: {example}].]",
+        unknown=sum(pair.ahead_least_ms is None or pair.ahead_most_ms is None for pair in apart),
+        wrong=len(wrong),
+        example=_offset_of(wrong[0]) if wrong else NOTHING,
+    )
+
+
+def _offset_of(pair: TransferPair) -> Message:
+    """Return by how much at least two clocks differ, or nothing if no offset fits all events."""
+    if pair.ahead_least_ms is not None and pair.ahead_least_ms > 0:
+        least, direction = pair.ahead_least_ms, "ahead of"
+    elif pair.ahead_most_ms is not None and pair.ahead_most_ms < 0:
+        least, direction = -pair.ahead_most_ms, "behind"
+    else:
+        return NOTHING
+    return say(
+        "that of {decode:code} is at least {least:ms} {direction} that of {prefill:code}",
+        pair,
+        least=least,
+        direction=direction,
     )

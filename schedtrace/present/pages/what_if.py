@@ -1,4 +1,7 @@
-"""Page of a load under other settings: a replay's check, one change, every combination, or proposals."""
+"""Pages of a load under other settings: a replay's check, one change, every combination, or proposals.
+
+A fleet's load may also be replayed through another router (``fleet_replay_page``).
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +25,8 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
+    Text,
+    answer_note,
     basis_note,
     figure_field,
     table,
@@ -430,3 +435,83 @@ def _legend(replays: Replays) -> str:
     recorded = " R: as recorded." if replays.recorded is not None else ""
     good = " good req/s: requests a second that meet every bound themselves." if replays.slo else ""
     return f"Times in ms. * Pareto front of output tok/s against {latencies}.{recorded}{good}"
+
+
+ENGINES, ROUTER = "data_parallel_size", "router"
+
+ROUTER_WORDS = {
+    "better": "The router is to blame: behind {router:code},",
+    "worse": "The router is not to blame: behind {router:code},",
+    "unclear": "The router is not to blame as far as this replay can tell: behind {router:code},",
+}
+ENGINES_WORDS = {
+    "better": "{now:n engine} instead of {before:n} serve requests faster:",
+    "worse": "{now:n engine} instead of {before:n} serve requests more slowly:",
+    "unclear": "{now:n engine} instead of {before:n} would do as far as this replay can tell:",
+}
+
+
+def fleet_replay_page(replays: Replays) -> Page[Replays]:
+    """Return the page of a fleet's replay: the answer, the figures, and what the answer rests on."""
+    return Page(replays, _sections)
+
+
+def _sections(replays: Replays) -> Iterator[Section]:
+    shown = replays.configurations[1]
+    for section in replay_page(replays).sections:
+        if isinstance(section, Headline):
+            words = "{requests:n request} of {engines:n engine}, replayed on {now:n} behind {router:code}"
+            title = say(
+                words,
+                replays.load,
+                engines=replays.settings[ENGINES],
+                now=shown.changes[ENGINES],
+                router=shown.changes[ROUTER],
+            )
+            warnings = [warning for warning in section.warnings if not _asks_for_trials(warning)]
+            yield Headline(title, section.about, section.lines, warnings)
+            yield answer_note(answer(replays))
+            yield from (basis_note("Replayed:", part) for part in _part(replays))
+        else:
+            yield section
+
+
+def _asks_for_trials(warning: Text) -> bool:
+    """Return whether a warning asks for more trials, which the load of a fleet does not have."""
+    return isinstance(warning, Message) and "trials" in warning.arguments
+
+
+def answer(replays: Replays) -> Message:
+    """Return whether the number of engines would do, or whether the router is to blame."""
+    shown, judged = replays.configurations[1], replays.baseline and replays.baseline.judged_by
+    figure = shown.figure(judged or "")
+    if figure is None or figure.change_frac is None:
+        return say("The replay has no latency by which to judge.")
+    before, now = replays.settings[ENGINES], shown.changes[ENGINES]
+    words = ROUTER_WORDS if now == before else ENGINES_WORDS
+    return say(
+        f"{words[_effect(figure)]} {{name}} changes by {{change_frac:+%}}[ (90 % interval: {{interval}})].",
+        figure,
+        **({"router": shown.changes[ROUTER]} if now == before else {"now": now, "before": before}),
+        interval=_interval(figure),
+    )
+
+
+def _effect(figure: Figure) -> str:
+    """Return ``better``, ``worse`` or ``unclear``: the interval covers no change, or there is none."""
+    low, high = figure.low_frac, figure.high_frac
+    if low is None or high is None or low <= 0 <= high:
+        return "unclear"
+    return "worse" if low > 0 else "better"
+
+
+def _interval(figure: Figure) -> Message | str:
+    if figure.low_frac is None or figure.high_frac is None:
+        return ""
+    return change_range(figure.low_frac, figure.high_frac)
+
+
+def _part(replays: Replays) -> Iterator[Message]:
+    """Yield the part of the load that was replayed, or nothing if it is the whole."""
+    if replays.load.part is not None:
+        yield say("{part}.", part=replays.load.part.words)

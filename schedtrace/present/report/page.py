@@ -24,8 +24,7 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report import report_page
-from schedtrace.present.pages.request import request_page
-from schedtrace.present.pages.step import step_page
+from schedtrace.present.pages.story import request_page, step_page
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import html
 from schedtrace.present.report.data import (

@@ -23,7 +23,7 @@ from schedtrace.explain.step import (
 )
 from schedtrace.model.message import Message, Slot, with_slots
 from schedtrace.model.printable import visible
-from schedtrace.present.pages.step import budget_use, crowd
+from schedtrace.present.pages.story import budget_use, crowd
 from schedtrace.present.phrases import MOST_REQUESTS, pieces
 from schedtrace.present.report.packed import Packed
 from schedtrace.timeline.timeline import Timeline

@@ -8,7 +8,7 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.whatif.prediction import Predictor
 from schedtrace.whatif.proposals import advise, candidates
 from schedtrace.whatif.search import menu
-from schedtrace.whatif.sweep_play import outcome_of
+from schedtrace.whatif.sweep import outcome_of
 from schedtrace.whatif.sweep_rows import parse_slo
 from tests.contract.whatif.conftest import Here, seats_and_a_budget
 

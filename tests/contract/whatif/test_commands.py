@@ -70,7 +70,7 @@ def test_a_model_longer_than_the_cache_is_cut_to_it(given, tmp_path, capsys):
 
 def test_a_sweep_says_where_the_cache_decides_the_longest_request(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("schedtrace.whatif.sweep_play.local_replays", lambda work, _: Here(work))
+    monkeypatch.setattr("schedtrace.whatif.sweep.local_replays", lambda work, _: Here(work))
     load = ["--num-prompts", "2", "--input-len", "16", "--output-len", "2"]
     asked = ["sweep", "random", *load, "--model", "Qwen3-32B", "--gpu", "h100", "--jobs", "1"]
     assert main([*asked, "--vary", "tensor_parallel_size=1,2"]) == 0

@@ -13,7 +13,7 @@ from schedtrace.model.report import Gain
 from schedtrace.model.what_if import Objective
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
-from schedtrace.whatif.baseline import require_baseline
+from schedtrace.whatif.part import require_baseline
 from schedtrace.whatif.prediction import Predictor, predict, recorded_load
 from schedtrace.whatif.replays import replay
 from tests.contract.whatif.conftest import LOADS, TIMES, drive, seats_and_a_budget

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from schedtrace.compare.metric_changes import METRICS, metric_changes, number_of_tests, regressed, trials_used
+from schedtrace.compare.fail_on import regressed
+from schedtrace.compare.metric_changes import METRICS, metric_changes, number_of_tests, trials_used
 from schedtrace.errors import UsageError
 from schedtrace.model.comparison import Outcome
 from schedtrace.model.report import TrialReport

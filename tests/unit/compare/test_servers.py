@@ -7,7 +7,14 @@ import pytest
 from scipy.stats import t
 
 from schedtrace.compare.compare import compare
-from schedtrace.compare.servers import FEWEST_VALUES, STATISTICS, Change, Served, in_windows, server_changes
+from schedtrace.compare.metric_changes import (
+    FEWEST_VALUES,
+    STATISTICS,
+    LogChange,
+    Served,
+    in_windows,
+    server_changes,
+)
 from schedtrace.model.comparison import Outcome
 from tests.makers import arrival, finish, step
 
@@ -86,7 +93,7 @@ def test_values_that_hang_together_are_not_taken_for_so_many():
 
 
 def test_p_and_interval_are_those_of_t_with_three_degrees_of_freedom():
-    change = Change(change=log(1.5), error=0.1)
+    change = LogChange(change=log(1.5), error=0.1)
     assert change.p == pytest.approx(2 * t.sf(log(1.5) / 0.1, 3))
     low, high = change.interval
     assert (1 + low) * (1 + high) == pytest.approx(1.5**2)

@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.compare.setting_changes import changed_settings
+from schedtrace.compare.comparability import changed_settings
 from schedtrace.model.manifest import Configured
 from schedtrace.read.run import FrontEndRecord
 from tests.makers import manifest, step, workload

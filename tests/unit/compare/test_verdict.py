@@ -2,7 +2,7 @@ import textwrap
 
 import pytest
 
-from schedtrace.compare.comparison_verdict import comparison_verdict
+from schedtrace.compare.compare import comparison_verdict
 from schedtrace.compare.metric_changes import METRICS
 from schedtrace.model.causes import Cause
 from schedtrace.model.comparison import FindingChange, MetricChange, Outcome, Sample

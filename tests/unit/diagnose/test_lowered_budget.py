@@ -5,7 +5,7 @@ import pytest
 from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
-from schedtrace.present.pages.step import step_page
+from schedtrace.present.pages.story import step_page
 from schedtrace.present.renderers.text import render
 from tests.makers import arrival, step
 

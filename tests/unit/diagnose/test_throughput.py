@@ -11,7 +11,7 @@ from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
 from schedtrace.timeline.spans import united
 from schedtrace.timeline.timeline import Window
-from schedtrace.whatif.sweep_play import _measure
+from schedtrace.whatif.sweep import _measure
 from schedtrace.whatif.sweep_rows import parse_slo, sweep_rows
 from schedtrace.workloads.recorded_ranks import loads_of_run
 from tests.makers import arrival, finish, manifest, result, run_folder, step

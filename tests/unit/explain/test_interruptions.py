@@ -8,7 +8,7 @@ from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Cpu, Events, ScheduledRequest
 from schedtrace.model.trace_facts import Control, ThreadTime
-from schedtrace.present.pages.request import request_page
+from schedtrace.present.pages.story import request_page
 from schedtrace.present.renderers.text import render
 from schedtrace.read.run import read_run
 from schedtrace.timeline.spans import LENGTH_US

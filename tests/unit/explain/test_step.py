@@ -8,7 +8,7 @@ from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.message import Code, Count, Number, Requests, Setting
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import DummyBatch
-from schedtrace.present.pages.step import step_page
+from schedtrace.present.pages.story import step_page
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from tests.makers import arrival, finish, manifest, run_folder, step

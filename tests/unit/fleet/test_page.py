@@ -8,8 +8,7 @@ import pytest
 
 from schedtrace.fleet.engines import FleetSummaries
 from schedtrace.fleet.reduce import fleet_report
-from schedtrace.fleet.sketches import sketch_of
-from schedtrace.fleet.summary import message_json
+from schedtrace.fleet.summary import message_json, sketch_of
 from schedtrace.model.fleet import EngineRead, FleetManifest, LeftOut, SummaryFinding
 from schedtrace.model.say import say
 from schedtrace.present.pages.fleet import fleet_page

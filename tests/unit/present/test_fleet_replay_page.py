@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.model.what_if import Baseline, Configuration, Figure, LoadPart, ReplayedLoad, Replays
-from schedtrace.present.pages.fleet_replay import answer, fleet_replay_page
+from schedtrace.present.pages.what_if import answer, fleet_replay_page
 from tests.unit.present.test_goldens import check, text_of
 
 

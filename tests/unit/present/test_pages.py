@@ -12,9 +12,8 @@ from schedtrace.model.story import Newcomer
 from schedtrace.model.trace import Preemption
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.report_details import _cost, _where
-from schedtrace.present.pages.request import request_page
 from schedtrace.present.pages.run_header import SETTINGS, noteworthy
-from schedtrace.present.pages.step import _late
+from schedtrace.present.pages.story import _late, request_page
 from schedtrace.present.renderers.text import render
 from schedtrace.present.sections import Page, table
 from schedtrace.read.run import read_run

@@ -25,7 +25,7 @@ from schedtrace.model.message import (
 from schedtrace.model.printable import duration
 from schedtrace.model.say import say
 from schedtrace.present import phrases
-from schedtrace.present.pages.step import budget_use, crowd
+from schedtrace.present.pages.story import budget_use, crowd
 from schedtrace.present.phrases import pieces, plain
 from schedtrace.present.report.step_sentences import Words, step_templates, template_parts
 

@@ -4,8 +4,7 @@ from schedtrace.errors import UsageError
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.step import explain_step
 from schedtrace.model.manifest import write_manifest
-from schedtrace.present.pages.request import request_page
-from schedtrace.present.pages.step import step_page
+from schedtrace.present.pages.story import request_page, step_page
 from schedtrace.present.renderers.html import fragment
 from schedtrace.present.report.page import stories
 from schedtrace.read.run import read_run

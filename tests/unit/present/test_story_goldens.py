@@ -7,8 +7,7 @@ import pytest
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.step import explain_step
 from schedtrace.model.trace import ScheduledRequest
-from schedtrace.present.pages.request import request_page
-from schedtrace.present.pages.step import step_page
+from schedtrace.present.pages.story import request_page, step_page
 from schedtrace.read.run import read_run
 from tests.makers import arrival, run_folder, step
 from tests.unit.present.hand_made import crowded

@@ -17,8 +17,7 @@ from schedtrace.explain.step import explain_step
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.report_details import catalogue_page
-from schedtrace.present.pages.request import request_page
-from schedtrace.present.pages.step import step_page
+from schedtrace.present.pages.story import request_page, step_page
 from schedtrace.present.phrases import BARS, EIGHTHS, STATES
 from schedtrace.present.sections import Commands, Facts, Table
 from schedtrace.read.run import read_run

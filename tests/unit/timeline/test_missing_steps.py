@@ -8,8 +8,7 @@ from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Events, Exit
 from schedtrace.present.pages.report import report_page
-from schedtrace.present.pages.request import request_page
-from schedtrace.present.pages.step import step_page
+from schedtrace.present.pages.story import request_page, step_page
 from schedtrace.present.renderers import Format, renderer
 from tests.makers import arrival, finish, step
 

@@ -1,13 +1,20 @@
-"""Page of a step: requests and their tokens, exits, waiting requests, and what else would have fitted."""
+"""Pages of a story: of a step, and of a request.
 
+A step: requests and their tokens, exits, waiting requests, and what else would have fitted. A request: its
+history event by event, and where its time went.
+"""
+
+from collections import defaultdict
 from collections.abc import Iterator
 
-from schedtrace.model.message import Count, Message, Number, Value, joined
+from schedtrace.model.causes import interruption
+from schedtrace.model.message import NOTHING, Count, Message, Number, Steps, Value, joined
 from schedtrace.model.printable import counted, integer, number
 from schedtrace.model.say import say
-from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepStory, Waiter
-from schedtrace.present.phrases import engine_suffix, some, trial_suffix
+from schedtrace.model.story import Leaver, Life, LifeEvent, Newcomer, RankTurn, Scheduled, StepStory, Waiter
+from schedtrace.present.phrases import EVENTS, engine_suffix, phrase, some, state, trial_suffix
 from schedtrace.present.sections import (
+    Band,
     Content,
     FactRow,
     Facts,
@@ -16,6 +23,8 @@ from schedtrace.present.sections import (
     Note,
     Page,
     Section,
+    States,
+    Strip,
     Style,
     Styled,
     Table,
@@ -97,15 +106,15 @@ def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
         story: The step.
         everything: List every request, however many there are.
     """
-    return Page(story, lambda shown: _sections(shown, everything=everything))
+    return Page(story, lambda shown: _step_sections(shown, everything=everything))
 
 
-def _sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
+def _step_sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
     about = say(" of {label:code}{engine}", story, engine=engine_suffix(story.engine_rank))
     yield Headline(
         f"Step {story.step}{trial_suffix(story.trial)}", about, [_times(story)], list(story.problems)
     )
-    parts = (_before, _decided, _after)
+    parts = (_before, _decided, _after_step)
     yield Facts([fact for part in parts for fact in part(story, everything=everything)])
     if story.ranks:
         yield Note(f"All ranks in this common step (wave {story.wave}, counter {story.step_counter}):")
@@ -155,7 +164,7 @@ def _decided(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
     yield FactRow("stopped", [*(stop.message for stop in story.stops)] or ["no exit was recorded"])
 
 
-def _after(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
+def _after_step(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
     if story.late:
         yield FactRow("too late", [_late(story, everything=everything)])
     yield FactRow(
@@ -299,3 +308,126 @@ def _waiting(story: StepStory, *, everything: bool) -> Iterator[Content | Table]
         yield f"{not_ready} of them wait for something else than the scheduler; who is not recorded"
     if story.waiting:
         yield table(story.waiting, QUEUE, most=None if everything else MOST_WAITING, how=LISTED_BY)
+
+
+MOST_CHUNKS = 8
+MOST_GAPS = 3
+
+
+def request_page(life: Life) -> Page[Life]:
+    """Return the page of a request."""
+    return Page(life, _life_sections)
+
+
+def _life_sections(life: Life) -> Iterator[Section]:
+    yield _headline(life)
+    chunks = [at for at, event in enumerate(life.events) if event.what == "chunk"]
+    hidden = chunks[MOST_CHUNKS - 1 : -1] if len(chunks) > MOST_CHUNKS else []
+    more = f"{counted(len(hidden), 'chunk')} left out: --format json lists them" if hidden else ""
+    yield table([event for at, event in enumerate(life.events) if at not in hidden], EVENT, more)
+    facts = []
+    if life.states:
+        facts.append(FactRow("time", [_time(life)]))
+    if any(piece.steps for piece in life.states):
+        facts.append(FactRow("steps", [_steps_strip(life)]))
+    if life.gaps:
+        facts.append(FactRow("outputs", [_gaps(life)]))
+    if facts:
+        yield Facts(facts)
+
+
+def _headline(life: Life) -> Headline:
+    about = say(
+        "{trial} of {label:code}{engine}",
+        life,
+        trial=trial_suffix(life.trial),
+        engine=engine_suffix(life.engine_rank),
+    )
+    lines = [joined([*_summary(life)], "; ")]
+    return Headline(say("Request {request_id:id}", life), about, [*lines], list(life.problems))
+
+
+def _summary(life: Life) -> Iterator[Message]:
+    generated = (
+        say(" + {count:n output token}", count=life.output_tokens) if life.output_tokens is not None else ""
+    )
+    yield say("{prompt_tokens:n} prompt tokens{generated}", life, generated=generated)
+    yield say("arrived {start} s into the recording", start=f"{life.into_recording_ms / 1e3:,.3f}")
+    yield say(
+        "{ended}{took}[, first token{after}]",
+        ended=life.status or "did not end in this trace",
+        took=_elapsed(life.e2e_ms),
+        after=_elapsed(life.ttft_ms),
+    )
+    lost = [counted(life.num_preemptions, "preemption")] if life.num_preemptions else []
+    if life.num_cache_resets:
+        lost.append(f"{counted(life.num_cache_resets, 'time')} preempted by a reset of the prefix cache")
+    if lost:
+        yield say("{lost}", lost=", ".join(lost))
+
+
+def _elapsed(ms: float | None) -> Message:
+    return NOTHING if ms is None else say(" after {time:ms}", time=ms)
+
+
+def _steps(event: LifeEvent) -> str:
+    if event.step is None:
+        return ""
+    return str(event.step) if event.last_step == event.step else f"{event.step}-{event.last_step}"
+
+
+EVENT: list[Field[LifeEvent]] = [
+    figure_field("ms", lambda event: f"{event.at_ms:,.1f}"),
+    figure_field("step", _steps, of_steps=True),
+    Field(
+        "what happened (times since its arrival)",
+        lambda event: Styled(event.message, EVENTS.get(event.what)),
+    ),
+]
+
+
+def _time(life: Life) -> Message:
+    sums: defaultdict[str, float] = defaultdict(float)
+    for piece in life.states:
+        word = interruption(piece.cause) if piece.of_state is not None else state(piece.state).word
+        sums[word] += piece.to_ms - piece.from_ms
+    whole = sum(sums.values())
+    parts = [
+        say(
+            "{state} {took:ms} ({share:%})",
+            state=word,
+            took=took,
+            share=took / whole if whole else None,
+        )
+        for word, took in sums.items()
+    ]
+    device = sum(piece.device_ms for piece in life.states)
+    recorded = whole - sums[state("unrecorded").word] - sums[state("not_recorded").word]
+    return say(
+        "{parts} = {whole:ms}; the device was busy for {device:%} of [{all:!}what was recorded][{all:?}it]",
+        parts=joined(parts, " + "),
+        whole=whole,
+        device=device / recorded if recorded else None,
+        all=recorded == whole,
+    )
+
+
+def _steps_strip(life: Life) -> Strip:
+    pieces = [piece for piece in life.states if piece.first_step is not None and piece.last_step is not None]
+    runs = [(state(piece.state), piece.steps) for piece in pieces]
+    first, last = pieces[0].first_step or 0, pieces[-1].last_step or 0
+    return Strip([Band("", States(runs))], f"{phrase(Steps(first, last))}, left to right")
+
+
+def _gaps(life: Life) -> Message:
+    longest = [
+        say("{gap_ms:ms} before that of {step:step}[{preempted:?} (preempted)]", gap)
+        for gap in life.gaps[:MOST_GAPS]
+    ]
+    mean = "unknown" if life.mean_gap_ms is None else say("{mean_gap_ms:ms}", life)
+    return say(
+        "{outputs:n}, {mean} apart on average; longest gaps: {longest}",
+        life,
+        mean=mean,
+        longest=joined(longest, ", "),
+    )

@@ -1,0 +1,86 @@
+"""Condition of ``diff --fail-on``: a metric that became worse, and by how much."""
+
+from collections.abc import Callable, Sequence
+
+from schedtrace.compare.metric_changes import METRICS
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model.comparison import Comparison, MetricChange
+
+NAMES = [metric.name for metric in METRICS if metric.higher_is_better is not None]
+"""Metrics that can be worse."""
+
+
+def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
+    """Return a predicate for metrics that became worse in the sense of ``--fail-on``; none does without it.
+
+    Args:
+        asked: ``regression`` (any metric), ``regression:METRIC`` or ``regression:METRIC:PERCENT``: this
+            metric, by at least so many percent of the base. Dashes and spaces in names are alike, and so are
+            cases.
+
+    Raises:
+        UsageError: If it is none of these.
+    """
+    conditions = [_condition(text) for text in asked]
+    return lambda change: any(condition(change) for condition in conditions)
+
+
+def require_compared(asked: Sequence[str], comparison: Comparison) -> None:
+    """Raise InputError if a condition is about a metric that one of the records lacks.
+
+    Args:
+        asked: As for ``regressed``.
+        comparison: Comparison of the two runs.
+
+    Raises:
+        InputError: If none of the metrics of a condition is in both.
+    """
+    compared = {change.name for change in comparison.metrics}
+    for condition in asked:
+        names, _ = _parsed(condition)
+        if not compared.intersection(names):
+            what = names[0] if len(names) == 1 else "a metric that can be worse"
+            msg = (
+                f"--fail-on {condition} cannot be judged: {comparison.base_path} and {comparison.new_path} "
+                f"do not both record {what}"
+            )
+            raise InputError(msg)
+
+
+def _condition(asked: str) -> Callable[[MetricChange], bool]:
+    names, least_frac = _parsed(asked)
+
+    def is_met(change: MetricChange) -> bool:
+        large = change.change_frac is None or abs(change.change_frac) >= least_frac
+        return change.name in names and change.worsened and large
+
+    return is_met
+
+
+def _parsed(asked: str) -> tuple[list[str], float]:
+    """Return the metrics of a condition, and the least change."""
+    kind, *rest = asked.split(":")
+    if kind != "regression" or len(rest) > 2:  # noqa: PLR2004  # a metric and a percentage
+        msg = f"--fail-on {asked}: expected regression, regression:METRIC or regression:METRIC:PERCENT"
+        raise UsageError(msg)
+    names = [name for name in NAMES if _plain(name) == _plain(rest[0])] if rest else NAMES
+    if not names:
+        listed = ", ".join(name.replace(" ", "-") for name in NAMES)
+        msg = f"--fail-on {asked}: no metric {rest[0]} that can be worse; there are {listed}"
+        raise UsageError(msg)
+    return names, _percent(asked, rest[1]) if rest[1:] else 0.0
+
+
+def _percent(asked: str, text: str) -> float:
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        msg = f"--fail-on {asked}: {text} is no percentage, such as 5"
+        raise UsageError(msg)
+    return value / 100
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", " ").strip().lower()
