@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from schedtrace.model.prefix_marks import CHARACTERS, blocks_until
+from schedtrace.model.trace_facts import MARK_CHARACTERS, blocks_until
 from schedtrace.timeline.timeline import Timeline, made_once
 from schedtrace.workloads.prefixes import prefix_block
 
@@ -19,7 +19,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
 
     * ``cached_tokens``: found at the admission, in this engine's cache if that is recorded,
     * ``shareable_tokens``: in full blocks that a request admitted before it in the trial began with, up to
-      the last common mark (``model.prefix_marks``), but for the prompt's last token, which vLLM always
+      the last common mark (``model.trace_facts``), but for the prompt's last token, which vLLM always
       computes; null if prefix hashes are not recorded,
     * ``missed_tokens``: shareable but not found,
     * ``miss``, ``salted``, ``longest_tokens``: as in ``Admission``; null if not recorded.
@@ -87,9 +87,11 @@ def _shared_nodes(texts: list[str]) -> tuple[int, int]:
     ordered = sorted(texts)
     alike = [0, *(_alike(first, second) for first, second in pairwise(ordered)), 0]
     most_alike = (max(neighbours) for neighbours in pairwise(alike))
-    shared = sorted({text[: marks * CHARACTERS] for text, marks in zip(ordered, most_alike, strict=True)})
+    shared = sorted(
+        {text[: marks * MARK_CHARACTERS] for text, marks in zip(ordered, most_alike, strict=True)}
+    )
     continued = [_alike(first, second) for first, second in pairwise(shared)]
-    marks = [len(text) // CHARACTERS for text in shared]
+    marks = [len(text) // MARK_CHARACTERS for text in shared]
     blocks = sum(map(blocks_until, marks)) - sum(map(blocks_until, continued))
     return blocks, sum(own > common for own, common in zip(marks, [*continued, 0], strict=True))
 
@@ -129,10 +131,10 @@ def shared_blocks(hashes: list[str]) -> list[int]:
 
 def _alike(first: str, second: str) -> int:
     """Return the number of leading marks that two prompts share."""
-    least, most = 0, min(len(first), len(second)) // CHARACTERS
+    least, most = 0, min(len(first), len(second)) // MARK_CHARACTERS
     while least < most:
         middle = (least + most + 1) // 2
-        if first[: middle * CHARACTERS] == second[: middle * CHARACTERS]:
+        if first[: middle * MARK_CHARACTERS] == second[: middle * MARK_CHARACTERS]:
             least = middle
         else:
             most = middle - 1

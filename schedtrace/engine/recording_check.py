@@ -168,7 +168,7 @@ def _why(path: Path, log: Path) -> str | None:
 
 def _last_line(path: Path) -> dict[str, object]:
     """Return the last line if it is complete."""
-    from schedtrace.read.part_files import ZstdFrames  # as _trace: not before it is needed
+    from schedtrace.read.decompress import ZstdFrames  # as _trace: not before it is needed
 
     try:
         latest = files_of(path)[-1]

@@ -15,7 +15,7 @@ from schedtrace.model import safe_files
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.read.run import Run
-from schedtrace.workloads.recorded_ranks import loads_of_run
+from schedtrace.workloads.recorded_load import loads_of_run
 from schedtrace.workloads.workload import LoadRequest, Workload
 
 BLOCK = 512

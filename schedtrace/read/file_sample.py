@@ -1,16 +1,20 @@
-"""Samples of a file: its first block as text, JSON and CSV, or a later block with a marker."""
+"""Samples of a file, by which its kind is recognized, and the readers of records weaker than a trace.
+
+A sample is the file's first block as text, JSON and CSV, or a later block with a marker.
+"""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from schedtrace.model.printable import without_colours
+from schedtrace.read.decompress import opened_text
 from schedtrace.read.lines import reading
-from schedtrace.read.text_stream import opened_text, searched_blocks
+from schedtrace.read.text_stream import searched_blocks
 
 HEAD = 2**20
 """Bytes of a block from which the kind of a file is recognized."""
@@ -137,3 +141,21 @@ def later_samples(
         is_first_sample = place == 0 and len(block) <= HEAD
         if not is_first_sample and not summary.markers.isdisjoint(markers):
             yield FileSample(block)
+
+
+@dataclass(frozen=True)
+class RecordReader:
+    """Reader of one kind of record; ``records.READERS`` lists them all."""
+
+    name: str
+    """Kind of record, as a noun phrase."""
+    reads: str
+    """What such a file looks like, for a person who has another one."""
+    matches: Callable[[FileSample], bool]
+    """Whether a block of a file has what only this kind has."""
+    read: Callable[[Path], list[Any]]
+    """The record's contents, of a type for which ``diagnose.records`` has rules."""
+    samples: tuple[str, ...]
+    """Samples in ``tests/data/files`` and ``tests/data/records``."""
+    markers: tuple[bytes, ...] = ()
+    """Byte strings, one of which is in each line that is read; empty: such a file begins with them."""

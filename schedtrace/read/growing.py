@@ -22,8 +22,9 @@ from schedtrace.errors import InputError
 from schedtrace.model.manifest import files_of, is_in_parts
 from schedtrace.model.safe_files import descriptor
 from schedtrace.model.trace import Arrival, Finish, Preemption, Present
-from schedtrace.read.lines import LONGEST_LINE, NOTICE, UNREADABLE, Joint, decode_line, reading
-from schedtrace.read.part_files import TOO_LARGE, ZstdFrames, decode_head, head_of, parts_of
+from schedtrace.read.decompress import TOO_LARGE, ZstdFrames
+from schedtrace.read.lines import LONGEST_LINE, UNREADABLE, decode_line, reading
+from schedtrace.read.part_files import Joint, decode_head, head_of, parts_of
 from schedtrace.read.tables import STRETCH_SCHEMA, readable_struct, structs_of
 
 CAME, LOST, RUNS = -3, -2, -1
@@ -169,6 +170,7 @@ def _now(live: Live) -> Present:
     )
 
 
+NOTICE = b'{"type":"notice"'
 SKIM_BLOCK = 2**23
 FULL = b'{"type":"step"'
 TELLING = (b'"present":[', b'"arrived":[', b'"finished":[', b'"preempted":[', b'"added":[')

@@ -16,15 +16,14 @@ from schedtrace.errors import InputError
 from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.safe_files import opened
 from schedtrace.read import iteration_log, loguru_log
-from schedtrace.read.file_sample import FileSample, first_sample, later_samples
+from schedtrace.read.decompress import GZIP, ZSTD
+from schedtrace.read.file_sample import FileSample, RecordReader, first_sample, later_samples
 from schedtrace.read.foreign import quoted_from
 from schedtrace.read.iteration_log import iteration_in, read_iteration_log
 from schedtrace.read.lines import reading
 from schedtrace.read.loguru_log import has_records, read_loguru_log
 from schedtrace.read.records import READERS, benchmark_result, metrics, vllm_log
 from schedtrace.read.records.console_lines import snapshot_in
-from schedtrace.read.records.record_reader import RecordReader
-from schedtrace.read.text_stream import GZIP, ZSTD
 from schedtrace.read.trace import Trace
 
 Reader = Callable[[Path], list[Trace]]

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from errno import ENOENT
 from pathlib import Path
@@ -14,21 +14,11 @@ from typing import Any, NamedTuple, Union
 import msgspec
 
 from schedtrace.errors import InputError
-from schedtrace.model.manifest import is_in_parts, part_number
+from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
-from schedtrace.read.part_files import (
-    HEAD_LINES,
-    TOO_LARGE,
-    Begins,
-    TraceParts,
-    ZstdFrames,
-    began_us,
-    decode_head,
-    last_of,
-    named_files,
-    parts_of,
-)
+from schedtrace.read.decompress import TOO_LARGE, ZstdFrames
+from schedtrace.read.part_files import Joint, TraceParts, last_of, named_files, parts_of
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import readable_struct
 
@@ -85,9 +75,6 @@ LONGEST_LINE = 2**27
 """Maximum bytes of a line. A step with 100,000 arrivals needs as much; a step with 8,192 scheduled requests
 needs 3 MB.
 """
-
-
-NOTICE = b'{"type":"notice"'
 
 
 class Content(NamedTuple):
@@ -242,111 +229,6 @@ class WholeLines:
 
 SMALL_BLOCK = 2**16
 """Number of bytes up to which hashing in this thread is faster than in another one."""
-_STEP_LINE = re.compile(rb'\s*\{\s*"type"\s*:\s*"(?:step|delta)"\s*,\s*"step"\s*:\s*(\d{1,18})')
-
-
-class Joint:
-    """Joiner of parts, which drops the head of a part that continues the previous part and keeps any other.
-
-    Args:
-        parts: All parts of the trace.
-    """
-
-    def __init__(self, parts: TraceParts) -> None:
-        self.begun_anew: list[tuple[int, int]] = []
-        self._parts = parts
-        self.kept_head = False
-        """Whether the lines taken last begin with a head that does not continue the previous part."""
-        self._whole: int | None = None
-        """Number of the last part that is complete."""
-        self._last_step: int | None = None
-        self._notices: set[str] = set()
-        self._path = Path()
-        self._lines = 0
-        """Number of these lines that belong to a head that continues the previous part."""
-        self._blank = 0
-        """Number of these lines that belong to a head that continues the part before."""
-        self._begins: Begins | None = None
-        """The kept head, until its second line is read."""
-        self._is_first = True
-
-    def begin(self, path: Path) -> None:
-        """Note that the next lines belong to this part."""
-        self._path, self._lines, self._blank, self._begins = path, 0, 0, None
-
-    def joint_lines(self, lines: list[bytes]) -> list[bytes]:
-        """Return lines of the part as they appear in the trace."""
-        self.kept_head = False
-        if not self._lines:
-            lines = self._begin(lines)
-        elif self._lines == 1 and self._begins is not None:
-            self._note(lines[0])
-        blank = max(0, self._blank - self._lines)
-        self._lines += len(lines)
-        self._notices |= _notices(lines)
-        for line in reversed(lines):
-            if (match := _STEP_LINE.match(line)) is not None:
-                self._last_step = int(match[1])
-                break
-        lines[:blank] = [b""] * len(lines[:blank])
-        return lines
-
-    def end(self, path: Path, *, lacks: bool) -> None:
-        """Note whether the part is incomplete."""
-        self._whole = None if lacks or not self._lines else part_number(path)
-
-    def _begin(self, lines: list[bytes]) -> list[bytes]:
-        head = decode_head(lines[0])
-        if self._is_first:
-            self._is_first = False
-            return lines if head is not None or not self._parts.header else [self._borrowed(lines), *lines]
-        if head is not None and self._continues(head):
-            self._blank = HEAD_LINES
-        elif head is not None:
-            self._begins, self.kept_head = head, True
-            if len(lines) > 1:
-                self._note(lines[1])
-        return lines
-
-    def _continues(self, head: Begins) -> bool:
-        """Return whether nothing is missing between the previous part and a part with this header."""
-        expected = self._whole is not None and (
-            not self._parts.in_order or part_number(self._path) == self._whole + 1
-        )
-        says_so = set(head.notices) <= self._notices  # else it says itself that something was lost before
-        return expected and says_so and self._last_step in {None, head.first_step - 1}
-
-    def _note(self, line: bytes) -> None:
-        """Note the time if the second line of a head lists the requests present."""
-        at_us, head, self._begins = began_us(line), self._begins, None
-        if head is not None and at_us is not None:
-            self.begun_anew.append((head.first_step, at_us))
-
-    def _borrowed(self, lines: list[bytes]) -> bytes:
-        """Return the header of a later part, for a part whose own header is broken."""
-        header = msgspec.json.decode(self._parts.header)
-        steps = (int(match[1]) for line in lines if (match := _STEP_LINE.match(line)) is not None)
-        header["first_step"] = 0 if not part_number(self._path) else next(steps, header.get("first_step", 0))
-        return msgspec.json.encode(header)
-
-
-_TELLS = re.compile(rb'\s*\{\s*"type"\s*:\s*"(?:header|notice)"')
-
-
-class _Notices(msgspec.Struct):
-    notices: list[str] = []
-    message: str = ""
-
-
-def _notices(lines: list[bytes]) -> set[str]:
-    """Return the notices in these headers and notice lines, without those in broken lines."""
-    notices: set[str] = set()
-    for line in lines:
-        if _TELLS.match(line):
-            with suppress(*UNREADABLE):
-                read = msgspec.json.decode(line, type=_Notices)
-                notices.update(read.notices, [read.message])
-    return notices - {""}
 
 
 def file_size(path: Path) -> int:

@@ -1,38 +1,20 @@
-"""Parts of a trace: the content of their complete zstd frames, and which parts are needed."""
+"""Parts of a trace: which of them belong together, which are needed, and how they continue each other."""
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b, file_digest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
-from zstandard import ZstdDecompressor, ZstdError
 
-from schedtrace.model.manifest import files_of, is_in_parts
+from schedtrace.model.manifest import files_of, is_in_parts, part_number
 from schedtrace.model.safe_files import opened
+from schedtrace.read.decompress import ZstdFrames
 
-if TYPE_CHECKING:
-    from zstandard import ZstdDecompressionObj  # of its stubs
-
-MAGIC = b"\x28\xb5\x2f\xfd"
-"""First bytes of a frame (RFC 8878)."""
-PIECE = 2**8
-"""Bytes given to the decompressor at a time; they expand to at most 8 MiB, whatever the file contains."""
-MOST_EXPANSION = 256
-"""Maximum expansion of a frame; a recorder's most repetitive line reaches 140."""
-TOO_LARGE = (
-    f"a frame expands to more than {MOST_EXPANSION} times its size, which no recorder writes; it and what "
-    "follows it in its part was dropped"
-)
-"""Message about a part with such a frame."""
-SMALL_FRAME = 2**12
-"""Number of decompressed bytes that any frame may have."""
 HEAD_LINES = 2
 """Lines at the beginning of every part but the first: the header and the requests present."""
 LONGEST_HEAD = 2**25
@@ -41,83 +23,6 @@ BLOCK = 2**16
 """Compressed bytes read at once."""
 _NAMED = 3
 """Maximum number of files that a sentence names."""
-_BLANK = re.compile(rb"\n\n+")
-
-
-@dataclass
-class ZstdFrames:
-    """Decompressor of a file's frames, which gets the file block by block."""
-
-    cut: bool = False
-    """Whether the last frame is incomplete."""
-    broken: int = 0
-    """Number of dropped frames; a newline replaces the rest of each."""
-    oversized: bool = False
-    """Whether a frame expanded to more than any recorder writes; it and all that follows was dropped."""
-
-    def __post_init__(self) -> None:
-        self._frame: ZstdDecompressionObj | None = None
-        self._searching = False
-        self._read = self._made = 0
-        """Compressed and decompressed bytes of the frame so far."""
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether the current frame has not ended."""
-        return self._frame is not None
-
-    def blocks(self, compressed: Iterable[bytes], least_bytes: int) -> Iterator[bytes]:
-        """Yield decompressed blocks of at least this many bytes, except for the last."""
-        pieces, size = [], 0
-        for block in compressed:
-            for content in self.content(block):
-                pieces.append(content)
-                size += len(content)
-                if size >= least_bytes:
-                    yield b"".join(pieces)
-                    pieces, size = [], 0
-        if pieces:
-            yield b"".join(pieces)
-        self.cut = self.is_open
-
-    def content(self, block: bytes) -> Iterator[bytes]:
-        """Yield the content that a block adds, without blank lines, which no recorder writes."""
-        at = 0
-        while at < len(block) and not self.oversized:
-            if self._searching:
-                at = block.find(MAGIC, at)
-                if at < 0:
-                    return
-                self._searching = False
-            is_first = self._frame is None
-            frame = self._frame or ZstdDecompressor().decompressobj()
-            piece = block[at : at + PIECE]
-            try:
-                content = frame.decompress(piece)
-            except ZstdError:
-                self.broken += 1
-                self._frame, self._searching = None, True
-                self._read = self._made = 0
-                at += is_first
-                content = b"\n"
-            else:
-                used = len(piece) - len(frame.unused_data)
-                content = self._bounded(content, used)
-                self._frame = None if frame.eof or self.oversized else frame
-                if self._frame is None:
-                    self._read = self._made = 0
-                at += used
-            if content:
-                yield _BLANK.sub(b"\n", content) if b"\n\n" in content else content
-
-    def _bounded(self, content: bytes, used: int) -> bytes:
-        """Return the decompressed ``used`` bytes; a newline if the frame expands too far."""
-        self._read += used
-        self._made += len(content)
-        if self._made <= SMALL_FRAME + MOST_EXPANSION * self._read:
-            return content
-        self.oversized = True
-        return b"\n"
 
 
 class _Begin(msgspec.Struct):
@@ -288,3 +193,110 @@ def head_of(part: Path, count: int) -> list[bytes]:
             if newlines >= count or size >= LONGEST_HEAD:
                 break
     return b"".join(blocks).split(b"\n")[:-1][:count]
+
+
+_STEP_LINE = re.compile(rb'\s*\{\s*"type"\s*:\s*"(?:step|delta)"\s*,\s*"step"\s*:\s*(\d{1,18})')
+
+
+class Joint:
+    """Joiner of parts, which drops the head of a part that continues the previous part and keeps any other.
+
+    Args:
+        parts: All parts of the trace.
+    """
+
+    def __init__(self, parts: TraceParts) -> None:
+        self.begun_anew: list[tuple[int, int]] = []
+        self._parts = parts
+        self.kept_head = False
+        """Whether the lines taken last begin with a head that does not continue the previous part."""
+        self._whole: int | None = None
+        """Number of the last part that is complete."""
+        self._last_step: int | None = None
+        self._notices: set[str] = set()
+        self._path = Path()
+        self._lines = 0
+        """Number of these lines that belong to a head that continues the previous part."""
+        self._blank = 0
+        """Number of these lines that belong to a head that continues the part before."""
+        self._begins: Begins | None = None
+        """The kept head, until its second line is read."""
+        self._is_first = True
+
+    def begin(self, path: Path) -> None:
+        """Note that the next lines belong to this part."""
+        self._path, self._lines, self._blank, self._begins = path, 0, 0, None
+
+    def joint_lines(self, lines: list[bytes]) -> list[bytes]:
+        """Return lines of the part as they appear in the trace."""
+        self.kept_head = False
+        if not self._lines:
+            lines = self._begin(lines)
+        elif self._lines == 1 and self._begins is not None:
+            self._note(lines[0])
+        blank = max(0, self._blank - self._lines)
+        self._lines += len(lines)
+        self._notices |= _notices(lines)
+        for line in reversed(lines):
+            if (match := _STEP_LINE.match(line)) is not None:
+                self._last_step = int(match[1])
+                break
+        lines[:blank] = [b""] * len(lines[:blank])
+        return lines
+
+    def end(self, path: Path, *, lacks: bool) -> None:
+        """Note whether the part is incomplete."""
+        self._whole = None if lacks or not self._lines else part_number(path)
+
+    def _begin(self, lines: list[bytes]) -> list[bytes]:
+        head = decode_head(lines[0])
+        if self._is_first:
+            self._is_first = False
+            return lines if head is not None or not self._parts.header else [self._borrowed(lines), *lines]
+        if head is not None and self._continues(head):
+            self._blank = HEAD_LINES
+        elif head is not None:
+            self._begins, self.kept_head = head, True
+            if len(lines) > 1:
+                self._note(lines[1])
+        return lines
+
+    def _continues(self, head: Begins) -> bool:
+        """Return whether nothing is missing between the previous part and a part with this header."""
+        expected = self._whole is not None and (
+            not self._parts.in_order or part_number(self._path) == self._whole + 1
+        )
+        says_so = set(head.notices) <= self._notices  # else it says itself that something was lost before
+        return expected and says_so and self._last_step in {None, head.first_step - 1}
+
+    def _note(self, line: bytes) -> None:
+        """Note the time if the second line of a head lists the requests present."""
+        at_us, head, self._begins = began_us(line), self._begins, None
+        if head is not None and at_us is not None:
+            self.begun_anew.append((head.first_step, at_us))
+
+    def _borrowed(self, lines: list[bytes]) -> bytes:
+        """Return the header of a later part, for a part whose own header is broken."""
+        header = msgspec.json.decode(self._parts.header)
+        steps = (int(match[1]) for line in lines if (match := _STEP_LINE.match(line)) is not None)
+        header["first_step"] = 0 if not part_number(self._path) else next(steps, header.get("first_step", 0))
+        return msgspec.json.encode(header)
+
+
+_TELLS = re.compile(rb'\s*\{\s*"type"\s*:\s*"(?:header|notice)"')
+
+
+class _Notices(msgspec.Struct):
+    notices: list[str] = []
+    message: str = ""
+
+
+def _notices(lines: list[bytes]) -> set[str]:
+    """Return the notices in these headers and notice lines, without those in broken lines."""
+    notices: set[str] = set()
+    for line in lines:
+        if _TELLS.match(line):
+            with suppress(ValueError, RecursionError):
+                read = msgspec.json.decode(line, type=_Notices)
+                notices.update(read.notices, [read.message])
+    return notices - {""}

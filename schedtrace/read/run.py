@@ -30,6 +30,7 @@ from schedtrace.model.manifest import (
     traces_in,
 )
 from schedtrace.model.trace import Header
+from schedtrace.read.file_sample import RecordReader
 from schedtrace.read.kinds import TRACE, Reader, kind_of, look_of, refusal
 from schedtrace.read.lines import (
     HUGE_NUMBER,
@@ -40,7 +41,6 @@ from schedtrace.read.lines import (
     decode_line,
     read_header,
 )
-from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.trace import Trace, read_trace
 
 

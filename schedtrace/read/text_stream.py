@@ -3,37 +3,29 @@
 Memory stays bounded: blocks are read one after the other, and a line longer than ``LONGEST_LINE`` is cut.
 """
 
-import errno
-import io
 import re
 import tempfile
-import zlib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
-from gzip import GzipFile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
 import polars as pl
-from zstandard import ZstdDecompressor, ZstdError
 
 from schedtrace.errors import InputError
-from schedtrace.model.safe_files import opened
+from schedtrace.read.decompress import opened_text
 from schedtrace.read.lines import UNREADABLE, reading
 
 if TYPE_CHECKING:
     import numpy as np
 
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 LONGEST_LINE = 16 * 2**20
 """Maximum bytes of a line; longer lines are cut off. A record of 1,024 requests has about 90 KB."""
 MOST_PIPED = 2**36
 """Maximum bytes of standard input, which is written to a temporary file to be read more than once."""
 _BLOCK = 2**21
-_LARGEST_WINDOW = 2**27
-"""Maximum memory of a zstd decompressor."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 """Escape sequences of terminals: colours, erased lines (``grep --color``), titles."""
 _CRI = re.compile(
@@ -54,58 +46,6 @@ _HEAD = 2**16
 """Bytes in which a container runtime's format is recognized."""
 _MESSAGE_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "body", "text")
 """Keys under which JSON log lines keep their text: docker, structured loggers, journald, Google Cloud."""
-
-
-class _Unpacked(io.RawIOBase):
-    """Bytes from a decompressor; a stream that is cut off or broken ends where it breaks."""
-
-    def __init__(self, stream: Any, file: BinaryIO, path: Path) -> None:
-        self._stream = stream
-        self._file = file
-        self._path = path
-        self._read = 0
-
-    def readable(self) -> bool:
-        """Return that it can be read."""
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Read as many bytes as one call of the decompressor gives."""
-        view = memoryview(buffer)
-        try:
-            content = self._stream.read1(len(view))
-        except (EOFError, zlib.error, ZstdError, OSError) as error:
-            if self._read == 0:
-                raise OSError(errno.EIO, "broken compressed data", str(self._path)) from error
-            content = b""
-        self._read += len(content)
-        view[: len(content)] = content
-        return len(content)
-
-    def close(self) -> None:
-        """Close the decompressor and the file."""
-        self._stream.close()
-        self._file.close()
-        super().close()
-
-
-def opened_text(path: Path) -> BinaryIO:
-    """Return a regular file, open for reading, unpacked if its first bytes are those of gzip or zstd.
-
-    Raises:
-        OSError: If it cannot be read.
-    """
-    file = opened(path)
-    begin = file.read(4)
-    file.seek(0)
-    if begin.startswith(GZIP):
-        stream: Any = GzipFile(fileobj=file)
-    elif begin == ZSTD:
-        unpacking = ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
-        stream = unpacking.stream_reader(file, read_across_frames=True)
-    else:
-        return file
-    return io.BufferedReader(_Unpacked(stream, file, path), _BLOCK)
 
 
 def spooled(stream: BinaryIO, folder: Path) -> Path:

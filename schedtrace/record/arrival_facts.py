@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schedtrace.model.prefix_marks import MARKED_BLOCKS, marks_within
+from schedtrace.model.trace_facts import MARKED_BLOCKS, marks_within
 
 _CHILD = re.compile(r"(\d{1,5})_(.+)", re.DOTALL)
 

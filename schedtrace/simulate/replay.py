@@ -1,14 +1,22 @@
-"""Load on an engine in virtual time, recorded as a run."""
+"""Replay of loads on engines in virtual time, recorded as a run.
+
+``Player`` sends requests at their times, ``FeedByStep`` at their steps: an independent engine counts its
+``schedule()`` calls; ranks in lock-step count passes, which they have in common, by wave and step counter.
+"""
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from vllm.lora.request import LoRARequest
 
 from schedtrace.errors import NeverEndsError, UsageError, reason_of
 from schedtrace.model import safe_files
@@ -19,11 +27,261 @@ from schedtrace.record.settings import RUN_DIR, TRACE, TRIAL_IDS
 from schedtrace.record.switches import SWITCH
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock
-from schedtrace.simulate.player import FeedByStep, Played, Player
+from schedtrace.simulate.driver import RequestOptions
 from schedtrace.simulate.ranks import Ranks
-from schedtrace.simulate.simulation import NoProgressError, Simulation, VirtualEngines
+from schedtrace.simulate.simulation import NoProgressError, Simulation, TimedEngine, VirtualEngines
 from schedtrace.step_times.batch import StepTimes
-from schedtrace.workloads.workload import LoadRequest, Workload
+from schedtrace.workloads.clients import Clients
+from schedtrace.workloads.prefixes import token_ids
+from schedtrace.workloads.workload import LoadRequest, Pass, Workload
+
+
+@dataclass
+class Played:
+    """Result of a load, in addition to its trace."""
+
+    folder: Path
+    refused: list[str] = field(default_factory=list)
+    """Requests that vLLM's front end would refuse, because their prompt fills ``max_model_len``."""
+    steps: int = 0
+    virtual_s: float = 0.0
+    wall_s: float = 0.0
+
+
+class Player:
+    """Player of a load on an engine, or on data-parallel ranks.
+
+    Args:
+        engine: Idle engine.
+        load: The requests.
+        began_us: Time at which the load begins, in microseconds.
+        played: Result, which receives refused requests.
+        routed: Whether to choose ranks anew, whatever rank a request names.
+    """
+
+    def __init__(
+        self, engine: VirtualEngines, load: Workload, began_us: float, played: Played, *, routed: bool
+    ) -> None:
+        self._engine, self._began_us, self._played, self._routed = engine, began_us, played, routed
+        self.load = load
+        engine.finished = self._forget
+        self._open: set[str] = set()
+        self._answered: Callable[[], None] = lambda: None
+        self._next_turns: dict[str, LoadRequest] = {}
+        """The request that waits for the answer to this one."""
+        self._acceptance: dict[str, float] = {}
+        self._owed: dict[str, float] = {}
+        self._loras: dict[str, int] = {}
+        for rank in engine.ranks:
+            rank.model_runner.accepted = self._accepted
+
+    def play(self) -> None:
+        """Play to the end of the load: each request at its time or, if clients wait, after an answer."""
+        clients = self.load.replayed_clients
+        if clients is not None:
+            (self._play_rounds if clients.pattern == "barrier" else self._play_closed)(clients)
+            return
+        if self.load.later_turns:
+            self._next_turns = {request.after: request for request in self.load if request.after is not None}
+        for request in self.load:  # one ahead: a stream may be long
+            if request.after is not None:
+                continue
+            sent = self._began_us + request.arrived_us
+            self._engine.run(until_us=sent + request.front_end_us)
+            self._send(request, sent)
+        self._engine.run()
+
+    def _play_rounds(self, clients: Clients) -> None:
+        """Send each round after the last answer of the previous round."""
+        coming, thinks = iter(self.load), iter(clients.think_us)
+        began_us = self._began_us
+        while requests := [*islice(coming, clients.clients)]:
+            for request in requests:
+                self._send(request, began_us + request.arrived_us - requests[0].arrived_us)
+            self._engine.run()
+            began_us = self._engine.clock.now_us + next(thinks, 0.0)
+
+    def _play_closed(self, loop: Clients) -> None:
+        coming, thinks = iter(self.load), iter(loop.think_us)
+
+        def send_next() -> None:
+            for request in coming:  # the client of one that is refused sends another one
+                if self._send(request, self._engine.clock.now_us + next(thinks, 0.0)):
+                    return
+
+        self._answered = send_next
+        for request in islice(coming, loop.clients):
+            if not self._send(request, self._began_us + request.arrived_us):
+                send_next()
+        self._engine.run()
+
+    def _send(self, request: LoadRequest, sent_us: float) -> bool:
+        """Make the client send a request at that time and, if it aborted the recorded one, abort it later."""
+        if not self.enter(request, sent_us + request.front_end_us, sent_us):
+            self._send_next_turn(request.request_id, sent_us)
+            return False
+        self._open.add(request.request_id)
+        if request.abort_us is not None:
+            leaves = sent_us + request.abort_us - request.arrived_us
+            self._engine.at(leaves, partial(self._abort, request.request_id))
+        return True
+
+    def _abort(self, request_id: str) -> None:
+        self._engine.abort(request_id)
+        self._ended(request_id)
+
+    def _ended(self, request_id: str) -> None:
+        if request_id in self._open:
+            self._open.discard(request_id)
+            self._answered()
+            self._send_next_turn(request_id, self._engine.clock.now_us)
+
+    def _send_next_turn(self, request_id: str, answered_us: float) -> None:
+        """Send the request that waits for the answer to this one, if there is one."""
+        request = self._next_turns.pop(request_id, None)
+        if request is not None:
+            self._send(request, max(self._began_us + request.arrived_us, answered_us + request.delay_us))
+
+    def enter(self, request: LoadRequest, at_us: float, sent_us: float | None = None) -> bool:
+        """Make a request reach the engine at that time; at once if it is now.
+
+        Args:
+            request: Request to add.
+            at_us: Time at which it is in the input queue, in microseconds.
+            sent_us: Time at which the client sent it; None for the recorded delay.
+
+        Returns:
+            Whether vLLM's front end accepts it.
+        """
+        engine = self._engine
+        sent_us = self._began_us + request.arrived_us if sent_us is None else sent_us
+        if request.prompt_tokens >= engine.max_model_len:
+            self._played.refused.append(request.request_id)
+            return False
+        options: RequestOptions = {"stop_at": request.output_tokens, "priority": request.priority}
+        if request.lora is not None:
+            number = self._loras.setdefault(request.lora, len(self._loras) + 1)
+            options["lora_request"] = LoRARequest(request.lora, number, request.lora)
+        if request.draft_acceptance is not None:
+            self._acceptance[request.request_id] = request.draft_acceptance
+        engine.arrive(
+            at_us,
+            request.request_id,
+            token_ids(request, self.load.prefix_block),
+            request.max_tokens or request.output_tokens,
+            rank=None if self._routed else _rank(request, len(engine.ranks)),
+            front_end_us=at_us - sent_us,  # equal priorities go by arrival
+            **options,
+        )
+        return True
+
+    def _forget(self, request_id: str) -> None:
+        self._ended(request_id)
+        self._engine.drop_request(request_id)
+        for of_requests in (self._acceptance, self._owed):
+            of_requests.pop(request_id, None)
+
+    def _accepted(self, request_id: str, drafts: int) -> int:
+        """Return how many of a request's draft tokens to accept, at the recorded share."""
+        share = self._acceptance.get(request_id, 1.0)
+        owed = self._owed.get(request_id, 0.0) + share * drafts
+        taken = min(drafts, int(owed))
+        self._owed[request_id] = owed - taken
+        return taken
+
+
+def _rank(request: LoadRequest, ranks: int) -> int | None:
+    rank = None if ranks == 1 else request.data_parallel_rank
+    if rank is not None and rank >= ranks:
+        msg = f"{request.request_id}: data_parallel_rank {rank}, and there are {ranks} (ranks count from 0)"
+        raise UsageError(msg)
+    return rank
+
+
+class _Event(NamedTuple):
+    at: Pass
+    request_id: str
+    request: LoadRequest | None
+    """Request that arrives; None if the client of a request disconnects."""
+
+
+class FeedByStep:
+    """Feed that plays a load to its end by step: it lets requests in when a rank reads its input queue.
+
+    Requests enter, and clients disconnect, before the same step as in the recording (for ranks in lock-step,
+    the same pass). No rank waits for a request.
+
+    Args:
+        engine: Idle engine.
+        player: Player of the load.
+    """
+
+    def __init__(self, engine: VirtualEngines, player: Player) -> None:
+        self._engine, self._player = engine, player
+        self._coming = [deque(sorted(events, key=lambda event: event.at)) for events in self._events()]
+        self._first = [rank.steps for rank in engine.ranks]
+        self._began, self._stands_for = (0, 0), (0, 0)
+        """Pass of the simulation, and the recorded pass that it corresponds to."""
+
+    @property
+    def expected(self) -> bool:
+        """Whether a request is still to arrive or to be aborted."""
+        return any(self._coming)
+
+    def play(self) -> None:
+        """Play the load to its end.
+
+        Raises:
+            NoProgressError: If requests are left that will never finish.
+        """
+        engine = self._engine
+        engine.feed = self
+        while self.expected:
+            heads = {number: events[0].at for number, events in enumerate(self._coming) if events}
+            if engine.lockstep:  # idle together: the next pass with a request takes the place of this
+                core, self._stands_for = engine.ranks[0].core, min(heads.values())
+                self._began = core.current_wave, core.step_counter
+            for rank in engine.ranks:
+                at = self._stands_for if engine.lockstep else heads.get(rank.number, (0, 0))
+                self._happen(rank, max(at, self._now(rank)))
+            engine.run()
+        engine.feed = None
+
+    def let_in(self, engine: TimedEngine) -> None:
+        """Let in the requests and aborts that are due before this rank's next step."""
+        self._happen(engine, self._now(engine))
+
+    def _happen(self, rank: TimedEngine, at: Pass) -> None:
+        events = self._coming[rank.number]
+        while events and events[0].at <= at:
+            event = events.popleft()
+            if event.request is None:
+                self._engine.abort(event.request_id)
+            else:
+                self._player.enter(event.request, self._engine.clock.now_us)
+
+    def _now(self, rank: TimedEngine) -> Pass:
+        if not self._engine.lockstep:
+            return 0, rank.steps - self._first[rank.number]
+        wave, counter = rank.core.current_wave, rank.core.step_counter
+        later = wave - self._began[0]
+        ahead = 0 if later else self._stands_for[1] - self._began[1]
+        return self._stands_for[0] + later, counter + ahead
+
+    def _events(self) -> list[list[_Event]]:
+        """Return the events of each rank, from a single pass over the load; requests keep their order."""
+        of_ranks: list[list[_Event]] = [[] for _ in self._engine.ranks]
+        for request in self._player.load:
+            queued, left = request.queued_pass, request.abort_pass
+            if not self._engine.lockstep:
+                queued = 0, request.queued_step or 0
+                left = (0, request.abort_step) if request.abort_step else None
+            events = of_ranks[_rank(request, len(of_ranks)) or 0]
+            events.append(_Event(queued or (0, 0), request.request_id, request))
+            if left:
+                events.append(_Event(left, request.request_id, None))
+        return of_ranks
+
 
 BETWEEN_TRIALS_US = 1000.0
 

@@ -28,7 +28,7 @@ from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.whatif.part import part_of, usual_figure
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
-from schedtrace.workloads.recorded_ranks import loads_of_run
+from schedtrace.workloads.recorded_load import loads_of_run
 from schedtrace.workloads.workload import LoadRequest, Workload
 
 MOST_BYTES = 500_000_000

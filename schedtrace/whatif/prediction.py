@@ -47,7 +47,7 @@ from schedtrace.whatif.replays import (
     replay,
     replayed_load,
 )
-from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
+from schedtrace.workloads.recorded_load import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
 KEPT = ("replayed", "changed")

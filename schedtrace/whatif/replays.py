@@ -27,7 +27,7 @@ from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.workloads.workload import Workload
 
 if TYPE_CHECKING:
-    from schedtrace.simulate.player import Played
+    from schedtrace.simulate.replay import Played
 
 BLOCKS = "num_gpu_blocks_override"
 ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}

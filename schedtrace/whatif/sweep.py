@@ -37,7 +37,7 @@ from schedtrace.whatif.replays import (
     replayed_load,
 )
 from schedtrace.whatif.sweep_rows import objectives, sweep_rows
-from schedtrace.workloads.recorded_ranks import loads_of_run, without_ranks
+from schedtrace.workloads.recorded_load import loads_of_run, without_ranks
 from schedtrace.workloads.workload import Workload
 
 RETRIES = 3

@@ -1,8 +1,8 @@
-"""Requests in OpenAI's own words: chat messages, and the input files of its batch API.
+"""Conversations: chat messages, the input files of OpenAI's batch API, and ShareGPT's list.
 
 A prompt is the text of all messages, or of those before the last answer where the file has one. The model's
 chat template is not applied, and what is no text is left out. A batch has no answers, only limits
-(``max_tokens``).
+(``max_tokens``). Of ShareGPT's conversations only the first question and answer count.
 """
 
 from collections import Counter
@@ -12,7 +12,16 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.workloads.rows import PromptRow, json_rows, token_count, unreadable_row
+from schedtrace.errors import InputError
+from schedtrace.workloads.rows import (
+    BrokenValueError,
+    PromptRow,
+    json_rows,
+    json_values,
+    numbered_lines,
+    token_count,
+    unreadable_row,
+)
 
 LIMITS, NO_TEXT, OTHER_URL = "limits", "no text", "other url"
 """Keys of counts: rows whose output length is the client's limit; rows with parts that are no text, which are
@@ -114,3 +123,48 @@ def _length(path: Path, number: int, row: dict[str, Any], names: tuple[str, ...]
                 raise unreadable_row(path, number, f"{name} {value!r}: a length is 1 or more")
             return length
     return None
+
+
+NO_ANSWER = "no answer"
+"""Key that counts conversations without a question and an answer."""
+
+
+class Turn(msgspec.Struct):
+    """A turn of a conversation."""
+
+    value: str
+
+
+class Conversation(msgspec.Struct):
+    """An entry of the list."""
+
+    conversations: list[Turn] = []
+
+
+def sharegpt_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
+    """Yield first question and answer of every conversation that has both; count the others.
+
+    Raises:
+        InputError: not a list of conversations; the message names the number of the broken one.
+    """
+    if not next(numbered_lines(path), (1, b""))[1].startswith(b"["):
+        raise _broken(path, 1, "it does not begin with a list")
+    try:
+        for number, _, entry in json_values(path):
+            try:
+                turns = msgspec.convert(entry, Conversation).conversations[:2]
+            except msgspec.ValidationError as error:
+                raise _broken(path, number, error) from error
+            if len(turns) > 1:
+                yield number, PromptRow(text=turns[0].value, completion=turns[1].value)
+            else:
+                counts[NO_ANSWER] += 1
+    except BrokenValueError as error:
+        raise _broken(path, error.number, error.why) from error
+
+
+def _broken(path: Path, number: int, why: object) -> InputError:
+    return InputError(
+        f"{path}: not a ShareGPT file, a list of {{'conversations': [{{'value': ...}}, ...]}} "
+        f"(conversation {number}: {why})"
+    )

@@ -43,7 +43,7 @@ from schedtrace.read.kinds import (
     look_of,
 )
 from schedtrace.workloads.benchmark_results import aiperf_rows, serve_has_times, serve_rows
-from schedtrace.workloads.chats import batch_prompts, chat_prompts
+from schedtrace.workloads.chats import batch_prompts, chat_prompts, sharegpt_prompts
 from schedtrace.workloads.rows import (
     BYTE_ORDER_MARK,
     BrokenValueError,
@@ -62,7 +62,6 @@ from schedtrace.workloads.rows import (
     unreadable_row,
 )
 from schedtrace.workloads.sessions import sessions_in
-from schedtrace.workloads.sharegpt import sharegpt_prompts
 from schedtrace.workloads.timed_traces import TimeUnit, units_of
 from schedtrace.workloads.workload import Source
 

@@ -11,8 +11,8 @@ from bisect import bisect_left
 
 import polars as pl
 
-from schedtrace.model.prefix_marks import CHARACTERS, FIRST_BLOCKS, MARKED_BLOCKS, marks_within
 from schedtrace.model.trace import Header
+from schedtrace.model.trace_facts import FIRST_BLOCKS, MARK_CHARACTERS, MARKED_BLOCKS, marks_within
 from schedtrace.workloads.workload import LoadRequest
 
 BYTES = 3
@@ -49,7 +49,7 @@ def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
         for size in (unit, header.block_size, *groups, math.gcd(*groups))
         if isinstance(size, int) and size > 0
     ]
-    marks = pl.col("prefix_hashes").str.len_bytes() // CHARACTERS
+    marks = pl.col("prefix_hashes").str.len_bytes() // MARK_CHARACTERS
     for size in dict.fromkeys(sizes):
         blocks = pl.col("prompt_tokens") // size
         marked = pl.lit(pl.Series(MARKED_BLOCKS)).search_sorted(blocks, side="right")
@@ -71,7 +71,7 @@ def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> 
     hits = requests.filter(pl.col("prefix_hashes").is_not_null() & (pl.col("cached_tokens") >= block))
     count = 0
     for text, cached in hits.select("prefix_hashes", "cached_tokens").iter_rows():
-        key = text[: marks_within(cached // block) * CHARACTERS]
+        key = text[: marks_within(cached // block) * MARK_CHARACTERS]
         second = bisect_left(texts, key) + 1
         count += second >= len(texts) or not texts[second].startswith(key)
     return count

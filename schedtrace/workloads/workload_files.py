@@ -10,11 +10,10 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.workloads.benchmark_results import FAILED
-from schedtrace.workloads.chats import LIMITS, NO_TEXT, OTHER_URL
+from schedtrace.workloads.chats import LIMITS, NO_ANSWER, NO_TEXT, OTHER_URL
 from schedtrace.workloads.formats import IGNORED_TIME, FormatOptions, WorkloadFormat, format_of
 from schedtrace.workloads.random_load import AT_ONCE, arrivals_s
 from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, unreadable_row
-from schedtrace.workloads.sharegpt import NO_ANSWER
 from schedtrace.workloads.timed_traces import NO_IDS, SPARE_IDS, TimeUnit
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 

@@ -23,7 +23,7 @@ from schedtrace.timeline.timeline import make_timeline
 from schedtrace.whatif.figures import compositions
 from schedtrace.whatif.prediction import predict, recorded_load
 from schedtrace.workloads import LoadRequest
-from schedtrace.workloads.recorded_ranks import loads_of_run
+from schedtrace.workloads.recorded_load import loads_of_run
 from schedtrace.workloads.workload import make_workload
 
 pytestmark = pytest.mark.vllm

@@ -13,11 +13,11 @@ from schedtrace.model.message import Message
 from schedtrace.model.records import ServerStart, Statement, WeakRecord
 from schedtrace.model.say import say
 from schedtrace.read import iteration_log
+from schedtrace.read.file_sample import RecordReader
 from schedtrace.read.records.benchmark_result import BenchmarkResult
 from schedtrace.read.records.metrics import NAME as METRICS
 from schedtrace.read.records.metrics import READER as METRICS_READER
 from schedtrace.read.records.metrics import MetricsDump, fetched_metrics
-from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.records.vllm_log import NAME as LOG
 from schedtrace.read.records.vllm_log import ServerLog, read_vllm_log
 from schedtrace.read.run import Run

@@ -4,7 +4,7 @@ A new kind is a module with a ``READER``, an entry here, rules in ``diagnose/rec
 samples with a test.
 """
 
+from schedtrace.read.file_sample import RecordReader
 from schedtrace.read.records import benchmark_result, metrics, vllm_log
-from schedtrace.read.records.record_reader import RecordReader
 
 READERS: tuple[RecordReader, ...] = (vllm_log.READER, metrics.READER, benchmark_result.READER)

@@ -14,10 +14,9 @@ import msgspec
 from schedtrace.errors import InputError
 from schedtrace.model.printable import shortened
 from schedtrace.model.records import ClientLatency
-from schedtrace.read.file_sample import FileSample
+from schedtrace.read.decompress import opened_text
+from schedtrace.read.file_sample import FileSample, RecordReader
 from schedtrace.read.lines import UNREADABLE, reading
-from schedtrace.read.records.record_reader import RecordReader
-from schedtrace.read.text_stream import opened_text
 
 LARGEST = 2**28
 """Maximum bytes of a result, which is read at once: lists of every token's latency are large."""

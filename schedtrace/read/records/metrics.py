@@ -13,9 +13,8 @@ from pathlib import Path
 
 from schedtrace.errors import InputError
 from schedtrace.model.records import ServerStart
-from schedtrace.read.file_sample import FileSample
+from schedtrace.read.file_sample import FileSample, RecordReader
 from schedtrace.read.http import fetched, server_address, why_not
-from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.text_stream import text_lines
 
 NAME = "vLLM's metrics"

@@ -10,14 +10,19 @@ from typing import NamedTuple
 from schedtrace.errors import InputError
 from schedtrace.model.records import DumpedStep, Failure, ServerStart
 from schedtrace.model.safe_files import opened
-from schedtrace.read.file_sample import FileSample, first_sample
+from schedtrace.read.file_sample import FileSample, RecordReader, first_sample
 from schedtrace.read.foreign import is_log_line, quoted_from, records_in
 from schedtrace.read.lines import reading
 from schedtrace.read.records import console_lines, failure_lines, start_lines
 from schedtrace.read.records.console_lines import EngineLines, acceptance_in, snapshot_in, time_in
-from schedtrace.read.records.failure_lines import FailureLines, announces_failure
-from schedtrace.read.records.record_reader import RecordReader
-from schedtrace.read.records.scheduler_dump import OUTPUT_MARKER, STATS_MARKER, step_in, step_with_stats
+from schedtrace.read.records.failure_lines import (
+    OUTPUT_MARKER,
+    STATS_MARKER,
+    FailureLines,
+    announces_failure,
+    step_in,
+    step_with_stats,
+)
 from schedtrace.read.records.start_lines import StartLines
 from schedtrace.read.text_stream import LatestLines, marked_lines
 

@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from schedtrace.model.prefix_marks import MARKED_BLOCKS, marks_within
+from schedtrace.model.trace_facts import MARKED_BLOCKS, marks_within
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.simulate import Driver
 from tests.contract.facts.told import Traced, events, lines, trace_file

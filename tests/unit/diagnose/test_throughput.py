@@ -13,7 +13,7 @@ from schedtrace.timeline.spans import united
 from schedtrace.timeline.timeline import Window
 from schedtrace.whatif.sweep import _measure
 from schedtrace.whatif.sweep_rows import parse_slo, sweep_rows
-from schedtrace.workloads.recorded_ranks import loads_of_run
+from schedtrace.workloads.recorded_load import loads_of_run
 from tests.makers import arrival, finish, manifest, result, run_folder, step
 
 S = 1_000_000
