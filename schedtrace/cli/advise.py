@@ -32,10 +32,11 @@ def advise(
     jobs: Jobs = None,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
-    """Propose configurations for an objective.
+    """Propose configurations that meet latency targets.
 
-    Replays the recorded load under what the findings advise and under neighbouring settings, alone and
-    together, with vLLM's own scheduler. Proposes at most three, with what each costs and how to try it.
+    Replays the recorded load with vLLM's own scheduler, under settings that the findings advise and under
+    other values, alone and combined. Proposes at most three configurations, each with its costs, and the
+    commands that try the first.
     """
     from schedtrace.present.pages.what_if import advise_page
     from schedtrace.present.progress import CountBar

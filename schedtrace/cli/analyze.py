@@ -46,7 +46,8 @@ def analyze(  # noqa: C901  # an option after the other
     ] = None,
     output_format: FormatOption = Format.TEXT,
     fail_on: Annotated[
-        str | None, typer.Option(help="Exit with 1 at this severity or above: info, warning, critical.")
+        str | None,
+        typer.Option(help="Exit with 1 if a finding is this severe or more: info, warning, critical."),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="CODE", help="Report only this finding; may be repeated.")
@@ -63,12 +64,15 @@ def analyze(  # noqa: C901  # an option after the other
     predict: Annotated[
         bool,
         typer.Option(
-            "--predict", help="Replay the load with other settings on vLLM's own scheduler; advise the best."
+            "--predict",
+            help="Replay the load with other settings on vLLM's own scheduler; recommend the best.",
         ),
     ] = False,
     objective: Annotated[
         Objective | None,
-        typer.Option(help="What --predict makes better; else what suits the load: latency or makespan."),
+        typer.Option(
+            help="Metric that --predict improves (default: latency or makespan, whichever suits the load)."
+        ),
     ] = None,
     concurrency: ConcurrencyOption = None,
     cache: Annotated[bool, typer.Option(help="Cache a large trace for the next command.")] = True,
@@ -79,9 +83,10 @@ def analyze(  # noqa: C901  # an option after the other
         ),
     ] = None,
 ) -> None:  # one option after the other
-    """Show why token budget went unused, and what to try.
+    """Show what limited a run, and what to try.
 
-    Reports which limit refused which requests, where time went, and every finding with its cost.
+    Reports where the requests' time went, which limit refused which requests, and the root causes, each with
+    its evidence, its estimated gain and advice.
     """
     from importlib.util import find_spec
 

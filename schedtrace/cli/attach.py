@@ -12,7 +12,7 @@ EngineArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[PID|all]",
-        help="Process id of an engine or of its server, or all of this user's (default: the only server).",
+        help="Process id of an engine or its server; 'all': this user's engines (default: the only server).",
     ),
 ]
 
@@ -31,17 +31,19 @@ def attach(
     engine: EngineArgument = None,
     for_: Annotated[
         str | None,
-        typer.Option("--for", metavar="TIME", help="Detach after so long: 60s, 5m. Default: until detach."),
+        typer.Option(
+            "--for", metavar="TIME", help="Detach after this time: 60s, 5m (default: when you run 'detach')."
+        ),
     ] = None,
     output: RecordingFolder = Path("logs"),
     hash_ids: Annotated[bool, typer.Option("--hash-ids", help=HASH_IDS)] = False,
     trace: TraceOption = None,
     metrics: MetricsOption = None,
 ) -> None:
-    """Record a running engine from now on; it goes on as before.
+    """Record a running engine, without a restart.
 
-    schedtrace has to be installed beside vLLM when the server starts; no setting is needed, and nothing is
-    recorded until somebody attaches.
+    schedtrace must have been installed in vLLM's environment when the server started (not necessary on
+    CPython 3.14 and newer). After 'schedtrace detach', the engine runs as before.
     """
     from schedtrace.engine.running_recordings import attach_to, detached_after, switch_metrics
 
@@ -64,7 +66,7 @@ def attach(
 
 
 def detach(engine: EngineArgument = None) -> None:
-    """End the recording of an engine that was attached to."""
+    """End a recording that 'schedtrace attach' began."""
     from schedtrace.engine.running_recordings import detach_from
 
     for line in detach_from(engine):
@@ -75,9 +77,9 @@ def snapshot(
     engine: EngineArgument = None,
     output: RecordingFolder = Path("logs"),
 ) -> None:
-    """Write the last seconds of a server started with SCHEDTRACE_KEEP.
+    """Write the trace that SCHEDTRACE_KEEP keeps in memory.
 
-    The server goes on, and keeps its seconds.
+    The server continues, and keeps the trace in memory.
     """
     from schedtrace.engine.running_recordings import snapshot_of
 

@@ -27,7 +27,7 @@ def demo(
 ) -> None:
     """Analyze a recorded run that comes with schedtrace.
 
-    Needs neither vLLM nor a GPU. Prints what 'schedtrace analyze' finds in it, and writes the page of
+    Needs neither vLLM nor a GPU. Prints the report of 'schedtrace analyze' on it, and writes the page of
     'schedtrace report'.
     """
     from schedtrace.model.manifest import read_manifest

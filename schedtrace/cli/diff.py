@@ -26,21 +26,23 @@ def diff(
             help="With --run: keep both engines up and alternate their trials (default: if both fit)."
         ),
     ] = None,
-    output: Annotated[Path, typer.Option(help="With --run: parent of the run folders.")] = Path("logs"),
+    output: Annotated[
+        Path, typer.Option(help="With --run: folder in which the run folders are created.")
+    ] = Path("logs"),
     force: Annotated[bool, typer.Option(help="With --run: replace run folders of the same names.")] = False,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
             metavar="regression[:METRIC[:PCT]]",
-            help="Exit with 1 if a metric (METRIC only, by PCT percent) became significantly worse.",
+            help="Exit with 1 if a metric (only METRIC) became significantly worse (by PCT percent or more).",
         ),
     ] = None,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
     """Compare two runs: settings, metrics, decisions.
 
-    Reports settings, metrics over trials with their statistics, refusals, findings, and the first step that
-    was decided differently.
+    Reports the settings that differ, the metrics with statistics over trials, the refusals, the findings, and
+    the first step with a different decision.
     """
     _refuse_options(context, [base, new], run=run)
     if context.args and not run:

@@ -12,15 +12,18 @@ from schedtrace.present.renderers import Format
 def doctor(
     server: Annotated[
         str | None,
-        typer.Argument(metavar="PID", help="Engine or server of this machine (default: this environment)."),
+        typer.Argument(
+            metavar="PID",
+            help="Process id of an engine or a server on this machine (default: check this environment).",
+        ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Server to ask over HTTP, such as http://localhost:8000."),
+        typer.Option(metavar="URL", help="Address of a server to check, such as http://localhost:8000."),
     ] = None,
     scheduler_cls: Annotated[
         str | None,
-        typer.Option(metavar="CLASS", help="Check this scheduler class, too, as vLLM's --scheduler-cls."),
+        typer.Option(metavar="CLASS", help="Also check this scheduler class, named as for vLLM."),
     ] = None,
     output_format: FormatOption = Format.TEXT,
 ) -> None:

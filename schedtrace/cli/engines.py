@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 def engines(
     server: Annotated[
-        str, typer.Argument(metavar="[PID|all]", help="Only those of this server (default: all).")
+        str, typer.Argument(metavar="[PID|all]", help="List only the engines of this server.")
     ] = "all",
 ) -> None:
-    """List vLLM's engines on this machine and what records them."""
+    """List vLLM's engines on this machine, and where each is recorded."""
     from schedtrace.engine.running_engines import find_engines, listening_engines
     from schedtrace.engine.unprepared import (
         engines_of_others,

@@ -32,12 +32,12 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Write tables, the whole trace, one for a viewer, or the load.
+    """Export tables, the trace in full or for a viewer, or the load.
 
-    Tables (steps, requests, exits, states and more) are Parquet or CSV; JSON Lines has every step in full;
-    Perfetto and Chrome JSON show requests, steps and counters on the clock of a torch profile; a
+    Tables (steps, requests, exits, states and more) are Parquet or CSV; JSON Lines contains every step in
+    full; Perfetto and Chrome JSON show requests, steps and counters on the clock of a torch profile; a
     Mooncake trace has each request's arrival, lengths and shared prefix. Exits with 3 if the trace lacks
-    steps: the files are written, and a message says what they lack.
+    steps; the files are still written, and a message says what they lack.
     """
     from schedtrace.export.exports import gap_sentences
     from schedtrace.export.exports import write_exports as write_files

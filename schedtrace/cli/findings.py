@@ -5,7 +5,7 @@ from schedtrace.present.renderers import Format
 
 
 def findings(output_format: FormatOption = Format.TEXT) -> None:
-    """List the findings and what each needs in a trace."""
+    """List the findings, and the facts that each needs in a trace."""
     from schedtrace.diagnose.catalogue import catalogue
     from schedtrace.present.pages.report_details import catalogue_page
 

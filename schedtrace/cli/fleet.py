@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 FleetRouter = Annotated[
     Literal["vllm", "round-robin", "least-running", "least-tokens"] | None,
     typer.Option(
-        help="Replay the recorded load through this router: as vLLM's front end, in turn, to the fewest "
-        "requests (default of --replay-engines) or the fewest tokens."
+        help="Replay the recorded load through another router: like vLLM's front end (vllm), in turn "
+        "(round-robin), or to the engine with the fewest requests (least-running, the default with "
+        "--replay-engines) or tokens (least-tokens)."
     ),
 ]
 
@@ -52,14 +53,16 @@ def fleet(
         str | None,
         typer.Option(
             metavar="KEY",
-            help="Divide time, tokens and device time by tenant: priority, adapter, or id:REGEX, whose first "
-            "group is the tenant in a request id.",
+            help="Divide time, tokens and device time among tenants, named by priority, adapter, or id:REGEX "
+            "(the first group of REGEX in the request id).",
         ),
     ] = None,
-    hash_tenants: Annotated[bool, typer.Option("--hash-tenants", help="Show hashes of tenants.")] = False,
+    hash_tenants: Annotated[
+        bool, typer.Option("--hash-tenants", help="Show hashes instead of tenants' names.")
+    ] = False,
     price_per_gpu_hour: Annotated[
         float | None,
-        typer.Option(min=0, metavar="PRICE", help="Price of a GPU hour, for the cost of each tenant."),
+        typer.Option(min=0, metavar="PRICE", help="Price of a GPU hour, to show each tenant's cost."),
     ] = None,
     replay_engines: Annotated[
         int | None,
@@ -70,26 +73,31 @@ def fleet(
     router: FleetRouter = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Processes, one trace each (default: one per processor)."),
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Number of processes, each with one trace at a time (default: one per processor).",
+        ),
     ] = None,
     on: Annotated[
-        Literal["local", "ray"], typer.Option(help="Read in processes of this machine, or as tasks of Ray.")
+        Literal["local", "ray"],
+        typer.Option(help="Read the traces in processes of this machine, or as Ray tasks."),
     ] = "local",
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the engines' summaries as Parquet."),
     ] = None,
     cache: Annotated[
-        bool, typer.Option(help="Keep summaries, so that the next call reads only what is new.")
+        bool, typer.Option(help="Cache summaries, so that the next call reads only new and changed traces.")
     ] = True,
     cache_folder: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of summaries (default: in the user's cache)."),
+        typer.Option(metavar="FOLDER", help="Folder of cached summaries (default: in the user's cache)."),
     ] = None,
 ) -> None:
-    """Compare many engines, and show which differ from their peers and why.
+    """Compare many engines: which differ from their peers, and why.
 
-    Shows causes by share of all requests' time, uneven load against uneven capacity, and slow hosts.
+    Shows where all requests' time went, whether load or capacity is uneven, and which hosts are slow.
     """
     from schedtrace.fleet.engines import (
         SummaryCache,

@@ -20,52 +20,62 @@ if TYPE_CHECKING:
 MAX_SEED = 2**32 - 1
 """Largest seed, which is NumPy's; vLLM seeds NumPy, too."""
 Dataset = Annotated[
-    str, typer.Option(help="'random' or a file of requests: see docs/workloads.md for its formats.")
+    str, typer.Option(help="'random', or a workload file in one of the formats in docs/workloads.md.")
 ]
 
 
 def load_options(
     input_len: Annotated[
-        int, typer.Option(min=1, max=100_000_000, help="Length of a random prompt in tokens.")
+        int, typer.Option(min=1, max=100_000_000, help="Tokens of each random prompt.")
     ] = 1024,
     output_len: Annotated[
         int | None,
         typer.Option(
-            min=1, max=100_000_000, help="Tokens to generate (default: 128 for random, else the file's own)."
+            min=1,
+            max=100_000_000,
+            help="Tokens to generate (default: 128 for random prompts, or the file's lengths).",
         ),
     ] = None,
     num_prompts: Annotated[
         int | None,
-        typer.Option(min=1, max=10_000_000, help="Requests (default: 1000 random ones, or the whole file)."),
+        typer.Option(
+            min=1, max=10_000_000, help="Number of requests (default: 1000 random ones, or the whole file)."
+        ),
     ] = None,
     range_ratio: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Spread of random lengths around the mean, as a share of it."),
+        typer.Option(min=0.0, max=1.0, help="Spread of random lengths around the mean, as a fraction of it."),
     ] = 0.0,
     request_rate: Annotated[
         float | None,
-        typer.Option(min=1e-6, help="Requests per second, or inf (default: the file's times, or at once)."),
+        typer.Option(
+            min=1e-6,
+            help="Requests per second; inf: all at once (default: the file's times, or all at once).",
+        ),
     ] = None,
     burstiness: Annotated[
         float, typer.Option(min=1e-3, help="Burstiness of arrivals; 1 is Poisson, lower is burstier.")
     ] = 1.0,
     prequeue: Annotated[bool, typer.Option(help="Queue all requests before the first step.")] = False,
     speedup: Annotated[
-        float | None, typer.Option(min=1e-6, help="Divide the gaps between the file's arrivals by this.")
+        float | None,
+        typer.Option(min=1e-6, help="Divide the gaps between the file's arrivals by this factor."),
     ] = None,
     time_unit: Annotated[
         Literal["s", "ms", "us"] | None,
-        typer.Option(help="Unit of the timestamps in a timed trace (default: as its rows show)."),
+        typer.Option(help="Unit of the timestamps in a timed trace (default: inferred from its rows)."),
     ] = None,
     prefix_block: Annotated[
         int | None,
         typer.Option(
-            min=1, max=1_000_000, help="Prompt tokens of each of its hash_ids (default: as its rows show)."
+            min=1,
+            max=1_000_000,
+            help="Prompt tokens per entry of hash_ids in a timed trace (default: inferred).",
         ),
     ] = None,
     seed: Annotated[
         int,
-        typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload; run hands it to vLLM, too."),
+        typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload; 'run' also passes it to vLLM."),
     ] = 0,
 ) -> None:
     """Declare the options of an unrecorded load, for ``with_load_options``."""

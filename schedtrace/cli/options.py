@@ -39,55 +39,58 @@ FormatOption = Annotated[
 ]
 FromOption = Annotated[
     str | None,
-    typer.Option(
-        "--from", metavar="TIME", help="Leave out what was before this time into the recording: 90s, 5m, 1h."
-    ),
+    typer.Option("--from", metavar="TIME", help="Begin at this time into the recording: 90s, 5m, 1h."),
 ]
 ToOption = Annotated[
     str | None,
-    typer.Option("--to", metavar="TIME", help="Leave out what was after this time into the recording."),
+    typer.Option("--to", metavar="TIME", help="End at this time into the recording."),
 ]
 LastOption = Annotated[
-    str | None, typer.Option("--last", metavar="TIME", help="Only so much before the recording's end.")
+    str | None,
+    typer.Option(
+        "--last", metavar="TIME", help="Use only this much time before the recording's end, or before --to."
+    ),
 ]
 ConcurrencyOption = Annotated[
     int | None,
     typer.Option(
         min=1,
         max=1_000_000,
-        help="Clients that kept one request open each (default: found out from the recorded times).",
+        help="Number of clients that each kept one request open (default: detected from the recorded times).",
     ),
 ]
 DataParallelSize = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="Data-parallel ranks (default: as recorded).")
+    int | None, typer.Option(min=1, max=1024, help="Number of data-parallel ranks (default: as recorded).")
 ]
 Router = Annotated[
     Literal["vllm", "round-robin", "least-running", "least-tokens"] | None,
     typer.Option(
-        help="Route requests anew: as vLLM's front end, in turn, to the fewest requests or the fewest tokens."
+        help="Route every request anew: like vLLM's front end (vllm), in turn (round-robin), or to the rank "
+        "with the fewest requests (least-running) or tokens (least-tokens)."
     ),
 ]
 RunArgument = Annotated[Path, typer.Argument(help="Run folder or trace file.")]
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, max=1024, help="Processes, about 0.7 GB each (default: one per processor)."),
+    typer.Option(
+        min=1, max=1024, help="Number of processes, about 0.7 GB each (default: one per processor)."
+    ),
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="Another value for an argument of vLLM; may be repeated."
-    ),
+    typer.Option("--set", metavar="NAME=VALUE", help="New value for an argument of vLLM; may be repeated."),
 ]
-SLO = typer.Option(metavar="BOUNDS", help="Objective, such as ttft_p99=1s,tpot_p99=50ms.")
+SLO = typer.Option(metavar="BOUNDS", help="Latency targets (SLO), such as ttft_p99=1s,tpot_p99=50ms.")
 SHAPE = typer.Option(
-    metavar="SHAPE", help="Model: a known shape (Qwen3-32B, ...), a folder or its config.json; with --gpu."
+    metavar="SHAPE",
+    help="Model to simulate on --gpu: a built-in shape (Qwen3-32B, ...), a model folder or its config.json.",
 )
 GPU = typer.Option(help="GPU to simulate: a100, h100, h200 or b200.")
 STEP_TIMES = typer.Option(
-    metavar="FILE", help="Saved step times (default: fitted to the run, or a GPU's roofline)."
+    metavar="FILE", help="File of saved step times (default: fitted to the run, or the GPU's roofline)."
 )
 HASH_IDS = "Write request ids as hashes."
-PARENT_FOLDER = "Parent of the run folder."
+PARENT_FOLDER = "Folder in which the run folder is created."
 ParentFolder = Annotated[Path, typer.Option(help=PARENT_FOLDER)]
 RecordingFolder = Annotated[Path, typer.Option("--output", "-o", help=PARENT_FOLDER)]
 Label = Annotated[str | None, typer.Option(help="Name of the run folder (default: model and time).")]
@@ -206,7 +209,7 @@ TraceOption = Annotated[
     typer.Option(
         "--trace",
         metavar="BOUNDS",
-        help="How much to keep, compressed: maxsize=1G,maxage=12h; or 'plain', one file without bounds.",
+        help="Bounds of the compressed trace: maxsize=1G,maxage=12h; or 'plain' for one file without bounds.",
     ),
 ]
 

@@ -12,19 +12,23 @@ from schedtrace.errors import ExitCode
 def probe(
     engine: EngineArgument = None,
     ready: Annotated[
-        bool, typer.Option("--ready", help="Fail for a paused engine as well: readiness instead of liveness.")
+        bool, typer.Option("--ready", help="Also fail if an engine is paused: readiness instead of liveness.")
     ] = False,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="TIME", help="Time in which an engine must answer.")
+        str, typer.Option("--timeout", metavar="TIME", help="Time within which an engine must answer.")
     ] = "10s",
     engines: Annotated[
-        int, typer.Option("--engines", min=1, max=10_000, help="Engines that there must be.")
+        int,
+        typer.Option(
+            "--engines", min=1, max=10_000, help="Minimum number of engines that must be listening."
+        ),
     ] = 1,
 ) -> None:
-    """Say whether engines are healthy, busy, paused, stalled (and why), silent or dead.
+    """Check whether engines make progress, as a health probe.
 
-    Exits with 0 if all make progress or have nothing to do, with 1 if one is stalled (with --ready: or
-    paused), and with 4 if one is dead or does not answer. A long queue is no failure.
+    Prints for each engine whether it is healthy, busy, paused, stalled (and why), silent or dead. Exits with
+    0 if all make progress or have nothing to do, with 1 if one is stalled (with --ready, also if one is
+    paused), and with 4 if one is dead or does not answer. A long queue is not a failure.
     """
     from schedtrace.engine.probes import probe_engines
 

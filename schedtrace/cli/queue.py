@@ -12,19 +12,24 @@ from schedtrace.present.renderers import Format
 
 def queue(
     engine: EngineArgument = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rows of each table.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Maximum number of rows in each table.")
+    ] = 20,
     output_format: FormatOption = Format.TEXT,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Print each engine's queue as a line of JSON, once a second.")
+        bool, typer.Option("--follow", help="Print each engine's queue as a line of JSON, repeatedly.")
     ] = False,
     every: Annotated[
-        str, typer.Option("--every", metavar="TIME", help="Time between two lines of an engine; 1s or more.")
+        str,
+        typer.Option(
+            "--every", metavar="TIME", help="With --follow: time between two lines of an engine; at least 1s."
+        ),
     ] = "1s",
 ) -> None:
-    """Show who waits in a running engine, for what, and who holds it.
+    """Show a running engine's queue, and what its requests wait for.
 
-    Those who wait stand in the scheduler's order, those who run by the KV blocks that they hold. It is read
-    between two steps over the engine's socket; the engine need not be recorded.
+    Lists the waiting requests in the scheduler's order, and the running requests by the KV blocks that they
+    hold. The queue is read between two steps over the engine's socket; the engine need not be recorded.
     """
     if follow:
         _follow(engine, every)

@@ -33,14 +33,14 @@ def replay(
         Path | None, typer.Option(help="Save the fitted step times to this file.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Keep the replayed runs below this folder, to be analyzed.")
+        Path | None, typer.Option(help="Keep the replayed runs in this folder, for analyze, step and diff.")
     ] = None,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
     """Replay a recorded load under other settings, without a GPU.
 
     vLLM's own scheduler decides every step, in virtual time; the step times are fitted to the run. Without
-    --set it is checked whether the replay decides as was recorded.
+    --set, the command checks whether the replay makes the recorded decisions.
     """
     from schedtrace.engine.vllm_config import import_vllm, require_settings
     from schedtrace.present.pages.what_if import replay_page

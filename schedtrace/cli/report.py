@@ -18,13 +18,13 @@ from schedtrace.errors import InputError, UsageError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folder or trace file; two to compare them.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folder or trace file; name two to compare them.")],
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="HTML file (default: report.html beside the run's trace; of two, comparison.html).",
+            help="HTML file to write (default: report.html beside the trace; for two runs, comparison.html).",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
@@ -32,10 +32,10 @@ def report(
     end: ToOption = None,
     last: LastOption = None,
 ) -> None:
-    """Write a page with a timeline to zoom into.
+    """Write an HTML page with a timeline that you can zoom into.
 
-    One HTML file that fetches nothing: the verdict, every step and request over time, and the whole report.
-    Of two runs: both on one time axis, with the first step that was decided differently.
+    The page is one file that fetches nothing. It shows the verdict, every step and request over time, and the
+    whole report. With two runs, it shows both on one time axis, and the first step with a different decision.
     """
     from schedtrace.diagnose.analyze import Timelines, analyze_run
     from schedtrace.model import safe_files

@@ -15,7 +15,8 @@ def request(
 ) -> None:
     """Explain one request: waits, chunks, preemptions, time.
 
-    Shows what it waited for, when it computed, what preemptions cost it, and where its time went.
+    Shows what the request waited for, when it was computed, what preemptions cost it, and where its time
+    went.
     """
     from schedtrace.explain.request import explain_request
     from schedtrace.present.pages.story import request_page

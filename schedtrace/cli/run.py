@@ -52,7 +52,9 @@ def run(
     hash_ids: Annotated[bool, typer.Option(help=HASH_IDS)] = False,
     lines: Annotated[
         Literal["delta", "full"] | None,
-        typer.Option(help="Record each step as a change to the one before (delta, the default), or in full."),
+        typer.Option(
+            help="Write each step as changes from the step before (delta, the default), or in full."
+        ),
     ] = None,
     trace: TraceOption = None,
     executor: Annotated[
@@ -62,19 +64,20 @@ def run(
     gpu: Annotated[str | None, GPU] = None,
     step_times: Annotated[str | None, STEP_TIMES] = None,
     noise: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Scatter of simulated step times, as a share of them.")
+        float,
+        typer.Option(min=0.0, max=1.0, help="Random scatter of simulated step times, as a fraction of each."),
     ] = 0.0,
     output: ParentFolder = Path("logs"),
     label: Label = None,
     force: ReplaceRun = False,
     config: Annotated[
         Path | None,
-        typer.Option(help="YAML file with any of these options and vLLM's; the command line wins."),
+        typer.Option(help="YAML file with any of these options and vLLM's; the command line overrides it."),
     ] = None,
 ) -> None:
-    """Run a workload on vLLM with the scheduler traced.
+    """Run a workload on vLLM, and record its scheduler.
 
-    Every other option is vLLM's own, as for 'vllm serve': --max-num-seqs 64, --enforce-eager,
+    All other options are passed to vLLM, as for 'vllm serve': --max-num-seqs 64, --enforce-eager,
     --kv-cache-memory-bytes 1G, --scheduler-cls my.Scheduler, ...
     """
     from schedtrace.engine.plan import make_folders

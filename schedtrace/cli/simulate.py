@@ -36,24 +36,25 @@ def simulate(
     gpu: Annotated[str, GPU],
     dataset: Dataset = "random",
     arrivals_of: Annotated[
-        Path | None, typer.Option(help="Recorded run whose trials' arrival times the requests take.")
+        Path | None, typer.Option(help="Take the arrival times of each trial from this recorded run.")
     ] = None,
     router: Router = None,
     balance_ranks: Annotated[
-        bool, typer.Option("--balance-ranks", help="Ranks in lock-step admit together (schedtrace.balance).")
+        bool, typer.Option("--balance-ranks", help="Let ranks in lock-step admit requests together.")
     ] = False,
     offline: Annotated[
-        bool, typer.Option("--offline", help="vLLM's defaults for LLM(...), not for vllm serve.")
+        bool,
+        typer.Option("--offline", help="Use vLLM's defaults for LLM(...) instead of those of vllm serve."),
     ] = False,
     step_times: Annotated[Path | None, STEP_TIMES] = None,
     output: ParentFolder = Path("logs"),
     label: Label = None,
     force: ReplaceRun = False,
 ) -> None:
-    """Simulate a workload on a model and a GPU, without either.
+    """Simulate a workload on a model and a GPU that you do not have.
 
-    vLLM's own scheduler decides every step; step times and KV cache follow from the model's shape and the
-    GPU. Every other option is vLLM's own, as for 'vllm serve'.
+    vLLM's own scheduler decides every step; the step times and the size of the KV cache follow from the
+    model's shape and the GPU. All other options are passed to vLLM, as for 'vllm serve'.
     """
     from schedtrace.engine.plan import Given, check_arguments, folder_of, make_folders
     from schedtrace.present.phrases import plain

@@ -17,8 +17,8 @@ def step(
 ) -> None:
     """Explain one step: tokens, refusals, what-if.
 
-    Shows the tokens of each request, the limit that refused others, and what another limit would have
-    allowed.
+    Shows the tokens that each request got, the limit that refused other requests, and what a different limit
+    would have allowed.
     """
     from schedtrace.explain.step import explain_step
     from schedtrace.present.pages.story import step_page

@@ -40,7 +40,7 @@ FIRST_BYTES = 200
 @with_load_options(after="step_times")
 def sweep(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="RUN|WORKLOAD|random", help="Whose load is replayed.")],
+    source: Annotated[str, typer.Argument(metavar="RUN|WORKLOAD|random", help="Load to replay.")],
     vary: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=V1,V2,...", help="Values of an engine argument; may be repeated."),
@@ -55,12 +55,14 @@ def sweep(
     step_times: Annotated[Path | None, STEP_TIMES] = None,
     jobs: Jobs = None,
     on: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where the processes run: this machine or a Ray cluster.")
+        Literal["local", "ray"],
+        typer.Option(help="Where the processes run: on this machine or a Ray cluster."),
     ] = "local",
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Keeps what is finished, to go on from (default: logs/sweep-NAME)."
+            metavar="FOLDER",
+            help="Folder of results, from which an interrupted sweep resumes (default: logs/sweep-NAME).",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", hidden=True)] = None,
@@ -68,8 +70,8 @@ def sweep(
 ) -> None:
     """Replay one load under every combination of settings.
 
-    vLLM's own scheduler decides in virtual time; nothing needs a GPU. Shows throughput and latencies of each
-    configuration and the Pareto front.
+    vLLM's own scheduler decides every step in virtual time; no GPU is needed. Shows the throughput and the
+    latencies of each configuration, and the Pareto front.
     """
     from schedtrace.engine.vllm_config import require_settings
     from schedtrace.present.pages.what_if import sweep_page

@@ -14,19 +14,21 @@ def watch(
         str | None,
         typer.Argument(
             metavar="[DIR|PID]",
-            help="Run folder, folder of runs (the newest), trace file, or process id of a recording server. "
-            "Default: SCHEDTRACE_DIR, else the newest trace that grows below the current folder.",
+            help="Run folder, folder of runs (for the newest run), trace file, or process id of a recorded "
+            "server (default: SCHEDTRACE_DIR, or else the newest growing trace below the current folder).",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print what is seen once, as text, and end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the current state once as text, then exit.")
+    ] = False,
     every: Annotated[
         float, typer.Option(min=0.5, max=86400, metavar="S", help="Seconds between two lines of text.")
     ] = 5.0,
 ) -> None:
-    """Follow a running engine: what limits it now, who waits for what.
+    """Follow a recorded engine: what limits it now, and its queue.
 
-    A full screen in a terminal, else a line of text every few seconds. Reads the trace and nothing else, so
-    the engine does not notice.
+    Shows a full screen in a terminal, otherwise a line of text every few seconds. Only reads the trace, so it
+    does not affect the engine.
     """
     os.environ.setdefault("POLARS_MAX_THREADS", "1")  # before it is imported: leave the engine its cores
 
