@@ -10,8 +10,8 @@ from typing import Any
 
 from schedtrace.record.capture import Capture
 from schedtrace.record.disguise import RECORDERS
-from schedtrace.record.marks.exit_lines import to_lines
-from schedtrace.record.marks.instrument import _with_marks
+from schedtrace.record.marks.exits import to_lines
+from schedtrace.record.marks.marking import _with_marks
 from schedtrace.record.queues import READERS, Reader
 
 TOY = """

@@ -4,7 +4,6 @@
 ``--scheduler-cls``. See ``docs/balance.md``.
 """
 
-from schedtrace.balance.engine import SCHEDULER_CLS, BalanceScheduler
-from schedtrace.balance.scheduler import balanced, closed
+from schedtrace.balance.scheduler import SCHEDULER_CLS, BalanceScheduler, balanced, closed
 
 __all__ = ["SCHEDULER_CLS", "BalanceScheduler", "balanced", "closed"]

@@ -81,7 +81,7 @@ def _regression(fail_on: list[str] | None) -> "Callable[[MetricChange], bool]":
 
 def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) -> None:
     """Raise UsageError for options that typer took for the runs to compare, or that no command has."""
-    from schedtrace.engine.vllm_options import suggestion
+    from schedtrace.engine.vllm_config import suggestion
 
     if run:
         before = next((str(place) for place in places if str(place).startswith("-")), None)

@@ -30,7 +30,7 @@ def probe(
     0 if all make progress or have nothing to do, with 1 if one is stalled (with --ready, also if one is
     paused), and with 4 if one is dead or does not answer. A long queue is not a failure.
     """
-    from schedtrace.engine.probes import probe_engines
+    from schedtrace.engine.running_engines import probe_engines
 
     probed = probe_engines(engine, timeout_s=seconds("--timeout", timeout) or 0.0, engines=engines)
     for each in probed:

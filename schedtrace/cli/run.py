@@ -193,9 +193,8 @@ def make_plan(
 
 def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
     """Execute the runs and report progress on stderr."""
-    from schedtrace.engine.execute import execute_plans
+    from schedtrace.engine.execute import begun_traces, execute_plans
     from schedtrace.engine.plan import check_arguments
-    from schedtrace.engine.recording_check import begun_traces
     from schedtrace.present.progress import RunProgress
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end in order, as with Ctrl-C

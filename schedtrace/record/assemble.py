@@ -22,7 +22,6 @@ from schedtrace.model.trace import (
     Step,
 )
 from schedtrace.model.trace_facts import DummyBatch, RankSync
-from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import (
     Capture,
     Dropped,
@@ -34,14 +33,13 @@ from schedtrace.record.capture import (
     Synced,
     reports_invalid_drafts,
 )
+from schedtrace.record.facts import FIELDS, Prefixes
 from schedtrace.record.live.queue_copy import PresentRequests, present_entry
-from schedtrace.record.marks.exit_lines import to_lines
-from schedtrace.record.marks.exits import Noted
+from schedtrace.record.marks.exits import Noted, to_lines
 from schedtrace.record.metrics.tally import OutputTimes, Tally
 from schedtrace.record.otel.histories import Histories
 from schedtrace.record.request_lives import RequestLives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
-from schedtrace.record.verdict_facts import FIELDS
 
 _TRIAL = re.compile(r"t(\d{1,9})-")
 _LARGEST = 10**18 - 1

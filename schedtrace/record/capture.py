@@ -152,7 +152,7 @@ class Capture:
     preempted: Sequence[tuple[Preemption, int]]
     """Preemptions, each with the number of tokens that the victim had."""
     state: State
-    """Values of ``verdict_facts.FIELDS``; the same object as in the step before if nothing changed."""
+    """Values of ``facts.FIELDS``; the same object as in the step before if nothing changed."""
     happened: Happened | None
     ids: Sequence[str]
     """Requests of the step; set by the writer's thread."""

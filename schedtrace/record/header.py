@@ -18,9 +18,9 @@ from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.record import clocks
 from schedtrace.record.allocation import managers_of, not_own, stand_in
 from schedtrace.record.clocks import Anchor
-from schedtrace.record.marks.exit_lines import places, sees_preemptions, unknown_guards
+from schedtrace.record.marks.exits import places, sees_preemptions, unknown_guards
 from schedtrace.record.marks.guards import registered_guards
-from schedtrace.record.marks.instrument import Instrumented
+from schedtrace.record.marks.marking import Instrumented
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import Settings
 from schedtrace.record.vllms_own import TESTED_RELEASES, is_own, is_tested, package_version, vllm_version

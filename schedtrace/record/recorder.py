@@ -19,13 +19,12 @@ from schedtrace.record.capture import (
     only_samples,
     tokens_got,
 )
+from schedtrace.record.facts import SchedulerFacts
 from schedtrace.record.inference import Departures, InferredExits
 from schedtrace.record.live.queue_copy import PresentRequests, QueueCopy
 from schedtrace.record.log import logger
-from schedtrace.record.marks.exit_lines import ended_loops, latest_preemption
-from schedtrace.record.marks.exits import Noted
+from schedtrace.record.marks.exits import Noted, ended_loops, latest_preemption
 from schedtrace.record.queues import Queues, policy
-from schedtrace.record.verdict_facts import SchedulerFacts
 from schedtrace.record.vllms_own import is_own, is_own_class
 from schedtrace.record.worker_hooks import execution_of
 from schedtrace.record.writer import Writer

@@ -75,7 +75,7 @@ def _traced(chosen: Any, config: Any) -> Any:
     """Return the class that records; a class from ``--scheduler-cls`` may already record.
 
     Args:
-        chosen: Class that vLLM would build; for balance scheduling, ``balance/engine.py`` picks a class by
+        chosen: Class that vLLM would build; for balance scheduling, ``BalanceScheduler`` picks a class by
             the configuration.
         config: vLLM's ``SchedulerConfig``.
     """

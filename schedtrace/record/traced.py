@@ -17,9 +17,8 @@ from schedtrace.record.clocks import read_anchor
 from schedtrace.record.disguise import PLAIN, RECORDERS, disguises
 from schedtrace.record.header import make_header
 from schedtrace.record.log import logger
-from schedtrace.record.marks.instrument import Instrumented, instrument
-from schedtrace.record.metrics.counted_steps import StepCounter
-from schedtrace.record.metrics.counting_recorder import CountingRecorder, can_count
+from schedtrace.record.marks.marking import Instrumented, instrument
+from schedtrace.record.metrics.counting_recorder import CountingRecorder, StepCounter, can_count
 from schedtrace.record.old_runs import remove_old_runs
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import Settings, from_environment

@@ -28,9 +28,9 @@ from schedtrace.model.trace import (
     one_by_one,
 )
 from schedtrace.model.trace_facts import Control, KvSend, Stalled
-from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Capture, Dropped, DummyPass, SideEvents, Synced
+from schedtrace.record.facts import Prefixes
 from schedtrace.record.live.flight_recorder import FlightRecorder, Ring
 from schedtrace.record.live.queue_copy import PresentRequests
 from schedtrace.record.log import logger

@@ -16,8 +16,8 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from schedtrace.record import vllms_own
-from schedtrace.record.marks.exit_lines import places, unknown_guards
-from schedtrace.record.marks.instrument import instrument
+from schedtrace.record.marks.exits import places, unknown_guards
+from schedtrace.record.marks.marking import instrument
 from tests.compat.lacks import CONTRADICTED, STUCK, fit, unseen
 from tests.contract.families import FAMILIES
 

@@ -22,9 +22,8 @@ from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.diagnose.run_statistics import engine_sums
 from schedtrace.read.run import read_run
 from schedtrace.record.live import attachment
-from schedtrace.record.live.attachment import Attachment
+from schedtrace.record.live.attachment import Attachment, RefusedError
 from schedtrace.record.live.between_steps import NotReachedError
-from schedtrace.record.live.class_swap import RefusedError
 from schedtrace.record.traced import traced_class
 from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.timeline import make_timeline

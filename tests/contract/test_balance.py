@@ -15,7 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from schedtrace.balance import SCHEDULER_CLS, BalanceScheduler, balanced, closed
 from schedtrace.read.run import read_run
 from schedtrace.record import traced
-from schedtrace.record.marks.instrument import Instrumented
+from schedtrace.record.marks.marking import Instrumented
 from schedtrace.record.plugin import register
 from schedtrace.record.queues import max_running_requests
 from schedtrace.record.traced import traced_class
@@ -201,7 +201,7 @@ def test_the_plugin_records_it_by_its_name(recording):
     assert isinstance(scheduler, AsyncScheduler)
     scheduler.shutdown()
     header = read_run(recording).traces[0].header
-    assert header.scheduler_class == "schedtrace.balance.engine.BalanceAsyncScheduler"
+    assert header.scheduler_class == "schedtrace.balance.scheduler.BalanceAsyncScheduler"
     assert (header.exits_via, header.notices) == ("source", [])
 
 

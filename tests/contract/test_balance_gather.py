@@ -11,7 +11,7 @@ from vllm.distributed import utils
 from vllm.utils.network_utils import get_open_port
 from vllm.v1.engine.core import DPEngineCoreProc
 
-from schedtrace.balance.engine import gather_in_every_loop
+from schedtrace.balance.scheduler import gather_in_every_loop
 from schedtrace.record.engine_hooks import wrap_engine
 from schedtrace.record.vllms_own import vllm_version
 

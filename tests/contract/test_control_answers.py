@@ -24,7 +24,7 @@ from schedtrace.model.live import (
 )
 from schedtrace.model.printable import hashed
 from schedtrace.record.live import attachment, control_answers, queue_copy
-from schedtrace.record.live.class_swap import RefusedError
+from schedtrace.record.live.attachment import RefusedError
 from schedtrace.record.metrics.counting_recorder import CountingRecorder
 from schedtrace.record.traced import RECORDERS
 from schedtrace.simulate import Driver

@@ -9,7 +9,7 @@ from vllm.v1.outputs import DraftTokenIds
 
 from schedtrace.read.run import read_run
 from schedtrace.record import traced
-from schedtrace.record.marks.instrument import Instrumented
+from schedtrace.record.marks.marking import Instrumented
 from schedtrace.simulate import Driver as Engine
 
 pytestmark = pytest.mark.vllm

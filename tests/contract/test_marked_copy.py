@@ -8,7 +8,7 @@ import pytest
 
 from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.marks.exits import SITES
-from schedtrace.record.marks.instrument import _with_marks, instrument
+from schedtrace.record.marks.marking import _with_marks, instrument
 from tests.toys import TOY, module_of, request, told
 
 

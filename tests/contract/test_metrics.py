@@ -21,8 +21,7 @@ from schedtrace.read.run import read_run
 from schedtrace.record import writer
 from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.live.attachment import Attachment
-from schedtrace.record.metrics.counted_steps import SteadyStep
-from schedtrace.record.metrics.counting_recorder import CountingRecorder
+from schedtrace.record.metrics.counting_recorder import CountingRecorder, SteadyStep
 from schedtrace.record.metrics.engine_meter import Address, EngineMeter
 from schedtrace.record.metrics.families import MORE, MOST_SERIES
 from schedtrace.record.metrics.measuring import EngineFacts

@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
 from schedtrace.record import traced
-from schedtrace.record.marks.instrument import Instrumented
+from schedtrace.record.marks.marking import Instrumented
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.traced import traced_class, traced_scheduler
 from schedtrace.simulate import Driver as Engine

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.engine import vllm_options
-from schedtrace.engine.vllm_options import options_of, refuse
+from schedtrace.engine import vllm_config
+from schedtrace.engine.vllm_config import options_of, refuse
 from schedtrace.errors import UsageError
 
 pytestmark = pytest.mark.vllm
@@ -58,8 +58,8 @@ def lines_for(action):
 
 
 def test_whatever_vllm_accepts_passes(parser, options, monkeypatch):
-    ours = vllm_options._parser_of(options)
-    monkeypatch.setattr(vllm_options, "_parser_of", lambda _: ours)  # takes 6 ms to make
+    ours = vllm_config._parser_of(options)
+    monkeypatch.setattr(vllm_config, "_parser_of", lambda _: ours)  # takes 6 ms to make
     accepted, refused = 0, 0
     for line in (line for action in parser._actions for line in lines_for(action)):
         passes = we_accept(options, line)

@@ -16,8 +16,8 @@ from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.metrics.engine_meter import EngineMeter
 from schedtrace.record.metrics.families import FAMILIES
 from schedtrace.record.metrics.measuring import EngineFacts
+from schedtrace.record.otel.export import choice
 from schedtrace.record.otel.parents import PARENT
-from schedtrace.record.otel.sampling import choice
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 from schedtrace.timeline.request_states import QUEUED
@@ -68,7 +68,7 @@ def sent(tmp_path_factory):
     with receiver() as (got, endpoint), pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path_factory.mktemp("otlp") / "run"))
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-        patch.setattr("schedtrace.record.metrics.sinks.MULTIPROCESS", "NO_SUCH_VARIABLE")
+        patch.setattr("schedtrace.record.metrics.serving.MULTIPROCESS", "NO_SUCH_VARIABLE")
         family = LOADS["tight_kv"]
         engine = Traced(traced_class, **family.engine)
         writer = RECORDERS.get(engine.scheduler).writer
@@ -171,7 +171,7 @@ def test_metrics_have_the_names_units_and_values_of_prometheus(sent):
 def test_http_with_protobuf_carries_the_same(recording, monkeypatch):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-    monkeypatch.setattr("schedtrace.record.metrics.sinks.MULTIPROCESS", "NO_SUCH_VARIABLE")
+    monkeypatch.setattr("schedtrace.record.metrics.serving.MULTIPROCESS", "NO_SUCH_VARIABLE")
     with http_receiver() as (got, endpoint):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         engine = Traced(traced_class)

@@ -7,7 +7,7 @@ pytest.importorskip("vllm")
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from schedtrace.read.run import read_run
-from schedtrace.record.marks.exit_lines import places
+from schedtrace.record.marks.exits import places
 from schedtrace.record.plugin import register
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine

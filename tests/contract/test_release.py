@@ -9,9 +9,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from schedtrace.read.run import read_run
 from schedtrace.record import header
-from schedtrace.record.marks.exit_lines import unknown_guards
-from schedtrace.record.marks.exits import SITES
-from schedtrace.record.marks.instrument import instrument
+from schedtrace.record.marks.exits import SITES, unknown_guards
+from schedtrace.record.marks.marking import instrument
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 

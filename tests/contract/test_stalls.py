@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 from vllm.sampling_params import StructuredOutputsParams
 
 from schedtrace.cli.main import main
-from schedtrace.engine import probes
+from schedtrace.engine import running_engines
 from schedtrace.engine.running_engines import Listening
 from schedtrace.model.live import AskStatus
 from schedtrace.record import writer
@@ -202,7 +202,7 @@ def probed(engine, monkeypatch, *options):
     """What ``schedtrace probe`` exits with."""
     status = engine.served.answer(AskStatus())
     listening = Listening([SimpleNamespace(status=status, display_name="engine 0")], {})
-    monkeypatch.setattr(probes, "find_engines", lambda _: listening)
+    monkeypatch.setattr(running_engines, "find_engines", lambda _: listening)
     return main(["probe", *options])
 
 

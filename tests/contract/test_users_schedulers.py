@@ -10,8 +10,7 @@ from vllm.config import SchedulerConfig
 
 from schedtrace.read.run import read_run
 from schedtrace.record.disguise import RECORDERS, plain_class
-from schedtrace.record.live.attachment import Attachment
-from schedtrace.record.live.class_swap import RefusedError
+from schedtrace.record.live.attachment import Attachment, RefusedError
 from schedtrace.record.plugin import register
 from schedtrace.record.traced import traced_or_plain
 from schedtrace.simulate.config import engine_config

@@ -36,8 +36,8 @@ from schedtrace.model.live import (
     Stacks,
     Status,
 )
-from schedtrace.record.live import control_client
-from schedtrace.record.live.control_client import Peer
+from schedtrace.record.live import control_socket
+from schedtrace.record.live.control_socket import Peer
 from schedtrace.watch.session import WatchSession
 
 DEADLINE_S = 0.1
@@ -114,7 +114,7 @@ def case(number: int, home: Path) -> Case:
         stack.enter_context(mock.patch.object(live, "FOLDER", home))
         stack.enter_context(mock.patch.object(unprepared, "_processes", return_value=[]))
         stack.enter_context(mock.patch.object(running_engines, "_is_alive", return_value=True))
-        stack.enter_context(mock.patch.object(control_client, "peer_of", _by_name))
+        stack.enter_context(mock.patch.object(control_socket, "peer_of", _by_name))
         folder = live.own_folder()
         does = {pid: stack.enter_context(_listening(folder / f"{pid}.sock", pid, random)) for pid in pids}
         began = time.monotonic()

@@ -13,7 +13,7 @@ ROUNDS = 2000
 def gather(rank: int, ranks: int, port: int, results: "multiprocessing.Queue[list[float]]") -> None:
     from vllm.distributed import utils
 
-    from schedtrace.balance.engine import _gathered
+    from schedtrace.balance.scheduler import _gathered
 
     group = utils.stateless_init_torch_distributed_process_group("127.0.0.1", port, rank, ranks, "gloo")
     took = []

@@ -97,9 +97,9 @@ def start(options: argparse.Namespace) -> Any:
 
 def time_gathers() -> None:
     """Have the engine processes, which are forked, write how long each gathering took."""
-    from schedtrace.balance import engine
+    from schedtrace.balance import scheduler
 
-    gathered = engine._gathered
+    gathered = scheduler._gathered
 
     def timed(*args: Any) -> list[int]:
         began = time.perf_counter_ns()
@@ -108,7 +108,7 @@ def time_gathers() -> None:
             file.write(f"{time.perf_counter_ns() - began}\n")
         return counts
 
-    engine._gathered = timed
+    scheduler._gathered = timed
 
 
 async def play_load(engine: Any, chance: random.Random, number: int) -> Counter[str]:

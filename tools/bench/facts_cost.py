@@ -13,11 +13,10 @@ from typing import Any
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 
 from schedtrace.record import allocation
-from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import Happened
+from schedtrace.record.facts import Prefixes, SchedulerFacts, admissions
 from schedtrace.record.header import engine_facts
 from schedtrace.record.processes import CpuTimes
-from schedtrace.record.verdict_facts import SchedulerFacts, admissions
 from schedtrace.simulate import Driver
 
 ROUNDS, PROMPT = 7, 100

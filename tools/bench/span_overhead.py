@@ -37,7 +37,7 @@ class Case:
         from schedtrace.record.disguise import RECORDERS
         from schedtrace.record.metrics.engine_meter import EngineMeter
         from schedtrace.record.metrics.measuring import EngineFacts
-        from schedtrace.record.otel.sampling import choice
+        from schedtrace.record.otel.export import choice
         from schedtrace.record.traced import traced_class
         from schedtrace.simulate import Driver
 

@@ -39,17 +39,16 @@ from schedtrace.model.trace_facts import Stalled
 from schedtrace.record.allocation import free_blocks, held_blocks
 from schedtrace.record.header import data_parallel_rank
 from schedtrace.record.hooks import Method
-from schedtrace.record.live.attachment import Attachment
+from schedtrace.record.live.attachment import Attachment, RefusedError
 from schedtrace.record.live.between_steps import BetweenSteps
-from schedtrace.record.live.class_swap import RefusedError
 from schedtrace.record.live.control_socket import ControlSocket
-from schedtrace.record.live.dormant import ENGINE_LOOP, LOOPS
 from schedtrace.record.live.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.live.queue_copy import queue_now
 from schedtrace.record.live.stall_causes import paused, stacks_here
 from schedtrace.record.live.watchdog import explains, make_watchdog
 from schedtrace.record.log import logger
 from schedtrace.record.metrics.measuring import EngineFacts
+from schedtrace.record.plugin import ENGINE_LOOP, LOOPS
 from schedtrace.record.processes import front_end_ended
 from schedtrace.record.queues import Queues, num_in_input_queue, policy
 from schedtrace.record.settings import KEEP
@@ -277,8 +276,8 @@ class _Engine:
             RefusedError: If the text is no address, the port is taken, or the engine cannot be recorded.
         """
         from schedtrace.record.metrics.engine_meter import EngineMeter, address
-        from schedtrace.record.metrics.sinks import engine_labels
-        from schedtrace.record.otel.sampling import choice
+        from schedtrace.record.metrics.serving import engine_labels
+        from schedtrace.record.otel.export import choice
 
         try:
             chosen = choice(wanted)

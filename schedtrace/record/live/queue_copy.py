@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from schedtrace.model.causes import Cause
 from schedtrace.model.live import MOST_ENTRIES, EngineQueue, QueueEntry
 from schedtrace.model.trace import Exit, Present, PresentState
-from schedtrace.record import arrival_facts, queues
+from schedtrace.record import facts, queues
 from schedtrace.record.allocation import blocks_without_null, free_blocks, held_blocks
 from schedtrace.record.header import data_parallel_rank
 from schedtrace.record.live.between_steps import BetweenSteps, NotReachedError
@@ -86,7 +86,7 @@ class PresentRequests(NamedTuple):
     """Requests present when recording began."""
 
     queues: QueueCopy
-    salt: arrival_facts.Salt
+    salt: facts.Salt
     """Salt of the trace's hashes."""
 
 
@@ -123,9 +123,7 @@ def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
     )
 
 
-def present_entry(
-    seen: CopiedRequest, salt: arrival_facts.Salt, anchor_ns: int, wall_anchor_us: int
-) -> Present:
+def present_entry(seen: CopiedRequest, salt: facts.Salt, anchor_ns: int, wall_anchor_us: int) -> Present:
     """Return the entry of a request that was present, without its prefix.
 
     Args:
@@ -137,8 +135,8 @@ def present_entry(
     request = seen.request
     lora = getattr(request, "lora_request", None)
     times = dict(_times(seen.events, anchor_ns))
-    fields = arrival_facts.requested(request)
-    if (sibling := arrival_facts.sibling(request.request_id, salt)) is not None:
+    fields = facts.requested(request)
+    if (sibling := facts.sibling(request.request_id, salt)) is not None:
         fields["sibling_index"], fields["parent"] = sibling
     return Present(
         request_id=request.request_id,

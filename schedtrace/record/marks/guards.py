@@ -25,7 +25,7 @@ ZERO_TOKENS = "(zero tokens)"
 LOOP_DONE = "(loop done)"
 NOT_ELIGIBLE = "(not eligible)"
 
-# Guards that lead to a cause with a detail of their own (``exit_lines.py``).
+# Guards that lead to a cause with a detail of their own (``exits.to_lines``).
 ONE_STEP_IN_FLIGHT = "(one step in flight)"
 PADDED_BEYOND_MODEL = "(padded beyond the model)"
 

@@ -12,8 +12,8 @@ from schedtrace.record.log import logger
 from schedtrace.record.metrics import families
 from schedtrace.record.metrics.families import Family, Series, known_cause, series_totals
 from schedtrace.record.metrics.measuring import EngineFacts
-from schedtrace.record.metrics.serving import MetricsServer
-from schedtrace.record.metrics.sinks import (
+from schedtrace.record.metrics.serving import (
+    MetricsServer,
     OwnCollector,
     in_ray_actor,
     in_vllms_metrics,
@@ -21,9 +21,8 @@ from schedtrace.record.metrics.sinks import (
     shared_files,
 )
 from schedtrace.record.metrics.tally import NEXT_STEP, Tally
-from schedtrace.record.otel.export import OtlpExport
+from schedtrace.record.otel.export import Choice, OtlpExport
 from schedtrace.record.otel.histories import Histories
-from schedtrace.record.otel.sampling import Choice
 from schedtrace.record.switches import METRICS, NO, YES, NotUnderstoodError
 
 LOOPBACK = "127.0.0.1"

@@ -11,7 +11,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from schedtrace.model.trace_facts import MARKED_BLOCKS, marks_within
-from schedtrace.record.arrival_facts import Prefixes
+from schedtrace.record.facts import Prefixes
 from schedtrace.simulate import Driver
 from tests.contract.facts.told import Traced, events, lines, trace_file
 

@@ -9,7 +9,7 @@ from tests.contract.loads import under_load
 
 pytestmark = pytest.mark.vllm
 
-FACTS = "schedtrace.record.verdict_facts"
+FACTS = "schedtrace.record.facts"
 
 
 def broken(*_args, **_options):
@@ -23,7 +23,7 @@ def broken(*_args, **_options):
         f"{FACTS}.admissions",
         f"{FACTS}.Inputs.input_times",
         f"{FACTS}.Inputs.abort_us",
-        "schedtrace.record.arrival_facts.Prefixes.keep_prompt",
+        "schedtrace.record.facts.Prefixes.keep_prompt",
     ],
 )
 def test_recording_goes_on(place, recording, monkeypatch, warnings):

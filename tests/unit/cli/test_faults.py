@@ -13,7 +13,7 @@ from schedtrace.cli.main import main
 from schedtrace.engine import execute, plan
 from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec
 from schedtrace.engine.supervise import _environment
-from schedtrace.engine.vllm_options import Option
+from schedtrace.engine.vllm_config import Option
 from schedtrace.errors import UsageError
 from tests.makers import manifest, run_folder, step
 

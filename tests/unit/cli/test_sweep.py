@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.engine.vllm_options import Option
+from schedtrace.engine.vllm_config import Option
 from schedtrace.errors import ExitCode
 from tests import makers
 from tests.unit.whatif.conftest import a_fit

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedtrace.engine.front_ends import OnlineFrontEnd
+from schedtrace.engine.child import OnlineFrontEnd
 from schedtrace.engine.prompts import PromptRequest
 
 
@@ -34,7 +34,7 @@ def test_only_first_turns_take_times_at_the_rate():
 
 def test_a_turn_is_sent_its_delay_after_the_answer(monkeypatch):
     """Three turns of one session and a request of its own, on an engine that answers after 50 ms."""
-    monkeypatch.setattr("schedtrace.engine.front_ends._sampling", lambda *_, **__: None)
+    monkeypatch.setattr("schedtrace.engine.child._sampling", lambda *_, **__: None)
     sent, answered = {}, {}
 
     async def generate(_prompt, _sampling, name, **_options):

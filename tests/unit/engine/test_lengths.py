@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from schedtrace.engine.lengths import check_lengths, own_limit
+from schedtrace.engine.plan import check_lengths, own_limit
 from schedtrace.engine.prompts import load_prompts
 from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import UsageError

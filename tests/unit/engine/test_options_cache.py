@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from schedtrace.engine import vllm_options
-from schedtrace.engine.vllm_options import Option, cache_path, read_options, write_options
+from schedtrace.engine import vllm_config
+from schedtrace.engine.vllm_config import Option, cache_path, read_options, write_options
 
 OPTIONS = [Option(names=[name]) for name in ("--model", "--max-num-seqs", "--max-model-len")]
 OPTIONS += [Option(names=["--dtype"], values="+", choices=["a"], refuses=["word"])]
@@ -54,7 +54,7 @@ def test_another_vllm_has_another_cache(vllm, monkeypatch):
     paths.append(cache_path())
     monkeypatch.setenv("VLLM_PLUGINS", "mine")
     paths.append(cache_path())
-    monkeypatch.setattr(vllm_options, "_versions", lambda: ["2.0"])
+    monkeypatch.setattr(vllm_config, "_versions", lambda: ["2.0"])
     paths.append(cache_path())
     monkeypatch.setattr("sys.prefix", "/elsewhere")
     paths.append(cache_path())
@@ -75,7 +75,7 @@ def test_a_damaged_cache_is_no_cache():
 def test_every_byte_of_it_counts(monkeypatch):
     write_options(OPTIONS)
     path = cache_path()
-    monkeypatch.setattr(vllm_options, "cache_path", lambda: path)  # to look for it takes 5 ms
+    monkeypatch.setattr(vllm_config, "cache_path", lambda: path)  # to look for it takes 5 ms
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -99,7 +99,7 @@ def test_a_full_disk_leaves_no_part(monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(vllm_options.Path, "replace", full)
+    monkeypatch.setattr(vllm_config.Path, "replace", full)
     write_options(OPTIONS)
     assert list(cache_path().parent.iterdir()) == []
 
@@ -116,5 +116,5 @@ def test_without_a_home_there_is_none(monkeypatch):
     def homeless():
         raise RuntimeError
 
-    monkeypatch.setattr(vllm_options.Path, "home", homeless)
+    monkeypatch.setattr(vllm_config.Path, "home", homeless)
     assert cache_path() is None

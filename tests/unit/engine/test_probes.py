@@ -6,7 +6,7 @@ import re
 import pytest
 
 from schedtrace.cli.main import main
-from schedtrace.engine import probes, running_engines
+from schedtrace.engine import running_engines
 from schedtrace.engine.running_engines import Listening
 from schedtrace.errors import EngineError, InputError
 from schedtrace.model.live import AskQueue, EngineQueue, QueueNow, Status
@@ -49,8 +49,8 @@ def here(monkeypatch):
                 raise answer
             return answer
 
-        monkeypatch.setattr(probes, "find_engines", find)
-        monkeypatch.setattr(probes, "RETRY_S", 0.01)
+        monkeypatch.setattr(running_engines, "find_engines", find)
+        monkeypatch.setattr(running_engines, "RETRY_S", 0.01)
 
     return set_up
 
@@ -110,8 +110,10 @@ def test_a_process_that_waits_for_a_processor_is_busy(here, capsys, monkeypatch,
         seen.append(pids)
         return [(7, 7)]
 
-    monkeypatch.setattr(probes, "threads_of", threads)
-    monkeypatch.setattr(probes, "thread_states", lambda threads: {threads[0]: ThreadState(state, 1, 2, 3)})
+    monkeypatch.setattr(running_engines, "threads_of", threads)
+    monkeypatch.setattr(
+        running_engines, "thread_states", lambda threads: {threads[0]: ThreadState(state, 1, 2, 3)}
+    )
     here(Listening([], {100: "has not answered"}, silent_here={100: 7}))
     assert main(["probe", "--timeout", "60ms"]) == code
     assert re.fullmatch(line, capsys.readouterr().out.strip())

@@ -4,9 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from schedtrace.engine import recording_check
-from schedtrace.engine.execute import _require_recording
-from schedtrace.engine.recording_check import begun_traces, require_recording, require_whole
+from schedtrace.engine import execute
+from schedtrace.engine.execute import _require_recording, begun_traces, require_recording, require_whole
 from schedtrace.errors import RecordingError
 from schedtrace.model.trace import End, Notice
 from tests.makers import encoded, finish, header, manifest, result, step, write_trace
@@ -20,7 +19,7 @@ class Usage(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _roomy(monkeypatch):
-    monkeypatch.setattr(recording_check.shutil, "disk_usage", lambda _: Usage(1 << 40))
+    monkeypatch.setattr(execute.shutil, "disk_usage", lambda _: Usage(1 << 40))
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ def test_the_reason_is_the_writers_own_from_the_log_or_the_trace(cut, log, why, 
 
 
 def test_a_log_that_is_full_too_leaves_the_look_of_the_disk(cut, log, monkeypatch):
-    monkeypatch.setattr(recording_check.shutil, "disk_usage", lambda _: Usage(4096))
+    monkeypatch.setattr(execute.shutil, "disk_usage", lambda _: Usage(4096))
     assert reason(said(require_whole, [cut(step(0))], manifest(), log)) == "the disk is full"
 
 

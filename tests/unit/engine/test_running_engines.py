@@ -17,8 +17,8 @@ from schedtrace.engine.running_engines import chosen, listening_engines
 from schedtrace.errors import EngineError
 from schedtrace.model import live
 from schedtrace.model.live import Detached, EngineQueue, QueueNow, Status
-from schedtrace.record.live import control_client
-from schedtrace.record.live.control_client import Peer
+from schedtrace.record.live import control_socket
+from schedtrace.record.live.control_socket import Peer
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_a_socket_that_somebody_listens_on_is_left_though_no_process_has_its_num
     pid, bound, ended, folder, monkeypatch
 ):
     """A live engine in another PID namespace, whose number here is 0 or another one."""
-    monkeypatch.setattr(control_client, "peer_of", lambda _: Peer(pid, os.geteuid()))
+    monkeypatch.setattr(control_socket, "peer_of", lambda _: Peer(pid, os.geteuid()))
     monkeypatch.setattr(running_engines, "pids_within", lambda _: [pid, ended])
     bound(ended).listen()
     said = f"engine process {ended} in another container has not answered for 0.2 s"
@@ -203,7 +203,7 @@ def test_who_listens_and_says_to_be_another_process_is_no_engine(answering, ende
 
 
 def test_the_socket_of_another_user_is_not_asked(answering, folder, monkeypatch):
-    monkeypatch.setattr(control_client, "peer_of", lambda _: Peer(ME, 12345))
+    monkeypatch.setattr(control_socket, "peer_of", lambda _: Peer(ME, 12345))
     answering(ME, msgspec.json.encode(status()) + b"\n")
     note = f"{folder}/{ME}.sock is left out: user 12345 listens there, not user {os.geteuid()}"
     assert listening_engines()[:3] == ([], {}, [note])
@@ -211,7 +211,7 @@ def test_the_socket_of_another_user_is_not_asked(answering, folder, monkeypatch)
 
 @pytest.mark.parametrize("pid", [0, 54321])
 def test_an_engine_in_another_container_answers_and_is_called_so(pid, answering, ended, capsys, monkeypatch):
-    monkeypatch.setattr(control_client, "peer_of", lambda _: Peer(pid, os.geteuid()))
+    monkeypatch.setattr(control_socket, "peer_of", lambda _: Peer(pid, os.geteuid()))
     monkeypatch.setattr(running_engines, "pids_within", lambda _: [54321, ended])
     answering(ended, msgspec.json.encode(status(ended)) + b"\n")
     assert main(["engines"]) == 0
@@ -284,7 +284,7 @@ def test_others_are_answered_beside_one_that_misbehaves(answering, capsys, monke
     with listener(LISTENER, folder) as child:
         live.socket_of(child.pid, os.geteuid()).unlink()
         monkeypatch.setattr(
-            control_client,
+            control_socket,
             "peer_of",
             lambda of: Peer(int(of.getpeername()[-10:-5].split("/")[-1]), os.geteuid()),
         )

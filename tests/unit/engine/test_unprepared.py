@@ -14,7 +14,7 @@ from schedtrace.engine import unprepared
 from schedtrace.errors import InputError
 from schedtrace.model import live
 from schedtrace.model.live import AskDetach, Detached, Refused
-from schedtrace.record.live.control_client import ask_process
+from schedtrace.record.live.control_socket import ask_process
 
 TITLE = "VLLM::EngineCore_DP0"
 HERE = {"PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

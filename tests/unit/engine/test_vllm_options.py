@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from schedtrace.engine.vllm_options import options_of, refuse, refuse_setting, suggestion
+from schedtrace.engine.vllm_config import options_of, refuse, refuse_setting, suggestion
 from schedtrace.errors import UsageError
 
 

@@ -19,7 +19,6 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import Admission, DummyBatch, HeadRefusal, RankSync
 from schedtrace.record import assemble
 from schedtrace.record.allocation import RefusedHead
-from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import (
     ALL,
     NOBODY,
@@ -30,8 +29,8 @@ from schedtrace.record.capture import (
     SideEvents,
     Synced,
 )
+from schedtrace.record.facts import FIELDS, Prefixes
 from schedtrace.record.request_lives import RequestLives
-from schedtrace.record.verdict_facts import FIELDS
 from tests.toys import capture_of
 
 ANCHOR_NS = 7_000_000

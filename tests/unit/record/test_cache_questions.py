@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedtrace.record import allocation, verdict_facts
+from schedtrace.record import allocation, facts
 from schedtrace.record.allocation import Refusal, stand_in, why_refused
 from schedtrace.record.header import cache_groups
 from schedtrace.record.marks import syntax
@@ -104,7 +104,7 @@ def test_why_a_lookup_found_nothing(tokens, skips, miss):
     manager = SimpleNamespace(block_pool=object(), coordinator=SimpleNamespace(single_type_managers=()))
     scheduler = SimpleNamespace(block_size=4, kv_cache_manager=manager)
     request = SimpleNamespace(num_tokens=tokens, skip_reading_prefix_cache=skips, block_hashes=[b"a"])
-    assert verdict_facts._miss(scheduler, request) == miss
+    assert facts._miss(scheduler, request) == miss
 
 
 @pytest.mark.parametrize(

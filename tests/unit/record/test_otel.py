@@ -12,12 +12,11 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from schedtrace.model.trace import Arrival, Finish
-from schedtrace.record.metrics import families, sinks
+from schedtrace.record.metrics import families, serving
 from schedtrace.record.metrics.families import Exemplar, Series
-from schedtrace.record.otel.exporters import MISSING, destination, protocol
+from schedtrace.record.otel.export import Choice, Sampling, choice
+from schedtrace.record.otel.exporters import MISSING, MetricPush, destination, protocol
 from schedtrace.record.otel.histories import Histories, History
-from schedtrace.record.otel.metric_push import MetricPush
-from schedtrace.record.otel.sampling import Choice, Sampling, choice
 from schedtrace.record.settings import Rules
 from schedtrace.record.switches import NotUnderstoodError
 
@@ -111,7 +110,7 @@ def test_openmetrics_shows_the_trace_of_a_request_that_waited():
     series.count({(families.WAIT, "kv_blocks"): 2.0, (families.WAIT, "max_num_seqs"): 1.0})
     series.exemplars[families.WAIT, "kv_blocks"] = Exemplar(TRACE, 1.5, 1000.0)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(sinks.OwnCollector(series, ("m", "0")))
+    registry.register(serving.OwnCollector(series, ("m", "0")))
     [family] = text_string_to_metric_families(generate_latest(registry).decode())
     exemplars = {sample.labels["cause"]: sample.exemplar for sample in family.samples}
     assert exemplars["max_num_seqs"] is None
@@ -156,8 +155,8 @@ def actor(monkeypatch):
 
 def test_on_a_ray_actor_the_series_are_rays(actor):
     actor_id, made = actor
-    assert sinks.in_ray_actor()
-    series = Series([sinks.ray_metrics(("m", "0"))])
+    assert serving.in_ray_actor()
+    series = Series([serving.ray_metrics(("m", "0"))])
     series.count({(families.WAIT, "kv_blocks"): 2.0, (families.STEPS, ""): 3})
     series.count({(families.WAIT, "kv_blocks"): 5.0, (families.STEPS, ""): 3})
     series.gauge(families.WAITING, {"kv_blocks": 4})
@@ -168,4 +167,4 @@ def test_on_a_ray_actor_the_series_are_rays(actor):
         "schedtrace_waiting_requests": {("m", "0", "kv_blocks"): 4},
     }
     actor_id[0] = None
-    assert not sinks.in_ray_actor()
+    assert not serving.in_ray_actor()

@@ -9,11 +9,10 @@ import pytest
 
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import recorder as module
-from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import ALL, NOBODY, DummyPass, SideEvents, Synced
+from schedtrace.record.facts import FIELDS, Prefixes
 from schedtrace.record.metrics.measuring import Measuring
 from schedtrace.record.recorder import Recorder
-from schedtrace.record.verdict_facts import FIELDS
 from tests.toys import Queue
 
 

@@ -503,5 +503,5 @@ def test_without_all_reduces_of_several_ranks_it_is_not_known(run_of, took):
 
 
 def test_what_the_recorded_ranks_gathered_is_in_their_gaps(run_of):
-    balanced = "schedtrace.balance.engine.BalanceScheduler"
+    balanced = "schedtrace.balance.scheduler.BalanceScheduler"
     assert gathering_us(ranks(run_of, TOOK, scheduler_class=balanced)) == 0.0

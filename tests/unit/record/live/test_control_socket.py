@@ -20,9 +20,8 @@ from loguru import logger
 
 from schedtrace.model import live
 from schedtrace.model.live import AskStatus, AskTimes, Done, Refused, SquattedError
-from schedtrace.record.live import control_answers, control_client, control_socket
-from schedtrace.record.live.control_client import ask_process
-from schedtrace.record.live.control_socket import ControlSocket
+from schedtrace.record.live import control_answers, control_socket
+from schedtrace.record.live.control_socket import ControlSocket, ask_process
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +90,7 @@ def test_another_user_may_not_ask(listener, monkeypatch, user, may):
         def unpack(self, _):
             return 1, user, 1
 
-    monkeypatch.setattr(control_client, "CREDENTIALS", Credentials("3i"))
+    monkeypatch.setattr(control_socket, "CREDENTIALS", Credentials("3i"))
     answer = ask_process(listener.path, AskTimes(on=True), Done, 60)
     refused = Refused(why=f"user {user} may not ask a process of user {os.geteuid()}")
     assert answer == (Done() if may else refused)

@@ -70,9 +70,7 @@ LIGHT = [
     *("schedtrace", "schedtrace.record", "schedtrace.record.plugin", "schedtrace.record.switches"),
     "schedtrace.version",
 ]
-WAITING = sorted(
-    [*LIGHT, "schedtrace.record.live", "schedtrace.record.live.dormant", "schedtrace.record.hooks"]
-)
+WAITING = sorted([*LIGHT, "schedtrace.record.hooks"])
 
 
 def ran(folder, *arguments, **variables):

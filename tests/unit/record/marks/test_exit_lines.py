@@ -6,9 +6,8 @@ import pytest
 
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import AlsoSkipped, ChunkCap, Exit, one_by_one
-from schedtrace.record.marks import exit_lines, guards
-from schedtrace.record.marks.exit_lines import ended_loops, latest_preemption, to_lines
-from schedtrace.record.marks.exits import Event, Site
+from schedtrace.record.marks import exits, guards
+from schedtrace.record.marks.exits import Event, Site, ended_loops, latest_preemption, to_lines
 
 
 @pytest.fixture
@@ -16,7 +15,7 @@ def sites(monkeypatch):
     """Marked places of this test, by number."""
 
     def made(*every):
-        monkeypatch.setattr(exit_lines, "SITES", list(every))
+        monkeypatch.setattr(exits, "SITES", list(every))
 
     return made
 
