@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from schedtrace.cli.main import app
-from schedtrace.diagnose.one_engine import one_engine
+from schedtrace.diagnose.analyze import one_engine
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 

@@ -60,8 +60,8 @@ def simulate(
     from schedtrace.present.phrases import plain
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
-    from schedtrace.step_times.gpus import gpu as gpu_of
     from schedtrace.step_times.roofline import Roofline
+    from schedtrace.step_times.roofline import gpu as gpu_of
     from schedtrace.step_times.shapes import shape as shape_of
     from schedtrace.whatif.replays import fitted_length
 
@@ -150,7 +150,7 @@ def _manifest(folder: Path, shape: Any, device: Any, workload: Any) -> Any:
 def _show(played: Any, times: Any, options: dict[str, Any], fitted: int | None) -> None:
     """Print the trials' figures, their assumptions, and the next command."""
     from schedtrace.present.phrases import plain
-    from schedtrace.step_times.gpus import MOST_BLOCKS
+    from schedtrace.step_times.roofline import MOST_BLOCKS
     from schedtrace.whatif.replays import gathering_notes
 
     show_trials(played.folder)

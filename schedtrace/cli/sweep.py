@@ -150,7 +150,7 @@ def _swept(
 ) -> _Swept:
     """Return what a sweep is about."""
     from schedtrace.step_times.fitted import load as load_times
-    from schedtrace.step_times.gpus import gpu as gpu_of
+    from schedtrace.step_times.roofline import gpu as gpu_of
     from schedtrace.step_times.shapes import shape
     from schedtrace.whatif.part import require_baseline
     from schedtrace.whatif.replays import ModelledEngine, Work

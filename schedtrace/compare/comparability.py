@@ -7,9 +7,8 @@ from typing import Any, Self
 
 import polars as pl
 
-from schedtrace.diagnose.effective_settings import effective_settings
 from schedtrace.diagnose.latencies import FINISHED
-from schedtrace.diagnose.setting_origins import configured_by
+from schedtrace.diagnose.settings import configured_by, effective_settings
 from schedtrace.model.comparison import ConfigChange, MetricChange, Sample
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import NOTHING, Message, Number, given

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.sparse import block_diag, coo_array, csr_array
 
-from schedtrace.diagnose.work_fit import WorkFit
-from schedtrace.timeline.excess import Array, Feature
+from schedtrace.diagnose.excess_features import Array, Feature, WorkFit
 
 LOWEST = 0.02
 """Quantile of a feature at which its slope starts."""

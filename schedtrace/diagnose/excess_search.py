@@ -23,8 +23,19 @@ from schedtrace.diagnose.excess_candidates import (
     make_candidates,
     single_candidates,
 )
-from schedtrace.diagnose.work_fit import BLOCK, WorkFit, fit_lad, fit_work, typical_error
-from schedtrace.timeline.excess import CORRELATE, KINDS, WORK, Array, Feature, independent
+from schedtrace.diagnose.excess_features import (
+    BLOCK,
+    CORRELATE,
+    KINDS,
+    WORK,
+    Array,
+    Feature,
+    WorkFit,
+    fit_lad,
+    fit_work,
+    independent,
+    typical_error,
+)
 
 MOST_ROWS = 5_000
 """Most steps that a search examines; it samples evenly spaced blocks of a longer trace."""

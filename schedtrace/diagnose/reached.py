@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import executed_batches
-from schedtrace.diagnose.cache_use import cache_use
+from schedtrace.diagnose.kv_cache import cache_use
 from schedtrace.model.cuda_graphs import graph_sizes
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import EffectiveSetting

@@ -2,8 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.cache_use import steps_per_block
-from schedtrace.diagnose.kv_blocks import blocks_needed, usable_blocks
+from schedtrace.diagnose.kv_cache import blocks_needed, steps_per_block, usable_blocks
 from schedtrace.model.causes import OF_ITS_OWN_SIZE, Cause
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED

@@ -10,7 +10,7 @@ import msgspec
 
 from schedtrace.engine.run_spec import RunSpec, any_given, first_number, model_of
 from schedtrace.errors import UsageError
-from schedtrace.step_times.gpus import GpuPlatform
+from schedtrace.step_times.roofline import GpuPlatform
 from schedtrace.step_times.shapes import shape, shape_folder
 from schedtrace.step_times.simulated_device import KEY, SimulatedDevice
 

@@ -35,7 +35,7 @@ from schedtrace.errors import UsageError
 from schedtrace.model import safe_files
 from schedtrace.model.printable import hide_secrets
 from schedtrace.model.what_if import OF_RANKS
-from schedtrace.step_times.gpus import refuse_memory_setting
+from schedtrace.step_times.roofline import refuse_memory_setting
 
 Kind = Literal["word", "decimal"]
 

@@ -17,7 +17,13 @@ from schedtrace.model.what_if import OF_RANKS
 from schedtrace.simulate import releases
 from schedtrace.simulate.config import require_values
 from schedtrace.simulate.driver import recorded_groups
-from schedtrace.step_times.gpus import FIT_TO_MEMORY, Gpu, GpuPlatform, kv_cache_blocks, refuse_memory_setting
+from schedtrace.step_times.roofline import (
+    FIT_TO_MEMORY,
+    Gpu,
+    GpuPlatform,
+    kv_cache_blocks,
+    refuse_memory_setting,
+)
 from schedtrace.step_times.shapes import Shape
 
 RENAMED = {"policy": "scheduling_policy"}

@@ -14,8 +14,7 @@ import msgspec
 
 from schedtrace.errors import UsageError
 from schedtrace.step_times.batch import Batch, StepTimes
-from schedtrace.step_times.gpus import GPUS, CacheOptions, Gpu, gpu, kv_cache_blocks
-from schedtrace.step_times.roofline import Roofline
+from schedtrace.step_times.roofline import GPUS, CacheOptions, Gpu, Roofline, gpu, kv_cache_blocks
 from schedtrace.step_times.shapes import Shape, shape
 
 if TYPE_CHECKING:

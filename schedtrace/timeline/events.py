@@ -13,13 +13,11 @@ from itertools import pairwise
 
 import polars as pl
 
-from schedtrace.timeline.engine_states import engine_busy_us, lost_spans
+from schedtrace.timeline.engine_states import MOST_FRAC, SLOW_SCHEMA, engine_busy_us, lost_spans, slow_spans
 from schedtrace.timeline.frames import EngineFrames
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.queue_waits import NEVER
 from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.slow_spans import MOST_FRAC, slow_spans
-from schedtrace.timeline.slow_spans import SCHEMA as OF_SPANS
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, until
 from schedtrace.timeline.step_time import median
 
@@ -65,7 +63,7 @@ up.
 """
 SCHEMA = {
     "kind": pl.String,
-    **OF_SPANS,
+    **SLOW_SCHEMA,
     "detail": pl.String,
     "open": pl.Boolean,
     "period_steps": pl.Float64,

@@ -19,8 +19,13 @@ from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.aborted_work import work_for_aborted
-from schedtrace.timeline.charges import make_charges, make_idle_holders, make_long_prefills, make_prefills
+from schedtrace.timeline.charges import (
+    make_charges,
+    make_idle_holders,
+    make_long_prefills,
+    make_prefills,
+    work_for_aborted,
+)
 from schedtrace.timeline.engine_states import (
     engine_busy_us,
     make_engine_states,
@@ -208,7 +213,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def aborted_work(self) -> pl.DataFrame:
-        """Steps that computed for requests that were aborted later (``timeline/aborted_work.py``)."""
+        """Steps that computed for requests that were aborted later (``timeline/charges.py``)."""
         return work_for_aborted(self, self.step_time)
 
     @cached_property

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from schedtrace.diagnose.analyze import all_findings
-from schedtrace.diagnose.one_engine import judge as judge_engine
+from schedtrace.diagnose.analyze import judge as judge_engine
 from schedtrace.diagnose.root_causes import on_engine
 from schedtrace.diagnose.time_split import engine_split, time_split
 from schedtrace.diagnose.verdict import lead_first, leading, unlimited, verdict

@@ -12,7 +12,7 @@ from typing import Any, Self
 import polars as pl
 
 from schedtrace.compare.metric_changes import Metric
-from schedtrace.diagnose.trials import pooled_reports
+from schedtrace.diagnose.run_statistics import pooled_reports
 from schedtrace.engine.vllm_config import required_vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest

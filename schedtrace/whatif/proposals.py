@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.setting_origins import GIVEN
+from schedtrace.diagnose.settings import GIVEN
 from schedtrace.model.manifest import OFFLINE_CONTEXT, Manifest
 from schedtrace.model.message import Message
 from schedtrace.model.printable import HIDDEN
@@ -19,7 +19,7 @@ from schedtrace.model.report import Finding
 from schedtrace.model.say import say
 from schedtrace.model.what_if import Bound, Configuration, Replays, as_options
 from schedtrace.read.run import read_run
-from schedtrace.step_times.gpus import OF_MEMORY
+from schedtrace.step_times.roofline import OF_MEMORY
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import Work
 from schedtrace.whatif.search import menu

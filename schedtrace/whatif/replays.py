@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from schedtrace.diagnose.trials import pooled_reports
+from schedtrace.diagnose.run_statistics import pooled_reports
 from schedtrace.model.message import Message
 from schedtrace.model.report import TrialReport
 from schedtrace.model.say import say
@@ -20,8 +20,7 @@ from schedtrace.model.what_if import CONCURRENCY, LoadPart, ReplayedLoad
 from schedtrace.read.run import Run, read_run
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.fitted import Counted, Fitted
-from schedtrace.step_times.gpus import FIT_TO_MEMORY, Gpu
-from schedtrace.step_times.roofline import Roofline
+from schedtrace.step_times.roofline import FIT_TO_MEMORY, Gpu, Roofline
 from schedtrace.step_times.shapes import Shape
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.workloads.workload import Workload

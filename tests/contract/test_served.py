@@ -21,7 +21,7 @@ from schedtrace.record.header import device_name
 from schedtrace.simulate.clock import MachineClock
 from schedtrace.simulate.config import TINY_MODEL
 from schedtrace.simulate.served import ServedExecutor, kv_cache_specs, kv_dtype
-from schedtrace.step_times.gpus import gpu, kv_cache_blocks
+from schedtrace.step_times.roofline import gpu, kv_cache_blocks
 from schedtrace.step_times.shapes import SHAPES, shape_folder
 
 pytestmark = [

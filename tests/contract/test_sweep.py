@@ -18,8 +18,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.errors import UsageError
 from schedtrace.step_times.constants import Constants
-from schedtrace.step_times.gpus import gpu
-from schedtrace.step_times.roofline import Roofline
+from schedtrace.step_times.roofline import Roofline, gpu
 from schedtrace.step_times.shapes import shape
 from schedtrace.whatif.replays import ModelledEngine, Work
 from schedtrace.whatif.sweep import SweepLog, base_settings, local_replays, outcome_of, sweep

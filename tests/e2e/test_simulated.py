@@ -11,8 +11,7 @@ import pytest
 from schedtrace.read.run import read_run
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitted import fit
-from schedtrace.step_times.gpus import gpu
-from schedtrace.step_times.roofline import Roofline
+from schedtrace.step_times.roofline import Roofline, gpu
 from schedtrace.step_times.shapes import SHAPES
 from schedtrace.timeline.timeline import make_timeline
 from tests.e2e.conftest import schedtrace

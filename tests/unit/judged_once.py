@@ -12,8 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import polars as pl
 
-from schedtrace.diagnose import one_engine
-from schedtrace.diagnose.trials import trial_reports
+from schedtrace.diagnose.analyze import OneEngine, judge, one_engine
+from schedtrace.diagnose.run_statistics import trial_reports
 from schedtrace.model.manifest import Manifest
 from schedtrace.timeline import timeline as timeline_module
 from schedtrace.timeline.timeline import Timeline
@@ -56,11 +56,11 @@ def once(function: Callable[P, T]) -> Callable[P, T]:
     return computed_once
 
 
-judge_once, make_tables_once = once(one_engine.judge), once(timeline_module.make_tables)
-engine_once = once(lambda timeline: one_engine.one_engine(timeline, None, engines=1))
+judge_once, make_tables_once = once(judge), once(timeline_module.make_tables)
+engine_once = once(lambda timeline: one_engine(timeline, None, engines=1))
 
 
-def one_engine_once(timeline: Timeline, manifest: Manifest | None, *, engines: int) -> one_engine.OneEngine:
+def one_engine_once(timeline: Timeline, manifest: Manifest | None, *, engines: int) -> OneEngine:
     """Return what ``one_engine`` returns; only the trials' figures depend on more than the timeline."""
     trials = trial_reports(timeline, manifest, engines=engines)
     return replace(engine_once(timeline), trials=trials)

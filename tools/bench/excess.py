@@ -32,8 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from schedtrace.diagnose.excess import part_excess  # noqa: E402  # vLLM reads these variables
 from schedtrace.diagnose.excess_candidates import Explanation  # noqa: E402  # after the path is set
-from schedtrace.read.run import read_run  # noqa: E402  # after the path is set
-from schedtrace.timeline.excess import (  # noqa: E402  # after the path is set
+from schedtrace.diagnose.excess_features import (  # noqa: E402  # after the path is set
     EXECUTION,
     SCHEDULE,
     Array,
@@ -42,6 +41,7 @@ from schedtrace.timeline.excess import (  # noqa: E402  # after the path is set
     judged_steps,
     work_columns,
 )
+from schedtrace.read.run import read_run  # noqa: E402  # after the path is set
 from schedtrace.timeline.timeline import Timeline, make_timeline  # noqa: E402  # after the path is set
 
 LEAST_COST = 0.03

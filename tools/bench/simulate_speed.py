@@ -11,8 +11,7 @@ from pathlib import Path
 
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
-from schedtrace.step_times.gpus import gpu
-from schedtrace.step_times.roofline import Roofline
+from schedtrace.step_times.roofline import Roofline, gpu
 from schedtrace.step_times.shapes import shape
 
 RUNNING = (16, 64, 256)

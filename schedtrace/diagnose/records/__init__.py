@@ -5,9 +5,9 @@ snapshots into shares of time or gains. If a record lacks a fact, every sentence
 out.
 """
 
-from schedtrace.diagnose.records.benchmarks import compare_with_trace
 from schedtrace.diagnose.records.describe import (
     analyzed_records,
+    compare_with_trace,
     described,
     described_metrics,
     periodic_lines,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import mean, median
 
-from schedtrace.diagnose.records.queue_limits import Moment, amount, queue_statement
+from schedtrace.diagnose.records.metrics import Moment, amount, queue_statement
 from schedtrace.model.message import Message
 from schedtrace.model.records import ConsoleSnapshots, Range, ServerStart, Statement
 from schedtrace.model.say import say

@@ -6,8 +6,7 @@ Every rule's definition, with its columns and thresholds, is in ``docs/findings/
 from types import ModuleType
 from typing import Any
 
-from schedtrace.diagnose.package_rules import package_rules
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Rule, package_rules
 from schedtrace.diagnose.rules import (
     aborted_requests,
     arrival_limited,
@@ -89,7 +88,7 @@ def _rules(modules: tuple[ModuleType, ...]) -> dict[str, Rule[Any]]:
 
 _OWN: dict[str, Rule[Any]] = _rules((*_OF_AN_ENGINE, *_OF_ALL_RANKS, *_OF_REPLAYS))
 PACKAGES = package_rules(_OWN)
-"""Rules that other packages register (``diagnose/package_rules.py``)."""
+"""Rules that other packages register (``diagnose/rule.py``)."""
 RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE) | PACKAGES.rules
 """Rules that judge each engine separately, by code."""
 RANK_RULES: dict[str, Rule[RecordedRanks]] = {

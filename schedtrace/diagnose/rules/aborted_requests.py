@@ -12,8 +12,7 @@ from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.aborted_work import FEWEST_ABORTED, have_same_age, is_aborted
-from schedtrace.timeline.charges import ABORTED_WORK
+from schedtrace.timeline.charges import ABORTED_WORK, FEWEST_ABORTED, have_same_age, is_aborted
 from schedtrace.timeline.events import INTERRUPTED
 from schedtrace.timeline.frames import recorded
 from schedtrace.timeline.spans import LENGTH_US, total_us

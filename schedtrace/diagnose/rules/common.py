@@ -8,8 +8,7 @@ from typing import Self, TypedDict, TypeVar, Unpack
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.behind_whom import behind_whom, with_holders
-from schedtrace.diagnose.waits import Charged, ClassTime
+from schedtrace.diagnose.waits import Charged, ClassTime, behind_whom, with_holders
 from schedtrace.model.message import NOTHING, Message, Setting, Steps, Worded, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding, Gain
 from schedtrace.model.say import argument_names, parsed, say

@@ -9,8 +9,7 @@ from typing import Unpack
 
 import polars as pl
 
-from schedtrace.diagnose.fixed_share import shows_fuller, unless_shown
-from schedtrace.diagnose.gains import host_us, steps_saved
+from schedtrace.diagnose.gains import host_us, shows_fuller, steps_saved, unless_shown
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, Fields, Values, advise, wait_finding
 from schedtrace.diagnose.waits import Charged

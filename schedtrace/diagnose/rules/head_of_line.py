@@ -2,8 +2,8 @@
 
 import polars as pl
 
-from schedtrace.diagnose.fixed_share import unless_shown
-from schedtrace.diagnose.kv_blocks import need_at_refusals
+from schedtrace.diagnose.gains import unless_shown
+from schedtrace.diagnose.kv_cache import need_at_refusals
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import StepExample, advise, only, wait_finding

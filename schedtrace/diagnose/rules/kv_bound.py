@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import RAN, with_more_running
-from schedtrace.diagnose.kv_blocks import GroupUse, Need, group_use, need_at_refusals
+from schedtrace.diagnose.kv_cache import GroupUse, Need, group_use, need_at_refusals
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise, longest_wait_figures

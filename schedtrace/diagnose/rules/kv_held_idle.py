@@ -4,7 +4,7 @@ from typing import Any, TypedDict
 
 import polars as pl
 
-from schedtrace.diagnose.kv_blocks import usable_blocks
+from schedtrace.diagnose.kv_cache import usable_blocks
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_figures, wait_finding

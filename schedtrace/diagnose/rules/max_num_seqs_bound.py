@@ -2,7 +2,6 @@
 
 import polars as pl
 
-from schedtrace.diagnose.effective_settings import capped_steps
 from schedtrace.diagnose.gains import peak_requests, with_more_running
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import (
@@ -23,6 +22,7 @@ from schedtrace.diagnose.rules.common import (
     longest_wait_figures,
 )
 from schedtrace.diagnose.rules.full_device import limit_finding
+from schedtrace.diagnose.settings import capped_steps
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running_classes, steps_inside
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message, Setting

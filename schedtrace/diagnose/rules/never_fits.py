@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.kv_blocks import blocks_needed, longest_sequence, usable_blocks
+from schedtrace.diagnose.kv_cache import blocks_needed, longest_sequence, usable_blocks
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens, kv_space
 from schedtrace.diagnose.rules.common import advise, finding_of, only, share_of_requests, trial_numbers

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.cache_use import resumptions, steps_per_block
+from schedtrace.diagnose.kv_cache import resumptions, steps_per_block
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import Cost, StepExample, prefill_cost, said, step_finding
 from schedtrace.model.causes import Cause

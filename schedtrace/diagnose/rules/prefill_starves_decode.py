@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from schedtrace.diagnose.cache_use import cache_use
+from schedtrace.diagnose.excess_features import fit_lad
+from schedtrace.diagnose.kv_cache import cache_use
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replay_advice
 from schedtrace.diagnose.rules.arrival_limited import late_requests
@@ -17,8 +18,7 @@ from schedtrace.diagnose.rules.common import (
     share_of_requests,
     step_finding,
 )
-from schedtrace.diagnose.rules.smaller_budget import smaller_budget
-from schedtrace.diagnose.work_fit import fit_lad
+from schedtrace.diagnose.rules.token_budget_bound import smaller_budget
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence

@@ -2,8 +2,8 @@
 
 import polars as pl
 
-from schedtrace.diagnose.cache_use import cache_use, resumptions, shared_beginnings
-from schedtrace.diagnose.latencies import request_latencies
+from schedtrace.diagnose.kv_cache import cache_use, resumptions, shared_beginnings
+from schedtrace.diagnose.latencies import TIMES_MEDIAN, request_latencies
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import (
@@ -15,8 +15,7 @@ from schedtrace.diagnose.rules.common import (
     share_of_requests,
     step_finding,
 )
-from schedtrace.diagnose.setting_origins import RETENTION, has_windows, keeps_windows
-from schedtrace.diagnose.tail import TIMES_MEDIAN
+from schedtrace.diagnose.settings import RETENTION, has_windows, keeps_windows
 from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import NOTHING, Message, Setting, joined
 from schedtrace.model.report import Advice, Evidence

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import even_cycle_frac
+from schedtrace.diagnose.excess_features import fit_lad
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import (
     Fields,
@@ -16,7 +17,6 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
-from schedtrace.diagnose.work_fit import fit_lad
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say

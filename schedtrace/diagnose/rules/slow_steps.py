@@ -33,9 +33,8 @@ from schedtrace.timeline.events import FIRST
 from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
-    from schedtrace.diagnose.excess import Effect, PartExcess
+    from schedtrace.diagnose.excess import Effect, PartExcess, StepPhase
     from schedtrace.diagnose.excess_candidates import Explanation
-    from schedtrace.diagnose.slow_phases import StepPhase
 
 LEAST_FRAC = 0.01
 """Least share of the requests' time that an effect must cost to be reported."""
@@ -356,7 +355,7 @@ def _first_steps(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> 
 def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> SlowSteps:
     import numpy as np  # noqa: PLC0415  # as above
 
-    from schedtrace.diagnose.slow_phases import slow_phases  # noqa: PLC0415  # as above
+    from schedtrace.diagnose.excess import slow_phases  # noqa: PLC0415  # as above
 
     explanation, inside = effect.explanation, effect.inside
     added = effect.excess_us[inside]

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.diagnose.kv_blocks import group_use
+from schedtrace.diagnose.kv_cache import group_use
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.timeline.timeline import make_timeline

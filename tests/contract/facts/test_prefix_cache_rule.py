@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.diagnose.cache_use import cache_use
+from schedtrace.diagnose.kv_cache import cache_use
 from schedtrace.diagnose.rules import RULES
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run

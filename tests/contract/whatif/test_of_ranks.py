@@ -12,7 +12,7 @@ from schedtrace.cli.main import main
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.step_times.constants import Constants, HostTimes
-from schedtrace.step_times.gpus import gpu
+from schedtrace.step_times.roofline import gpu
 from schedtrace.step_times.shapes import shape
 from schedtrace.whatif.replays import ModelledEngine, Work
 from schedtrace.whatif.sweep import SweepLog, sweep

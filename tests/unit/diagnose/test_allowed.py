@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.one_engine import judge
+from schedtrace.diagnose.analyze import judge
 from schedtrace.diagnose.rules.allowed_settings import allowed, kv_space, seats_cost
 from schedtrace.model.manifest import Configured
 from schedtrace.model.report import Advice

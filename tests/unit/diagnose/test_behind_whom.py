@@ -2,9 +2,8 @@
 
 import pytest
 
-from schedtrace.diagnose.behind_whom import behind_whom, sentence
 from schedtrace.diagnose.rules import RULES
-from schedtrace.diagnose.waits import charged
+from schedtrace.diagnose.waits import behind_whom, charged, sentence
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import CacheGroup

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from schedtrace.diagnose.cache_use import cache_use, shared_blocks
+from schedtrace.diagnose.kv_cache import cache_use, shared_blocks
 from schedtrace.model.trace import ScheduledRequest
 from schedtrace.model.trace_facts import Admission
 from tests.makers import arrival, step

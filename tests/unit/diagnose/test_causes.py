@@ -1,7 +1,6 @@
 """Exits and caps, counted."""
 
-from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.one_engine import cap_counts, cap_table, cause_table, exit_counts
+from schedtrace.diagnose.analyze import analyze_run, cap_counts, cap_table, cause_table, exit_counts
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.report import CapRow, CauseRow
 from schedtrace.model.trace import ChunkCap, Exit

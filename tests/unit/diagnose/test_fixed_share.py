@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from schedtrace.diagnose import fixed_share as module
-from schedtrace.diagnose.fixed_share import FixedShare, budget_times, fixed_share, unless_shown
+from schedtrace.diagnose import gains as module
+from schedtrace.diagnose.gains import FixedShare, budget_times, fixed_share, unless_shown
 from schedtrace.diagnose.offered_load import OfferedLoad
 from schedtrace.diagnose.rules.common import advise
 

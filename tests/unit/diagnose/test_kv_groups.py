@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.diagnose.kv_blocks import GroupUse, group_use
+from schedtrace.diagnose.kv_cache import GroupUse, group_use
 from schedtrace.model.trace import ScheduledRequest
 from schedtrace.model.trace_facts import CacheGroup, HeadRefusal
 from tests.makers import step

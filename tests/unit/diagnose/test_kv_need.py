@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.kv_blocks import need_at_refusals
+from schedtrace.diagnose.kv_cache import need_at_refusals
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import HeadRefusal
 from schedtrace.read.trace import read_trace

@@ -5,7 +5,7 @@ import pytest
 
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.rules.other_limit import HAVE_A_RULE
-from schedtrace.diagnose.trials import strip, trial_reports
+from schedtrace.diagnose.run_statistics import strip, trial_reports
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import Steps
 from schedtrace.model.report import Severity

@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.effective_settings import (
+from schedtrace.diagnose.settings import (
     capped_steps,
     effective_settings,
     use_of,

@@ -3,12 +3,11 @@ import pytest
 
 from schedtrace.diagnose import excess
 from schedtrace.diagnose.excess import step_excesses
+from schedtrace.diagnose.excess_features import Feature, fit_work
 from schedtrace.diagnose.excess_search import search
-from schedtrace.diagnose.work_fit import fit_work
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Events, Exit, ScheduledRequest
 from schedtrace.model.trace_facts import Control
-from schedtrace.timeline.excess import Feature
 from tests.makers import arrival, finish, step
 
 CODE = "slow-steps"

@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 
 from schedtrace.diagnose.offered_load import OfferedLoad
-from schedtrace.diagnose.rules import smaller_budget as module
-from schedtrace.diagnose.rules.smaller_budget import smaller_budget
+from schedtrace.diagnose.rules import token_budget_bound as module
+from schedtrace.diagnose.rules.token_budget_bound import smaller_budget
 
 SIZES = [220, 420, 820] * 10
 DECODING = 20

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.tail import tails
+from schedtrace.diagnose.latencies import tails
 from schedtrace.model.trace import ScheduledRequest
 from tests.makers import arrival, finish, step
 

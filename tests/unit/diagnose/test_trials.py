@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from schedtrace.diagnose.latencies import FINISHED
-from schedtrace.diagnose.trials import STRIP_CELLS, strip, trial_reports
+from schedtrace.diagnose.run_statistics import STRIP_CELLS, strip, trial_reports
 from schedtrace.model.causes import Cause
 from schedtrace.model.statistics import Percentiles
 from schedtrace.model.trace import Preemption

@@ -5,8 +5,8 @@ import polars as pl
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.excess import StepPhase, returning_phases, slow_phases
 from schedtrace.diagnose.rules.slow_steps import UnmarkedSteps
-from schedtrace.diagnose.slow_phases import StepPhase, returning_phases, slow_phases
 from tests.makers import arrival, step
 
 CODE = "slow-steps"

@@ -13,7 +13,17 @@ from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import RankSync
 from schedtrace.step_times import fitted as fitted_module
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitted import Counted, Fitted, RecordedTimes, fit, load, with_engine_columns
+from schedtrace.step_times.fitted import (
+    OF_BATCH,
+    Counted,
+    Fitted,
+    RecordedTimes,
+    fit,
+    load,
+    observed,
+    with_device_us,
+    with_engine_columns,
+)
 from schedtrace.step_times.fitting import (
     COMPUTE,
     DEVICE,
@@ -21,12 +31,13 @@ from schedtrace.step_times.fitting import (
     USUAL_DOUBLINGS,
     USUAL_PER_DOUBLING,
     Extrapolation,
+    Linear,
     extrapolation_error,
     fit_device,
+    fit_larger,
+    fit_linear,
     gathering_us,
 )
-from schedtrace.step_times.linear import Linear, fit_larger, fit_linear
-from schedtrace.step_times.observed import OF_BATCH, observed, with_device_us
 from tests.makers import arrival, step
 
 COLUMNS = ("prefill", "decode", "context")

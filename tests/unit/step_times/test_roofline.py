@@ -5,15 +5,16 @@ import pytest
 from schedtrace.errors import UsageError
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.constants import Constants, HostTimes
-from schedtrace.step_times.gpus import (
+from schedtrace.step_times.roofline import (
+    Efficiency,
     Gpu,
+    Roofline,
     activation_bytes,
     gpu,
     kv_bytes_per_token,
     kv_cache_blocks,
     weight_bytes,
 )
-from schedtrace.step_times.roofline import Efficiency, Roofline
 from schedtrace.step_times.shapes import Shape, shape
 
 SHAPE = Shape(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.step_times.gpus import gpu
+from schedtrace.step_times.roofline import gpu
 from schedtrace.step_times.shapes import SHAPES, shape
 
 TINY = {

@@ -9,8 +9,7 @@ import pytest
 from schedtrace.errors import UsageError
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.constants import Constants, HostTimes
-from schedtrace.step_times.gpus import MOST_BLOCKS, gpu, kv_cache_blocks
-from schedtrace.step_times.roofline import Roofline
+from schedtrace.step_times.roofline import MOST_BLOCKS, Roofline, gpu, kv_cache_blocks
 from schedtrace.step_times.shapes import OURS, SHAPES, hf_config, shape, shape_folder
 from schedtrace.step_times.simulated_device import Noisy, SimulatedDevice, simulated_device
 

@@ -121,7 +121,7 @@ def test_a_step_is_compared_with_those_around_it(view_of, monkeypatch):
     for number in (*long_ago, *around, 90):
         lines[number].decode_tokens = 2
     assert 90 not in view_of(*lines).events["step"].to_list()
-    monkeypatch.setattr("schedtrace.timeline.slow_spans.NEAR", 30)
+    monkeypatch.setattr("schedtrace.timeline.engine_states.NEAR", 30)
     assert 90 in view_of(*lines).events["step"].to_list()
 
 

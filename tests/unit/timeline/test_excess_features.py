@@ -1,8 +1,8 @@
 """Facts about each step that the search for slow steps compares."""
 
+from schedtrace.diagnose.excess_features import features, judged_steps
 from schedtrace.model.trace_facts import Admission
 from schedtrace.read.run import read_run
-from schedtrace.timeline.excess import features, judged_steps
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, step
 from tests.samples import FINDINGS

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.trials import pooled_reports
+from schedtrace.diagnose.run_statistics import pooled_reports
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Evidence, Finding, Report
