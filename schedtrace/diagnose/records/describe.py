@@ -7,9 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from schedtrace.diagnose.records.console import SIMILAR, console_statements, intervals_s, summary
-from schedtrace.diagnose.records.failures import failure_statements
 from schedtrace.diagnose.records.metrics import engine_metrics, is_window, metrics_statements
+from schedtrace.diagnose.records.server_log import (
+    SIMILAR,
+    console_statements,
+    failure_statements,
+    intervals_s,
+    summary,
+)
 from schedtrace.errors import InputError
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.records import ClientLatency, ServerStart, Statement, WeakRecord
