@@ -177,7 +177,7 @@ class ServedExecutor(SimulatedExecutor):
         """Return the size of the KV cache per GPU in bytes, for each pipeline stage.
 
         This is ``--kv-cache-memory-bytes``, or the size of ``--num-gpu-blocks-override``. Otherwise it is the
-        GPU memory that the model leaves free, as estimated by ``step_times.roofline``. On vLLM's CPU platform,
+        GPU memory that the model leaves free (estimated by ``step_times.roofline``). On vLLM's CPU platform,
         ``VLLM_CPU_KVCACHE_SPACE`` overwrites ``--kv-cache-memory-bytes``; then neither applies.
         """
         config = self.vllm_config
