@@ -11,7 +11,7 @@ import polars as pl
 
 from schedtrace.model.comparison import DecidedStep, Decisions, Divergence
 from schedtrace.model.trace_facts import Fact
-from schedtrace.read.tables import LONGEST_US
+from schedtrace.read.lines import LONGEST_US
 from schedtrace.timeline.timeline import Timeline
 
 GIVEN = (

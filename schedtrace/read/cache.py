@@ -14,19 +14,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 import polars as pl
 
-from schedtrace.errors import InputError
 from schedtrace.model import safe_files
 from schedtrace.model.trace import SCHEMA_VERSION, End, Header, Step
-from schedtrace.read.lines import Content, ReadOptions, WholeLines
-from schedtrace.read.parse import Parsed, parse
+from schedtrace.read.lines import Content
 from schedtrace.read.part_files import files_for
 from schedtrace.read.problems import Problems
-from schedtrace.read.tables import CannotWriteError, Tables, scan, schema_of, write_table
+from schedtrace.read.tables import CannotWriteError, scan, schema_of, write_table
 from schedtrace.version import __version__
 
 FOLDER = "traces"
@@ -35,6 +33,8 @@ SMALL = (
     *("steps", "arrivals", "finishes", "present", "gaps", "there_after"),
     *("dummies", "syncs", "controls", "kv_sends", "cpu", "stalls"),
 )
+NOTED = ("header", "notices", "end", "problems", "in_order")
+"""Fields of a ``trace.Parsed`` that are in the note; ``SMALL`` names its tables."""
 LAYOUT = 11
 """Version of the files; raise it when the content of the files changes without a change of the trace's
 schema.
@@ -52,8 +52,8 @@ SETTLED_NS = 2 * 10**9
 _TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
 """Folders that exist until the process ends, because lazy tables refer to files in them."""
 
-Cached = tuple[Parsed, dict[str, pl.LazyFrame]]
-"""Parts of a trace that stay in memory, and the large tables."""
+Fields = dict[str, Any]
+"""Fields of a ``trace.Parsed``, by name."""
 
 
 class Fingerprint(msgspec.Struct):
@@ -83,26 +83,10 @@ class CacheNote(msgspec.Struct):
     in_order: bool
 
 
-def read_by_files(path: Path, options: ReadOptions) -> Cached:
-    """Read a trace whose tables do not fit into memory.
-
-    Raises:
-        InputError: If the file cannot be read or is no trace, or there is no room for the files.
-    """
-    if options.cache:
-        cached = _find(path, options)
-        if cached is not None:
-            return cached
-        with suppress(CannotWriteError):  # no home, a full disk: a temporary folder may do
-            return _build(path, options)
+def temporary_folder() -> Path:
+    """Make a folder that exists until the process ends, or until ``remove_temporary``."""
     _TEMPORARY.append(tempfile.TemporaryDirectory(prefix="schedtrace-"))
-    folder = Path(_TEMPORARY[-1].name)
-    try:
-        parsed = parse(WholeLines(path, options), Tables(folder))
-    except CannotWriteError as error:
-        msg = f"{folder}: cannot be written to ({error}); {path} is too large for memory: set TMPDIR"
-        raise InputError(msg) from error
-    return parsed, scan(folder, in_order=parsed.in_order)
+    return Path(_TEMPORARY[-1].name)
 
 
 def remove_temporary() -> None:
@@ -130,59 +114,57 @@ def _prefix(path: Path) -> str:
     return f"{hashlib.blake2b(real, digest_size=16).hexdigest()}."
 
 
-def _find(path: Path, options: ReadOptions) -> Cached | None:
-    """Return the cache of this trace if it is complete and has the trace's content; None otherwise."""
+def load(path: Path, last_us: int | None) -> tuple[Fields, dict[str, pl.LazyFrame]] | None:
+    """Return the trace and its large tables, if a complete cache has the trace's content; None otherwise."""
     for folder in folders_of(path):
         try:
             note = msgspec.json.decode((folder / NOTE).read_bytes(), type=CacheNote)
-            read = (
-                _unchanged(files_for(path, options.last_us), note.read) if note.made_by == made_by() else None
-            )
+            read = _unchanged(files_for(path, last_us), note.read) if note.made_by == made_by() else None
             if read is None or digests(folder) != note.files:
                 continue
-            with suppress(
-                OSError
-            ):  # keeps others from removing it; where it fails, they may not remove it either
+            with suppress(OSError):  # keeps others from removing it; if it fails, nor may they remove it
                 os.utime(folder)
-            cached = _open(folder, note)
+            fields: Fields = {name: pl.read_parquet(folder / f"{name}.parquet") for name in SMALL}
+            fields |= {name: getattr(note, name) for name in NOTED}
+            large = scan(folder, in_order=note.in_order)
             if read != note.read:
                 note.read = read
-                _write_note(folder, note)
+                safe_files.replace(folder / NOTE, msgspec.json.encode(note))
         except (OSError, UnicodeDecodeError, msgspec.MsgspecError, pl.exceptions.PolarsError):
             continue  # whatever is wrong with it, the trace itself is there
-        return cached
+        return fields, large
     return None
 
 
-def _build(path: Path, options: ReadOptions) -> Cached:
-    """Read the trace into a new folder; a folder is a cache only once its note is written.
+def save(
+    path: Path,
+    folder: Path,
+    fields: Fields,
+    contents: dict[str, Content],
+    stamps: dict[str, list[int] | None],
+) -> None:
+    """Make a folder that has a trace's large tables its cache; it is one only once its note is written.
+
+    Args:
+        path: Path of the trace.
+        folder: Folder made by ``building``.
+        fields: The trace without its large tables.
+        contents: Content of each file that was read, by name.
+        stamps: Stamp of each file before it was read.
 
     Raises:
-        CannotWriteError: If the user's cache cannot be written to.
+        CannotWriteError: If a table cannot be written.
+        OSError: If the note cannot be written.
     """
-    stamps = {file.name: stamp_of(file) for file in files_for(path, options.last_us)}
-    with building(path) as folder:
-        lines = WholeLines(path, options)
-        parsed = parse(lines, Tables(folder))
-        for name in SMALL:
-            write_table(getattr(parsed, name), folder / f"{name}.parquet")
-        read = {
-            name: _fingerprint(path.with_name(name), content, stamps.get(name))
-            for name, content in lines.contents.items()
-        }
-        note = CacheNote(
-            made_by=made_by(),
-            read=read,
-            files=digests(folder),
-            header=parsed.header,
-            notices=parsed.notices,
-            end=parsed.end,
-            problems=parsed.problems,
-            in_order=parsed.in_order,
-        )
-        _write_note(folder, note)
-    _remove_unused(path, but=folder)
-    return parsed, scan(folder, in_order=parsed.in_order)
+    for name in SMALL:
+        write_table(fields[name], folder / f"{name}.parquet")
+    read = {
+        name: _fingerprint(path.with_name(name), content, stamps.get(name))
+        for name, content in contents.items()
+    }
+    noted = {name: fields[name] for name in NOTED}
+    note = CacheNote(made_by=made_by(), read=read, files=digests(folder), **noted)
+    safe_files.replace(folder / NOTE, msgspec.json.encode(note))
 
 
 def _fingerprint(file: Path, content: Content, stamp: list[int] | None) -> Fingerprint:
@@ -212,22 +194,6 @@ def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fin
     return unchanged if len(unchanged) == len(files) else None
 
 
-def _open(folder: Path, note: CacheNote) -> Cached:
-    parsed = Parsed(
-        header=note.header,
-        **{name: pl.read_parquet(folder / f"{name}.parquet") for name in SMALL},
-        notices=note.notices,
-        end=note.end,
-        problems=note.problems,
-        in_order=note.in_order,
-    )
-    return parsed, scan(folder, in_order=note.in_order)
-
-
-def _write_note(folder: Path, note: CacheNote) -> None:
-    safe_files.replace(folder / NOTE, msgspec.json.encode(note))
-
-
 @contextmanager
 def building(path: Path) -> Iterator[Path]:
     """Make a new cache folder for this trace; remove it if building it fails.
@@ -248,7 +214,7 @@ def building(path: Path) -> Iterator[Path]:
         raise
 
 
-def _remove_unused(path: Path, but: Path) -> None:
+def remove_unused(path: Path, but: Path) -> None:
     """Remove caches that no process still uses: others of the trace, old ones, and those over the limit."""
     used = []
     for folder in but.parent.iterdir():

@@ -17,10 +17,9 @@ from msgspec import UNSET
 from msgspec.structs import astuple
 
 from schedtrace.model.trace import Delta, Output, RowChanges, ScheduledRequest, Step
-from schedtrace.read.lines import AS_READ, WholeLines, decode_line
+from schedtrace.read.lines import AS_READ, LARGEST, WholeLines, decode_line
 from schedtrace.read.tables import (
     DETAILS,
-    LARGEST,
     ORDINARY,
     Columns,
     EndedStretches,

@@ -28,7 +28,6 @@ from schedtrace.read.growing import (
     still_there,
 )
 from schedtrace.read.lines import AS_READ, decode_line, read_header, reading
-from schedtrace.read.parse import about_the_recorder, merge_outputs, side_tables, unseen_requests
 from schedtrace.read.problems import Problems, gaps_of
 from schedtrace.read.tables import (
     EVENTS,
@@ -42,7 +41,7 @@ from schedtrace.read.tables import (
     present_in,
     stalls_in,
 )
-from schedtrace.read.trace import Trace
+from schedtrace.read.trace import Trace, about_the_recorder, merge_outputs, side_tables, unseen_requests
 
 MOST_STALLS = 64
 """Maximum number of recent stall lines that are kept."""

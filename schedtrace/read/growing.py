@@ -23,9 +23,9 @@ from schedtrace.model.manifest import files_of, is_in_parts
 from schedtrace.model.safe_files import descriptor
 from schedtrace.model.trace import Arrival, Finish, Preemption, Present
 from schedtrace.read.decompress import TOO_LARGE, ZstdFrames
-from schedtrace.read.lines import LONGEST_LINE, UNREADABLE, decode_line, reading
+from schedtrace.read.lines import LONGEST_LINE, UNREADABLE, decode_line, readable_struct, reading
 from schedtrace.read.part_files import Joint, decode_head, head_of, parts_of
-from schedtrace.read.tables import STRETCH_SCHEMA, readable_struct, structs_of
+from schedtrace.read.tables import STRETCH_SCHEMA, structs_of
 
 CAME, LOST, RUNS = -3, -2, -1
 """Step numbers before the first step, for requests that were present before a window: when they arrived, were

@@ -3,13 +3,14 @@
 import hashlib
 import os
 import re
+import types
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from errno import ENOENT
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 
@@ -20,7 +21,6 @@ from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Head
 from schedtrace.read.decompress import TOO_LARGE, ZstdFrames
 from schedtrace.read.part_files import Joint, TraceParts, last_of, named_files, parts_of
 from schedtrace.read.problems import Problems
-from schedtrace.read.tables import readable_struct
 
 Progress = Callable[[int, int], None]
 """Callback with the number of bytes done and the total number of bytes."""
@@ -274,6 +274,62 @@ brackets.
 """
 HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
 """Pattern of numbers with 19 digits, which no count or time has and which do not fit Polars' integers."""
+LARGEST = 10**18
+"""Largest count or time, which fits Polars' integers."""
+LONGEST_US = 10**15
+"""Longest time since the beginning of a trace: 31 years."""
+ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
+"""Bounds of times on the machine's clocks; viewers count both in nanoseconds, in 64 bits."""
+
+
+def readable_struct(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """Return the struct into which a reader decodes lines.
+
+    It accepts words that a literal does not name, because newer versions may write them, and refuses numbers
+    too large for Polars.
+    """
+    fields: list[Any] = []
+    for each in msgspec.structs.fields(struct):
+        hint = _readable(each.type, _bounds(each.name))
+        if each.required:
+            fields.append((each.name, hint))
+        elif each.default is msgspec.NODEFAULT:
+            fields.append((each.name, hint, msgspec.field(default_factory=each.default_factory)))
+        else:
+            fields.append((each.name, hint, each.default))
+    config = struct.__struct_config__
+    return msgspec.defstruct(
+        struct.__name__,
+        fields,
+        tag_field=config.tag_field,
+        tag=config.tag,
+        kw_only=True,
+        gc=False,
+        array_like=config.array_like,
+        omit_defaults=config.omit_defaults,
+    )
+
+
+def _bounds(name: str) -> msgspec.Meta:
+    if name.endswith("_anchor_us"):
+        return ANCHOR_US
+    largest = LONGEST_US if name.endswith("_us") else LARGEST
+    return msgspec.Meta(gt=-largest, lt=largest)
+
+
+def _readable(hint: Any, bounds: msgspec.Meta) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in {types.UnionType, Union}:
+        return Union[tuple(_readable(argument, bounds) for argument in arguments)]  # noqa: UP007  # made at run time
+    if origin is Literal:
+        return str
+    if origin is list:
+        return list[_readable(arguments[0], bounds)]  # type: ignore[misc]  # made at run time
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return readable_struct(hint)
+    return Annotated[int, bounds] if hint is int else hint
+
+
 AS_READ = {line: readable_struct(line) for line in (Header, Step, Delta, Output, Events, Cpu, Notice, End)}
 """Struct into which each kind of line is read."""
 _decode = msgspec.json.Decoder(Union[tuple(AS_READ.values())]).decode  # noqa: UP007  # made at run time

@@ -11,16 +11,17 @@ one table fit into memory.
 import enum
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import polars as pl
 from msgspec import UNSET
 from msgspec.structs import astuple
+from polars.io.plugins import register_io_source
 
 from schedtrace.model import safe_files
 from schedtrace.model.trace import (
@@ -36,14 +37,6 @@ from schedtrace.model.trace import (
 )
 from schedtrace.model.trace_facts import Stalled, ThreadTime
 
-LARGEST = 10**18
-"""Largest count or time, which fits Polars' integers."""
-LONGEST_US = 10**15
-"""Longest time since the beginning of a trace: 31 years."""
-ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
-"""Bounds of times on the machine's clocks; viewers count both in nanoseconds, in 64 bits."""
-
-
 FOLDED = frozenset({"also"})
 """Fields of a trace's line that become additional rows of its table, not columns."""
 
@@ -56,54 +49,6 @@ def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     """
     hints = {field.name: field.type for field in msgspec.structs.fields(struct) if field.name not in FOLDED}
     return {name: _dtype(hint) for name, hint in hints.items() if get_origin(hint) is not dict}
-
-
-def readable_struct(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """Return the struct into which a reader decodes lines.
-
-    It accepts words that a literal does not name, because newer versions may write them, and refuses numbers
-    too large for Polars.
-    """
-    fields: list[Any] = []
-    for field in msgspec.structs.fields(struct):
-        hint = _readable(field.type, _bounds(field.name))
-        if field.required:
-            fields.append((field.name, hint))
-        elif field.default is msgspec.NODEFAULT:
-            fields.append((field.name, hint, msgspec.field(default_factory=field.default_factory)))
-        else:
-            fields.append((field.name, hint, field.default))
-    config = struct.__struct_config__
-    return msgspec.defstruct(
-        struct.__name__,
-        fields,
-        tag_field=config.tag_field,
-        tag=config.tag,
-        kw_only=True,
-        gc=False,
-        array_like=config.array_like,
-        omit_defaults=config.omit_defaults,
-    )
-
-
-def _bounds(name: str) -> msgspec.Meta:
-    if name.endswith("_anchor_us"):
-        return ANCHOR_US
-    largest = LONGEST_US if name.endswith("_us") else LARGEST
-    return msgspec.Meta(gt=-largest, lt=largest)
-
-
-def _readable(hint: Any, bounds: msgspec.Meta) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in {types.UnionType, Union}:
-        return Union[tuple(_readable(argument, bounds) for argument in arguments)]  # noqa: UP007  # made at run time
-    if origin is Literal:
-        return str
-    if origin is list:
-        return list[_readable(arguments[0], bounds)]  # type: ignore[misc]  # made at run time
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return readable_struct(hint)
-    return Annotated[int, bounds] if hint is int else hint
 
 
 def _dtype(hint: Any) -> Any:
@@ -336,6 +281,82 @@ def empty_table(name: str) -> pl.DataFrame:
 def _sorted(table: pl.LazyFrame, name: str, *, in_order: bool) -> pl.LazyFrame:
     by = ["step", "order"] if name == STRETCHES else ["step"]
     return (table if in_order else table.sort(by, maintain_order=True)).set_sorted("step")
+
+
+ROW_COLUMNS = {
+    **dict.fromkeys(OF_STEP, pl.Int64),
+    **{
+        name: dtype
+        for name, dtype in STRETCH_SCHEMA.items()
+        if name not in {"step", "last_step", "trial", "order"}
+    },
+}
+"""Schema of a table of rows, one per request and step."""
+
+
+def rows_of(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return all rows of these stretches, in the order of the steps.
+
+    Args:
+        stretches: Stretches of a trace.
+        steps: Steps that contain at least those of the stretches.
+    """
+    into = pl.col("at") - pl.col("step")
+    return (
+        stretches.with_columns(at=pl.int_ranges("step", pl.col("last_step") + 1))
+        .explode("at")
+        .with_columns(
+            step="at",
+            computed_tokens=pl.col("computed_tokens") + into * pl.col("scheduled_tokens").fill_null(0),
+        )
+        .sort("step", "order")
+        .join(steps.lazy().select("step", "start_us"), on="step", how="left", maintain_order="left")
+        .select(list(ROW_COLUMNS))
+        .set_sorted("step")
+        .collect()
+    )
+
+
+def rows_between(stretches: pl.LazyFrame, steps: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
+    """Return the rows of the steps from ``first`` to ``last``."""
+    begin, end = pl.max_horizontal("step", first), pl.min_horizontal("last_step", last)
+    into = begin - pl.col("step")
+    cut = stretches.filter((pl.col("step") <= last) & (pl.col("last_step") >= first)).with_columns(
+        step=begin,
+        last_step=end,
+        computed_tokens=pl.col("computed_tokens") + into * pl.col("scheduled_tokens").fill_null(0),
+    )
+    return rows_of(cut, steps.filter(pl.col("step").is_between(first, last)))
+
+
+def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
+    """Yield the rows of all steps in pieces, so that they are never all in memory."""
+
+    def source(
+        with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
+    ) -> Iterator[pl.DataFrame]:
+        left = n_rows
+        for first, last in _windows(steps):
+            rows = rows_between(stretches, steps, first, last)
+            if predicate is not None:
+                rows = rows.filter(predicate)
+            if left is not None:
+                rows = rows.head(left)
+                left -= rows.height
+            yield rows if with_columns is None else rows.select(with_columns)
+            if left == 0:
+                return
+
+    return register_io_source(source, schema=ROW_COLUMNS).set_sorted("step")
+
+
+def _windows(steps: pl.DataFrame) -> Iterator[tuple[int, int]]:
+    """Yield the first and last step of groups that together have this many rows."""
+    at = pl.col("total_requests").fill_null(1).clip(1, ROWS_AT_ONCE).cum_sum() // ROWS_AT_ONCE
+    windows = steps.group_by(at.alias("at"), maintain_order=True).agg(
+        pl.col("step").first(), pl.col("step").last().alias("last")
+    )
+    yield from windows.select("step", "last").iter_rows()
 
 
 FIELDS = tuple(

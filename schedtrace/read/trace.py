@@ -1,96 +1,134 @@
-"""Trace of one engine as frames."""
+"""Trace of one engine: its lines, converted to frames chunk by chunk."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import gc
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import polars as pl
-from polars.io.plugins import register_io_source
 
-from schedtrace.errors import UsageError
+from schedtrace.errors import InputError, UsageError
 from schedtrace.model.manifest import is_in_parts
-from schedtrace.model.trace import Header
-from schedtrace.model.trace_facts import ALL_FACTS, Fact
-from schedtrace.read.cache import read_by_files
-from schedtrace.read.lines import READ, ReadOptions, WholeLines, file_size
-from schedtrace.read.parse import Parsed, parse
+from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, Step
+from schedtrace.model.trace_facts import ALL_FACTS, Control, DummyBatch, Fact, KvSend, RankSync
+from schedtrace.read import cache
+from schedtrace.read.chain import Chain
+from schedtrace.read.lines import READ, ReadOptions, WholeLines, file_size, read_header, read_lines
 from schedtrace.read.part_files import files_for
-from schedtrace.read.tables import OF_STEP, ROWS_AT_ONCE, STRETCH_SCHEMA, STRETCHES, Tables
+from schedtrace.read.problems import GAP_SCHEMA, TOLD, Problems, gaps_of, number_ranges
+from schedtrace.read.tables import (
+    EVENTS,
+    FLAT,
+    LISTS,
+    STRETCHES,
+    CannotWriteError,
+    Tables,
+    all_rows,
+    between_steps,
+    cpu_times,
+    empty_table,
+    entries_of,
+    frame_of,
+    present_in,
+    scan,
+    stalls_in,
+    structs_of,
+)
 
-COLUMNS = {
-    **dict.fromkeys(OF_STEP, pl.Int64),
-    **{
-        name: dtype
-        for name, dtype in STRETCH_SCHEMA.items()
-        if name not in {"step", "last_step", "trial", "order"}
-    },
-}
-"""Schema of a table of rows."""
+NO_EVENTS = {name: empty_table(name).drop("start_us") for name in EVENTS}
+"""Tables of ``EVENTS`` without rows."""
 
 
-def rows_of(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return all rows of these stretches, in the order of the steps.
+class StepTables:
+    """Collector of the steps, which accepts each step number once.
 
     Args:
-        stretches: Stretches of a trace.
-        steps: Steps that contain at least those of the stretches.
+        tables: Collector of the tables nested in the steps.
     """
-    into = pl.col("at") - pl.col("step")
-    return (
-        stretches.with_columns(at=pl.int_ranges("step", pl.col("last_step") + 1))
-        .explode("at")
-        .with_columns(
-            step="at",
-            computed_tokens=pl.col("computed_tokens") + into * pl.col("scheduled_tokens").fill_null(0),
-        )
-        .sort("step", "order")
-        .join(steps.lazy().select("step", "start_us"), on="step", how="left", maintain_order="left")
-        .select(list(COLUMNS))
-        .set_sorted("step")
-        .collect()
-    )
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self.chain = Chain(lambda table: tables.put({STRETCHES: table}))
+        self._frames: list[pl.DataFrame] = []
+        self._events = {name: [rows] for name, rows in NO_EVENTS.items()}
+
+    def add(self, lines: list[Any]) -> None:
+        """Add the steps and deltas of a chunk; None stands for a line that may have been a step."""
+        for line in lines:
+            self.chain.take(line)
+        columns = self.chain.columns()
+        self._tables.put({name: entries_of(columns, name) for name in LISTS})
+        self._frames.append(frame_of(columns, FLAT))
+        for name, frames in self._events.items():
+            if any(columns[name]):
+                frames.append(entries_of(columns, name).drop("start_us"))
+
+    def end(self) -> None:
+        """End the last step: there are no more lines."""
+        self.chain.running.end()
+        self._tables.finish()
+
+    def frame(self) -> pl.DataFrame:
+        """Return all steps without their lists."""
+        return self._sorted(pl.concat(self._frames))
+
+    def events(self, column: str, idle: list[Any]) -> pl.DataFrame:
+        """Return an ``EVENTS`` column of the whole trace: entries of steps and of the lines between steps."""
+        with_steps = self._sorted(pl.concat(self._events[column]))
+        if not any(getattr(line, column) for line in idle):
+            return with_steps
+        return pl.concat([with_steps, between_steps(column, idle)], how="diagonal")
+
+    def _sorted(self, frame: pl.DataFrame) -> pl.DataFrame:
+        return frame if self.chain.in_order else frame.sort("step", maintain_order=True)
 
 
-def rows_between(stretches: pl.LazyFrame, steps: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
-    """Return the rows of the steps from ``first`` to ``last``."""
-    begin, end = pl.max_horizontal("step", first), pl.min_horizontal("last_step", last)
-    into = begin - pl.col("step")
-    cut = stretches.filter((pl.col("step") <= last) & (pl.col("last_step") >= first)).with_columns(
-        step=begin,
-        last_step=end,
-        computed_tokens=pl.col("computed_tokens") + into * pl.col("scheduled_tokens").fill_null(0),
-    )
-    return rows_of(cut, steps.filter(pl.col("step").is_between(first, last)))
+BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us", "kv_sends": "at_us"}
+"""Lists of events outside steps, with the field that gives their time and order."""
 
 
-def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
-    """Yield the rows of all steps in pieces, so that they are never all in memory."""
-
-    def source(
-        with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
-    ) -> Iterator[pl.DataFrame]:
-        left = n_rows
-        for first, last in _windows(steps):
-            rows = rows_between(stretches, steps, first, last)
-            if predicate is not None:
-                rows = rows.filter(predicate)
-            if left is not None:
-                rows = rows.head(left)
-                left -= rows.height
-            yield rows if with_columns is None else rows.select(with_columns)
-            if left == 0:
-                return
-
-    return register_io_source(source, schema=COLUMNS).set_sorted("step")
+def side_tables(events: dict[str, pl.DataFrame]) -> dict[str, Any]:
+    """Return the tables of ``BESIDE``, without the steps that recorded them."""
+    rows = {name: events[name].drop("step", "trial") for name in BESIDE}
+    return {name: rows[name] if rows[name].is_empty() else rows[name].sort(at) for name, at in BESIDE.items()}
 
 
-def _windows(steps: pl.DataFrame) -> Iterator[tuple[int, int]]:
-    """Yield the first and last step of groups that together have this many rows."""
-    at = pl.col("total_requests").fill_null(1).clip(1, ROWS_AT_ONCE).cum_sum() // ROWS_AT_ONCE
-    windows = steps.group_by(at.alias("at"), maintain_order=True).agg(
-        pl.col("step").first(), pl.col("step").last().alias("last")
-    )
-    yield from windows.select("step", "last").iter_rows()
+@dataclass(kw_only=True)
+class Parsed:
+    """A trace file without its large tables. Frames have the columns of ``model.trace``'s structs."""
+
+    header: Header
+    steps: pl.DataFrame
+    """Steps without their lists, which are separate tables."""
+    arrivals: pl.DataFrame
+    finishes: pl.DataFrame
+    present: pl.DataFrame = field(default_factory=lambda: present_in(()))
+    """Requests there when the trace began (``read/tables.py``)."""
+    gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
+    """Times of which nothing is recorded (``read/problems.py``)."""
+    there_after: pl.DataFrame = field(default_factory=lambda: present_in(()))
+    """Requests present at the end of gaps of the kind ``TOLD``, including those whose arrival is recorded."""
+    dummies: pl.DataFrame = field(default_factory=lambda: structs_of((), DummyBatch))
+    """Dummy batches of a rank in lock-step, in order; older traces list fewer than they count."""
+    syncs: pl.DataFrame = field(default_factory=lambda: structs_of((), RankSync))
+    """All-reduces among ranks in lock-step, in their order."""
+    controls: pl.DataFrame = field(default_factory=lambda: structs_of((), Control))
+    """Calls to the engine other than requests, in order of time."""
+    kv_sends: pl.DataFrame = field(default_factory=lambda: structs_of((), KvSend))
+    """Blocks that finished requests keep until they are sent, in order of time."""
+    cpu: pl.DataFrame = field(default_factory=lambda: cpu_times(()))
+    """Processor times of threads (``read/tables.py``)."""
+    stalls: pl.DataFrame = field(default_factory=lambda: stalls_in(()))
+    """Times without progress that the engine's watchdog saw (``read/tables.py``)."""
+    notices: list[str]
+    end: End | None
+    problems: Problems
+    in_order: bool = True
+    """Whether the steps came in the order of their numbers."""
 
 
 @dataclass(kw_only=True)
@@ -110,8 +148,13 @@ class Trace(Parsed):
     """Kind of record from which it was read."""
 
     def __post_init__(self) -> None:
-        """Remove the facts that the recorder could not see."""
-        self.facts -= {*_unseen(self.header, self.steps)}
+        """Remove the facts that a scheduler with a part of another class than vLLM's does not show."""
+        if not self.header.preemptions_recorded:
+            self.facts -= {Fact.PREEMPTIONS}
+            if self.steps["num_resumed"].sum():  # requests waited again, and nobody knows since when
+                self.facts -= {Fact.LIVES}
+        if self.steps.height and self.steps["kv_blocks_free_after"].is_null().all():
+            self.facts -= {Fact.BLOCKS}
 
     def require(self, fact: Fact, what: str) -> None:
         """Raise UsageError if the record lacks a fact that the caller needs."""
@@ -140,16 +183,6 @@ class Trace(Parsed):
         return self.large["preempted"]
 
 
-def _unseen(header: Header, steps: pl.DataFrame) -> Iterator[Fact]:
-    """Yield the facts that cannot be recorded because a part of vLLM's scheduler is of another class."""
-    if not header.preemptions_recorded:
-        yield Fact.PREEMPTIONS
-        if steps["num_resumed"].sum():  # requests waited again, and nobody knows since when
-            yield Fact.LIVES
-    if steps.height and steps["kv_blocks_free_after"].is_null().all():
-        yield Fact.BLOCKS
-
-
 EXPANDS = 8
 """Approximate ratio of a part's decompressed size to its file size."""
 
@@ -164,9 +197,189 @@ def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
     """
     size = sum(map(file_size, files_for(path, options.last_us)))
     if size * (EXPANDS if is_in_parts(path) else 1) > options.memory_bytes:
-        parsed, large = read_by_files(path, options)
-    else:
-        tables = Tables()
-        parsed = parse(WholeLines(path, options), tables)
-        large = tables.scan(in_order=parsed.in_order)
-    return Trace(path=path, large=large, **vars(parsed))
+        fields, large = _read_by_files(path, options)
+        return Trace(path=path, large=large, **fields)
+    tables = Tables()
+    parsed = parse(WholeLines(path, options), tables)
+    return Trace(path=path, large=tables.scan(in_order=parsed.in_order), **vars(parsed))
+
+
+def _read_by_files(path: Path, options: ReadOptions) -> tuple[cache.Fields, dict[str, pl.LazyFrame]]:
+    """Read a trace whose tables do not fit into memory.
+
+    Raises:
+        InputError: If the file cannot be read or is no trace, or there is no room for the files.
+    """
+    if options.cache:
+        if (cached := cache.load(path, options.last_us)) is not None:
+            return cached
+        with suppress(CannotWriteError):  # no home, a full disk: a temporary folder may do
+            stamps = {file.name: cache.stamp_of(file) for file in files_for(path, options.last_us)}
+            lines = WholeLines(path, options)
+            with cache.building(path) as folder:
+                parsed = parse(lines, Tables(folder))
+                cache.save(path, folder, vars(parsed), lines.contents, stamps)
+            cache.remove_unused(path, but=folder)
+            return vars(parsed), scan(folder, in_order=parsed.in_order)
+    folder = cache.temporary_folder()
+    try:
+        parsed = parse(WholeLines(path, options), Tables(folder))
+    except CannotWriteError as error:
+        msg = f"{folder}: cannot be written to ({error}); {path} is too large for memory: set TMPDIR"
+        raise InputError(msg) from error
+    return vars(parsed), scan(folder, in_order=parsed.in_order)
+
+
+def parse(lines: WholeLines, tables: Tables) -> Parsed:
+    """Read all lines; the lists nested in the steps, such as ``requests``, go to ``tables``.
+
+    Garbage collection is suspended: lines have no cycles, and searching so many objects takes a while.
+
+    Raises:
+        InputError: If the file is empty, is no trace of schedtrace, or has a newer schema.
+        CannotWriteError: If ``tables`` cannot be written.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _parse(lines, tables)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _parse(lines: WholeLines, tables: Tables) -> Parsed:
+    header, problems, steps = None, Problems(), StepTables(tables)
+    other_lines: dict[type[msgspec.Struct], list[Any]] = defaultdict(list)
+    for number, chunk in lines:
+        if header is None:
+            if not any(line.strip() for line in chunk):
+                continue
+            header = read_header(lines.path, chunk if number == 1 else [b""])
+            chunk[0] = b""
+        read = read_lines(chunk, number, problems)
+        steps.add(read.pop(Step))
+        del read[Delta]
+        for kind, found_lines in read.items():
+            other_lines[kind] += found_lines
+    if header is None:
+        raise InputError(_nothing(lines))
+    steps.end()
+    end = msgspec.convert(other_lines[End][-1], End, from_attributes=True) if other_lines[End] else None
+    events = {name: steps.events(name, other_lines[Events]) for name in EVENTS}
+    arrivals, finishes = events["arrived"], events["finished"]
+    all_steps = merge_outputs(steps.frame(), other_lines[Output])
+    listed = _before_the_end(present_in(other_lines[Events], keep="all"), lines.begun_anew, all_steps)
+    is_begun = is_in_parts(lines.path) and not lines.left_out
+    gaps = gaps_of(all_steps, lines.begun_anew, other_lines[Events], header.first_step if is_begun else None)
+    present = unseen_requests(listed, arrivals, all_steps)
+    ids = pl.concat([present["request_id"], arrivals["request_id"]])
+    problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames
+    problems.unclosed = end is None
+    in_vain = sorted(set(steps.chain.not_rebuilt).difference(all_steps["step"]))
+    problems.refused = sorted(steps.chain.refused)
+    expected = max(
+        [
+            *(all_steps["step"].tail(1) + 1),
+            *(step + 1 for step in in_vain[-1:]),
+            *(first for first, _ in lines.begun_anew),
+            end.steps if end else 0,
+        ]
+    )
+    problems.end_missing = all_steps.height > 0 and expected > all_steps["step"][-1] + 1
+    problems.not_rebuilt = number_ranges(in_vain)
+    problems.doubtful = steps.chain.doubtful
+    first = header.first_step
+    problems.first_step = 0 if lines.left_out else first
+    if problems.first_step and all_steps.height:
+        problems.began_unix_us = header.wall_anchor_us + int(all_steps["start_us"][0])
+    problems.gaps = _missing_parts(gaps)
+    problems.dropped = lines.dropped
+    refused = {step for step in problems.refused if first <= step < expected}
+    refused = refused.difference(all_steps["step"], in_vain)
+    problems.missing_steps = max(0, expected - first - all_steps.height - len(in_vain) - len(refused))
+    dropped = sum(line.dropped_steps for line in other_lines[Events])
+    problems.dropped_steps = max(0, min(dropped, problems.missing_steps))
+    if problems.missing_steps or problems.garbled_lines or in_vain:
+        unknown = finishes.filter(~pl.col("request_id").is_in(pl.lit(ids).implode()))["request_id"].n_unique()
+        problems.missing_arrivals = max(unknown, sum(line.dropped_arrivals for line in other_lines[Events]))
+        problems.missing_finishes = sum(line.dropped_finishes for line in other_lines[Events])
+    if problems.unclosed:
+        ended = finishes["request_id"].implode()
+        problems.unfinished_requests = ids.filter(~ids.is_in(ended)).n_unique()
+    return Parsed(
+        header=header,
+        steps=all_steps,
+        arrivals=arrivals,
+        finishes=finishes,
+        present=present,
+        gaps=gaps,
+        there_after=listed
+        if listed.is_empty()
+        else listed.filter(pl.col("at_us").is_in(pl.lit(gaps["told_us"].drop_nulls()).implode())),
+        **side_tables(events),
+        cpu=cpu_times(other_lines[Cpu]),
+        stalls=stalls_in(other_lines[Notice]),
+        notices=_notices(header, other_lines),
+        end=end,
+        problems=problems,
+        in_order=steps.chain.in_order,
+    )
+
+
+def _notices(header: Header, lines: dict[type[msgspec.Struct], list[Any]]) -> list[str]:
+    """Return all notices, including those of later headers, which follow lost lines."""
+    notices = [*header.notices, *about_the_recorder(lines[Notice])]
+    later = dict.fromkeys(notice for header_read in lines[Header] for notice in header_read.notices)
+    return [*notices, *(notice for notice in later if notice not in notices)]
+
+
+def about_the_recorder(lines: list[Any]) -> list[str]:
+    """Return the notices about failures of the recorder, without stalls, which concern the engine."""
+    return [line.message for line in lines if line.stalled is None]
+
+
+def _before_the_end(
+    listed: pl.DataFrame, begun_anew: Sequence[tuple[int, int]], steps: pl.DataFrame
+) -> pl.DataFrame:
+    """Return the listed requests without those of heads that no step follows."""
+    if steps.is_empty() or listed.is_empty():
+        return listed
+    late = [at_us for first, at_us in begun_anew if first > steps["step"][-1]]
+    return listed.filter(~pl.col("at_us").is_in(late))
+
+
+def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests present when the trace began, and those first seen after a gap."""
+    present = listed.unique("request_id", keep="first", maintain_order=True)
+    if steps.is_empty() or present.is_empty():
+        return present
+    has_arrived = pl.col("request_id").is_in(pl.lit(arrivals["request_id"]).implode())
+    return present.filter(~has_arrived | (pl.col("at_us") <= steps["start_us"][0]))
+
+
+def _missing_parts(gaps: pl.DataFrame) -> list[tuple[int, int, int, int]]:
+    """Return the gaps with missing parts: first and last step, begin and end in microseconds."""
+    if gaps.is_empty():
+        return []
+    lacks = (pl.col("first_step") <= pl.col("last_step")) | (pl.col("from_us") < pl.col("to_us"))
+    missing = gaps.filter(lacks, kind=TOLD).select("first_step", "last_step", "from_us", "to_us")
+    return [(first, last, from_us, to_us) for first, last, from_us, to_us in missing.iter_rows()]
+
+
+def merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:
+    """Merge ``output`` lines into the steps that were written before them."""
+    if not late:
+        return steps
+    outputs = structs_of(late, Output).unique("step", keep="first")
+    return steps.update(outputs, on="step", how="left")
+
+
+def _nothing(lines: WholeLines) -> str:
+    """Return the reason why a file without a header is not a trace."""
+    stopped = "the engine stopped before it recorded anything"
+    if lines.dropped:
+        return f"{lines.path}: no line of a trace in it; {lines.dropped[-1]}"
+    if lines.cut_off:
+        return f"{lines.path}:1: cut off in its first line; {stopped}"
+    return f"{lines.path}: empty; {stopped}"

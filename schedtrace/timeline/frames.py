@@ -17,8 +17,15 @@ from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact, KvSend
 from schedtrace.read.problems import DROPPED, GAP_SCHEMA
 from schedtrace.read.run import FrontEndRecord
-from schedtrace.read.tables import cpu_times, present_in, schema_of, stalls_in
-from schedtrace.read.trace import all_rows, rows_between, rows_of
+from schedtrace.read.tables import (
+    all_rows,
+    cpu_times,
+    present_in,
+    rows_between,
+    rows_of,
+    schema_of,
+    stalls_in,
+)
 
 BEFORE = -1
 """Step number, or place of a step, that stands for the time before the first step."""

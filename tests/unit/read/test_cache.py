@@ -15,7 +15,7 @@ import pytest
 from schedtrace.errors import InputError
 from schedtrace.model.trace import ChunkCap, Cpu, Events, Exit, Notice, Output, Preemption
 from schedtrace.model.trace_facts import DummyBatch, RankSync, ThreadTime
-from schedtrace.read import cache
+from schedtrace.read import cache, trace
 from schedtrace.read.lines import ReadOptions
 from schedtrace.read.tables import CannotWriteError
 from schedtrace.read.trace import read_trace
@@ -81,10 +81,15 @@ def settled(monkeypatch):
 
 @pytest.fixture
 def parses(monkeypatch):
-    """One entry for every time that a trace was parsed."""
+    """One entry for every time that a large trace was parsed."""
     done = []
-    original = cache.parse
-    monkeypatch.setattr(cache, "parse", lambda *given: done.append(1) or original(*given))
+    original = trace.parse
+
+    def parse(lines, tables):
+        done.extend([1] if tables._folder else [])
+        return original(lines, tables)
+
+    monkeypatch.setattr(trace, "parse", parse)
     return done
 
 

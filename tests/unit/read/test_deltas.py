@@ -24,9 +24,9 @@ from schedtrace.model.trace import (
     Step,
 )
 from schedtrace.read import tables
-from schedtrace.read import trace as rows_module
 from schedtrace.read.chain import expanded_lines, removed_rows, without
-from schedtrace.read.trace import read_trace, rows_between
+from schedtrace.read.tables import rows_between
+from schedtrace.read.trace import read_trace
 from tests.deltas import Deltas
 from tests.makers import arrival, encoded, finish, header, step, write_trace
 from tests.unit.read.same import assert_same
@@ -322,7 +322,6 @@ def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every, rows_at
     with (
         TemporaryDirectory() as folder,
         patch.object(tables, "ROWS_AT_ONCE", rows_at_once),
-        patch.object(rows_module, "ROWS_AT_ONCE", rows_at_once),
     ):
         compare(steps, full_every, folder)
 
