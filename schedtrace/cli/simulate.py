@@ -70,7 +70,7 @@ def simulate(
     check_arguments([Given(context.args)], own=option_names(context))
     require_vllm()
     from schedtrace.engine.vllm_config import parse_engine_args
-    from schedtrace.simulate.config import tiny_model
+    from schedtrace.simulate.driver import tiny_model
     from schedtrace.simulate.engine_options import shaped_options
     from schedtrace.simulate.replay import play_loads
 

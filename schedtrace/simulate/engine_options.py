@@ -15,7 +15,6 @@ from schedtrace.errors import UsageError
 from schedtrace.model.trace import Header
 from schedtrace.model.what_if import OF_RANKS
 from schedtrace.simulate import releases
-from schedtrace.simulate.config import require_values
 from schedtrace.simulate.driver import recorded_groups
 from schedtrace.step_times.roofline import (
     FIT_TO_MEMORY,
@@ -168,6 +167,33 @@ def _rank_options(header: Header, changes: Mapping[str, Any], recorded: int) -> 
     if interval := header.settings.get("parallel_config.dp_sync_interval"):
         options["dp_sync_interval"] = interval
     return options | ({"router": "vllm"} if ranks != recorded else {})
+
+
+def require_values(changes: Mapping[str, Any], *, ranks: int, lockstep: bool) -> None:
+    """Check the settings of ranks.
+
+    Args:
+        changes: Values by the names of settings.
+        ranks: Number of ranks.
+        lockstep: Whether ranks of this model run in lock-step.
+
+    Raises:
+        UsageError: If a value is not allowed, or balance scheduling is on although no rank waits for another.
+    """
+    if not isinstance(ranks, int) or ranks < 1:
+        msg = f"data_parallel_size={ranks}: expected a number of ranks, 1 or more"
+        raise UsageError(msg)
+    for name, values in OF_RANKS.items():
+        if name in changes and changes[name] not in values:
+            allowed = ", ".join(str(choice).lower() for choice in values)
+            msg = f"{name}={changes[name]}: one of {allowed}"
+            raise UsageError(msg)
+    if changes.get("balance_ranks") and ranks == 1:
+        msg = "balance_ranks=true: with one rank there is nobody to wait for; data_parallel_size=N as well"
+        raise UsageError(msg)
+    if changes.get("balance_ranks") and not lockstep:
+        msg = "balance_ranks=true: ranks of a dense model are independent, none waits for another"
+        raise UsageError(msg)
 
 
 def require_known(name: str) -> None:

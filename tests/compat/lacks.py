@@ -8,8 +8,7 @@ from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from schedtrace.simulate.config import engine_config
-from schedtrace.simulate.driver import Engine
+from schedtrace.simulate.driver import Engine, engine_config
 from tests.contract.families import FAMILIES, Family
 
 ABOUT = {

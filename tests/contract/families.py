@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedtrace.simulate.config import tiny_model
+from schedtrace.simulate.driver import tiny_model
 
 
 @dataclass(frozen=True)

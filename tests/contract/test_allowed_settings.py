@@ -21,7 +21,7 @@ from schedtrace.diagnose.rules.allowed_settings import (
 from schedtrace.present.phrases import plain
 from schedtrace.read.trace import read_trace
 from schedtrace.record.header import kv_block_bytes
-from schedtrace.simulate.config import SMALL, engine_config, tiny_model
+from schedtrace.simulate.driver import SMALL, engine_config, tiny_model
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.families import NGRAM
 from tests.makers import header, step, write_trace

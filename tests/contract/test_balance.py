@@ -20,8 +20,7 @@ from schedtrace.record.plugin import register
 from schedtrace.record.queues import max_running_requests
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
-from schedtrace.simulate.config import engine_config
-from schedtrace.simulate.driver import kv_cache_groups, scheduler_arguments
+from schedtrace.simulate.driver import engine_config, kv_cache_groups, scheduler_arguments
 from tests.contract.deciding import Deciding, decisions, first_difference
 from tests.contract.loads import FAMILIES, under_load
 

@@ -11,7 +11,7 @@ from schedtrace.record.marks.exits import places
 from schedtrace.record.plugin import register
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
-from schedtrace.simulate.config import engine_config
+from schedtrace.simulate.driver import engine_config
 from tests.contract import subclasses
 from tests.contract.deciding import decisions, first_difference
 from tests.contract.subclasses import PAST_THE_MARKS, CallsByName, exits_of, one_seat_for_two

@@ -16,8 +16,7 @@ from schedtrace.read.run import read_run
 from schedtrace.record.plugin import register
 from schedtrace.record.traced import traced_class, traced_scheduler
 from schedtrace.simulate import Driver as Engine
-from schedtrace.simulate.config import engine_config
-from schedtrace.simulate.driver import kv_cache_groups, make_request, scheduler_arguments
+from schedtrace.simulate.driver import engine_config, kv_cache_groups, make_request, scheduler_arguments
 from schedtrace.simulate.releases import model_output
 from tests.contract.deciding import LOAD, decisions, first_difference
 

@@ -19,7 +19,7 @@ from schedtrace.engine.simulated import EXECUTOR, defaults_of_the_gpu, taken
 from schedtrace.errors import UsageError
 from schedtrace.record.header import device_name
 from schedtrace.simulate.clock import MachineClock
-from schedtrace.simulate.config import TINY_MODEL
+from schedtrace.simulate.driver import TINY_MODEL
 from schedtrace.simulate.served import ServedExecutor, kv_cache_specs, kv_dtype
 from schedtrace.step_times.roofline import gpu, kv_cache_blocks
 from schedtrace.step_times.shapes import SHAPES, shape_folder

@@ -13,7 +13,7 @@ from schedtrace.record.disguise import RECORDERS, plain_class
 from schedtrace.record.live.attachment import Attachment, RefusedError
 from schedtrace.record.plugin import register
 from schedtrace.record.traced import traced_or_plain
-from schedtrace.simulate.config import engine_config
+from schedtrace.simulate.driver import engine_config
 from tests.contract.deciding import Deciding, first_difference
 from tests.contract.families import FAMILIES
 from tests.contract.loads import make_script

@@ -31,9 +31,8 @@ def engine_of(running, step_ms, *, overlapped):
 
     from schedtrace.record.traced import traced_class
     from schedtrace.simulate import clock
-    from schedtrace.simulate.config import engine_config
     from schedtrace.simulate.core import make_core
-    from schedtrace.simulate.driver import kv_cache_groups, make_request
+    from schedtrace.simulate.driver import engine_config, kv_cache_groups, make_request
     from schedtrace.simulate.executor import ModelRunner, SimulatedExecutor
     from schedtrace.step_times.constants import Constants
 

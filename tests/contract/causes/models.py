@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, MambaSpec
 
-from schedtrace.simulate.config import TINY_MODEL
+from schedtrace.simulate.driver import TINY_MODEL
 
 IMAGE_TOKENS = 32
 

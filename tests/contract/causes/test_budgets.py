@@ -8,7 +8,7 @@ from schedtrace.balance import balanced
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.model.causes import Cause
 from schedtrace.record.traced import traced_class
-from schedtrace.simulate.config import tiny_model
+from schedtrace.simulate.driver import tiny_model
 from tests.contract.causes.scenes import running, waiting
 from tests.contract.whatif.conftest import simulated
 

@@ -13,7 +13,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from schedtrace.record.plugin import register
-from schedtrace.simulate.config import tiny_model
+from schedtrace.simulate.driver import tiny_model
 
 pytestmark = pytest.mark.vllm
 

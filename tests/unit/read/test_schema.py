@@ -3,7 +3,8 @@ import polars as pl
 import pytest
 
 from schedtrace.model import trace
-from schedtrace.read.tables import FOLDED, readable_struct, schema_of
+from schedtrace.read.lines import readable_struct
+from schedtrace.read.tables import FOLDED, schema_of
 
 STRUCTS = [
     trace.Step,
