@@ -217,7 +217,10 @@ def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
         if before.get(name) != after.get(name)
     ]
     compared = {_setting_of(name) for name in before.keys() & after.keys()}
-    changes = _once(changes) + _options(base, new, compared)
+    by_value: dict[tuple[str, str], ConfigChange] = {}  # a setting with two names is listed once
+    for change in changes:
+        by_value.setdefault((_setting_of(change.name), repr((change.base, change.new))), change)
+    changes = [*by_value.values(), *_options(base, new, compared)]
     return sorted(changes, key=lambda change: (_group(change), not change.base_origin))
 
 
@@ -226,14 +229,6 @@ def _group(change: ConfigChange) -> int:
     if not change.given:
         return 3
     return {"workload": 1, "environment": 2}.get(change.name.partition(".")[0], 0)
-
-
-def _once(changes: list[ConfigChange]) -> list[ConfigChange]:
-    """Return the changes without second names for the same setting."""
-    by_value: dict[tuple[str, str], ConfigChange] = {}
-    for change in changes:
-        by_value.setdefault((_setting_of(change.name), repr((change.base, change.new))), change)
-    return list(by_value.values())
 
 
 def _options(base: Run, new: Run, compared: set[str]) -> list[ConfigChange]:

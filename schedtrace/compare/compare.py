@@ -61,7 +61,8 @@ def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
 
 def _change(kind: _Kind, old: list[Finding], now: list[Finding]) -> FindingChange:
     code, cause = kind
-    threshold = _threshold(code)
+    rule = KINDS[code]
+    threshold = rule.threshold or (Threshold(FOUND_FROM_FRAC, share_frac) if rule.charges else None)
     base_frac, new_frac = (_frac(threshold, findings) for findings in (old, now))
     changed = not (old and now) and _really(threshold, [base_frac, new_frac])
     return FindingChange(
@@ -77,11 +78,6 @@ def _change(kind: _Kind, old: list[Finding], now: list[Finding]) -> FindingChang
         threshold_frac=threshold.least_frac if threshold else None,
         message=(now or old)[0].message,
     )
-
-
-def _threshold(code: str) -> Threshold | None:
-    rule = KINDS[code]
-    return rule.threshold or (Threshold(FOUND_FROM_FRAC, share_frac) if rule.charges else None)
 
 
 def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:
@@ -337,26 +333,23 @@ def comparison_verdict(
 
 
 def _findings(findings: list[FindingChange]) -> list[Message]:
-    states = {"went": "gone", "appeared": "new"}
-    changed = {state: [change for change in findings if change.state == state] for state in states}
+    words = {"went": "gone", "appeared": "new"}
+    changed = {
+        word: [change for change in findings if change.state == state] for state, word in words.items()
+    }
     most = 1 if all(changed.values()) else MOST_FINDINGS
-    return [
-        say("{state}: {named}", state=states[state], named=_named(changes, most))
-        for state, changes in changed.items()
-        if changes
-    ]
-
-
-def _named(changes: list[FindingChange], most: int) -> Message:
-    return say(
-        "{named}[ and {rest:n} more]",
-        named=joined([_finding(change) for change in changes[:most]], ", "),
-        rest=max(0, len(changes) - most),
-    )
-
-
-def _finding(change: FindingChange) -> Message:
-    return say("{code}[ {cause:cause}{by_cause:?}]", change, by_cause=change.code == "blocked-budget")
+    parts = []
+    for word, changes in changed.items():
+        codes = [
+            say("{code}[ {cause:cause}{by_cause:?}]", change, by_cause=change.code == "blocked-budget")
+            for change in changes[:most]
+        ]
+        if codes:
+            named = say(
+                "{named}[ and {rest:n} more]", named=joined(codes, ", "), rest=max(0, len(changes) - most)
+            )
+            parts.append(say("{state}: {named}", state=word, named=named))
+    return parts
 
 
 def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> list[Message]:
@@ -369,17 +362,17 @@ def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> lis
     if measured := list(in_other_units.values())[::-1]:
         return [joined([_changed(metric) for metric in measured[:most]], ", ")]
     if certain and shapes_too:
-        return [joined([_shape(metric) for metric in certain[:most]], ", ")]
+        shapes = [
+            say("{name} {base:n} -> {new:n}", metric, base=metric.base.mean, new=metric.new.mean)
+            for metric in certain[:most]
+        ]
+        return [joined(shapes, ", ")]
     return []
 
 
 def _changed(metric: MetricChange) -> Message:
     """Return ``output +12.3 %``, or that the base was 0."""
     return say("{name} from 0" if metric.change_frac is None else "{name} {change_frac:+%}", metric)
-
-
-def _shape(metric: MetricChange) -> Message:
-    return say("{name} {base:n} -> {new:n}", metric, base=metric.base.mean, new=metric.new.mean)
 
 
 def _nothing_found(metrics: list[MetricChange], most_tests: int, *, has_changes: bool) -> list[Message]:

@@ -48,19 +48,17 @@ def compare_decisions(*, base: Timeline, new: Timeline) -> Decisions:
     decisions = Decisions(trials_compared=len(trials), trials_alike=0, common_steps=[], first=None)
     for trial in trials:
         here, there = (side.filter(pl.col("trial").eq_missing(pl.lit(trial))) for side in sides)
-        at = _common_steps(here, there, compared)
+        rows = (side.select(compared).iter_rows() for side in (here, there))
+        differ = (
+            at for at, (base_row, new_row) in enumerate(zip(*rows, strict=False)) if base_row != new_row
+        )
+        at = next(differ, min(here.height, there.height))
         decisions.common_steps.append(at)
         if at == here.height == there.height:
             decisions.trials_alike += 1
         elif decisions.first is None:
             decisions.first = _divergence(trial, at, _row(here, at), _row(there, at), compared)
     return decisions
-
-
-def _common_steps(base: pl.DataFrame, new: pl.DataFrame, compared: list[str]) -> int:
-    """Return the number of equal rows from the first on."""
-    pairs = zip(base.select(compared).iter_rows(), new.select(compared).iter_rows(), strict=False)
-    return next((at for at, (here, there) in enumerate(pairs) if here != there), min(base.height, new.height))
 
 
 def _row(steps: pl.DataFrame, at: int) -> _Row | None:
@@ -124,7 +122,17 @@ def _decided_steps(timeline: Timeline) -> pl.DataFrame:
             pl.col(name).fill_null(pl.lit([], dtype=lists.schema[name]))
         )
     wanted = (pl.col("total_requests") > 0) | (pl.col("eligible_after") > 0)
-    return _with_arrivals(steps.filter(wanted | (pl.col("preempted").list.len() > 0)), timeline)
+    arrivals = timeline.new_requests.sort("queued_us")
+    of = pl.col("trial").fill_null(-1)
+    counted = arrivals.select("queued_us", of=of, arrived=pl.col("queued_us").cum_count().over("trial"))
+    return (
+        steps.filter(wanted | (pl.col("preempted").list.len() > 0))
+        .with_columns(of=of)
+        .sort("start_us", maintain_order=True)
+        .join_asof(counted, left_on="start_us", right_on="queued_us", by="of", check_sortedness=False)
+        .with_columns(pl.col("arrived").fill_null(0))
+        .drop("of", "queued_us", strict=False)
+    )
 
 
 def _numbers(timeline: Timeline) -> pl.LazyFrame:
@@ -137,16 +145,3 @@ def _numbers(timeline: Timeline) -> pl.LazyFrame:
     in_order = pl.col("queued_us").rank("ordinal").over("trial").cast(pl.Int64) - 1
     by_id = timeline.header.trial_ids and not timeline.header.hashed_ids
     return requests.select(*_OF_TRIAL, number=in_id if by_id else in_order).lazy()
-
-
-def _with_arrivals(steps: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
-    arrivals = timeline.new_requests.sort("queued_us")
-    of = pl.col("trial").fill_null(-1)
-    counted = arrivals.select("queued_us", of=of, arrived=pl.col("queued_us").cum_count().over("trial"))
-    return (
-        steps.with_columns(of=of)
-        .sort("start_us", maintain_order=True)
-        .join_asof(counted, left_on="start_us", right_on="queued_us", by="of", check_sortedness=False)
-        .with_columns(pl.col("arrived").fill_null(0))
-        .drop("of", "queued_us", strict=False)
-    )

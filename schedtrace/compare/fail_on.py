@@ -21,8 +21,13 @@ def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
     Raises:
         UsageError: If it is none of these.
     """
-    conditions = [_condition(text) for text in asked]
-    return lambda change: any(condition(change) for condition in conditions)
+    conditions = [_parsed(text) for text in asked]
+    return lambda change: any(
+        change.name in names
+        and change.worsened
+        and (change.change_frac is None or abs(change.change_frac) >= least_frac)
+        for names, least_frac in conditions
+    )
 
 
 def require_compared(asked: Sequence[str], comparison: Comparison) -> None:
@@ -47,16 +52,6 @@ def require_compared(asked: Sequence[str], comparison: Comparison) -> None:
             raise InputError(msg)
 
 
-def _condition(asked: str) -> Callable[[MetricChange], bool]:
-    names, least_frac = _parsed(asked)
-
-    def is_met(change: MetricChange) -> bool:
-        large = change.change_frac is None or abs(change.change_frac) >= least_frac
-        return change.name in names and change.worsened and large
-
-    return is_met
-
-
 def _parsed(asked: str) -> tuple[list[str], float]:
     """Return the metrics of a condition, and the least change."""
     kind, *rest = asked.split(":")
@@ -68,18 +63,16 @@ def _parsed(asked: str) -> tuple[list[str], float]:
         listed = ", ".join(name.replace(" ", "-") for name in NAMES)
         msg = f"--fail-on {asked}: no metric {rest[0]} that can be worse; there are {listed}"
         raise UsageError(msg)
-    return names, _percent(asked, rest[1]) if rest[1:] else 0.0
-
-
-def _percent(asked: str, text: str) -> float:
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        msg = f"--fail-on {asked}: {text} is no percentage, such as 5"
+    percent = 0.0
+    if rest[1:]:
+        try:
+            percent = float(rest[1].removesuffix("%"))
+        except ValueError:
+            percent = -1.0
+    if not 0 <= percent < float("inf"):
+        msg = f"--fail-on {asked}: {rest[1]} is no percentage, such as 5"
         raise UsageError(msg)
-    return value / 100
+    return names, percent / 100
 
 
 def _plain(name: str) -> str:

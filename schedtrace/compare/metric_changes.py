@@ -309,8 +309,14 @@ def _shape(change: MetricChange) -> tuple[float, ...]:
 def _judge(change: MetricChange, *, tests: int) -> None:
     """Set the outcome that the figures and their test allow."""
     values = change.base.values, change.new.values
-    if change.p is None:
-        change.outcome, change.significant = _without_test(change)
+    if change.p is None:  # the metric does not vary, or whether it does is unknown
+        several = min(change.base.count, change.new.count) > 1
+        if change.base.same_figures(change.new):
+            change.outcome, change.significant = Outcome.SAME, False if several else None
+        elif several:
+            change.outcome, change.significant = Outcome.EXACT, True
+        else:
+            change.outcome, change.significant = Outcome.TOO_FEW, None
         return
     change.noise_floor_frac = significance.noise_floor(*values, tests)
     change.trials_needed = significance.trials_for(*values, tests)
@@ -324,14 +330,6 @@ def _judge(change: MetricChange, *, tests: int) -> None:
         change.significant, change.outcome = None, Outcome.TOO_FEW
     else:
         change.significant, change.outcome = False, Outcome.NONE_FOUND
-
-
-def _without_test(change: MetricChange) -> tuple[Outcome, bool | None]:
-    """Set the outcome of a metric without a test: it does not vary, or this is unknown."""
-    several = min(change.base.count, change.new.count) > 1
-    if change.base.same_figures(change.new):
-        return Outcome.SAME, False if several else None
-    return (Outcome.EXACT, True) if several else (Outcome.TOO_FEW, None)
 
 
 def _direction(change: MetricChange, difference: float) -> Outcome:

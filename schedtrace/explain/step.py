@@ -116,7 +116,11 @@ def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
     Raises:
         UsageError: If there is no such step or engine, or the record lacks facts.
     """
-    trace = _trace(run, engine)
+    by_rank = {trace.header.engine_rank: trace for trace in run.traces}
+    if engine not in by_rank:
+        msg = f"--engine {engine}: {run.path} has engine {', '.join(map(str, by_rank))}"
+        raise UsageError(msg)
+    trace = by_rank[engine]
     trace.require(Fact.TIMES, "step")
     return StepStories(run, make_timeline(trace, run.manifest, whole=True)).story(number)
 
@@ -186,14 +190,6 @@ class StepStories:
             ranks=rank_turns(run.traces, row),
             problems=timeline.missing,
         )
-
-
-def _trace(run: Run, engine: int) -> Trace:
-    by_rank = {trace.header.engine_rank: trace for trace in run.traces}
-    if engine not in by_rank:
-        msg = f"--engine {engine}: {run.path} has engine {', '.join(map(str, by_rank))}"
-        raise UsageError(msg)
-    return by_rank[engine]
 
 
 def _row(run: Run, timeline: Timeline, number: int) -> Row:

@@ -4,8 +4,7 @@ from itertools import groupby
 
 import pytest
 
-from schedtrace.explain.request import explain_request
-from schedtrace.explain.request_events import queue_stays
+from schedtrace.explain.request import explain_request, queue_stays
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import SetAside
