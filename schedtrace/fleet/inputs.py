@@ -76,7 +76,16 @@ def find_fleet(addresses: Sequence[str]) -> FleetInputs:
         msg = why[0] if len(why) == 1 else f"{', '.join(addresses)}: {NO_TRACE} there"
         raise InputError(msg, *([] if len(why) == 1 else why))
     first = {engine.address: engine for engine in reversed(inputs.engines)}
-    engines = _with_unique_names(_with_short_names([*first.values()]))
+    engines = [*first.values()]
+    # The folders that all names begin with are left out, and an address replaces a name that several have.
+    levels = zip(*(engine.name.split("/")[:-1] for engine in engines), strict=False)
+    shared = takewhile(lambda level: len({*level}) == 1, levels if len(engines) > 1 else ())
+    left_out = len(list(shared))
+    engines = [replace(engine, name="/".join(engine.name.split("/")[left_out:])) for engine in engines]
+    several = Counter(engine.name for engine in engines)
+    engines = [
+        replace(engine, name=engine.address) if several[engine.name] > 1 else engine for engine in engines
+    ]
     inputs.engines = sorted(engines, key=lambda engine: _natural(engine.name))
     return inputs
 
@@ -147,22 +156,6 @@ def _name(root: str, folder: str, trace: str | None) -> str:
 def _natural(name: str) -> tuple[tuple[str, int], ...]:
     """Return a sort key that puts ``engine-2`` before ``engine-10``."""
     return tuple((text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", name))
-
-
-def _with_short_names(engines: list[EngineSource]) -> list[EngineSource]:
-    """Leave out the folders that all names begin with."""
-    levels = zip(*(engine.name.split("/")[:-1] for engine in engines), strict=False)
-    shared = takewhile(lambda level: len({*level}) == 1, levels if len(engines) > 1 else ())
-    common = len(list(shared))
-    return [replace(engine, name="/".join(engine.name.split("/")[common:])) for engine in engines]
-
-
-def _with_unique_names(engines: list[EngineSource]) -> list[EngineSource]:
-    """Replace names that several engines have by their addresses."""
-    several = Counter(engine.name for engine in engines)
-    return [
-        replace(engine, name=engine.address) if several[engine.name] > 1 else engine for engine in engines
-    ]
 
 
 def engine_named(inputs: FleetInputs, name: str) -> EngineSource:

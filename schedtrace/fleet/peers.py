@@ -255,7 +255,7 @@ class PeerMeasures:
             also=[each.kind for each in causes[1:]],
             where=self._where(name, first.kind),
             message=first.message,
-            effect=_effect(first.effect_frac),
+            effect=say("[{frac:%} of its requests' time beyond its peers'.]", frac=first.effect_frac),
             measures=[each for evidence in causes for each in evidence.measures],
         )
 
@@ -392,10 +392,6 @@ class PeerMeasures:
             most,
         )
         return _Evidence("unexplained", sentence, waits, most.value - most.median)
-
-
-def _effect(frac: float | None) -> Message:
-    return say("[{frac:%} of its requests' time beyond its peers'.]", frac=frac)
 
 
 def _rate_otherwise(summary: EngineSummary) -> float:

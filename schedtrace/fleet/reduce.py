@@ -1,7 +1,7 @@
 """The fleet's report from the summaries of its engines."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from schedtrace.fleet.disaggregated import disaggregated
@@ -9,7 +9,6 @@ from schedtrace.fleet.engines import FleetSummaries
 from schedtrace.fleet.peers import WAITS, PeerComparison, Summaries, compare_peers, requests_per_s
 from schedtrace.fleet.summary import merged_latency, message_from, percentile_ms
 from schedtrace.fleet.tenants import fleet_tenants
-from schedtrace.model.disaggregated import Disaggregated
 from schedtrace.model.fleet import (
     ClockSpread,
     EngineSummary,
@@ -63,11 +62,13 @@ def fleet_report(
     comparison = compare_peers(engines)
     split = list(_time_split(engines))
     roots = sorted(_root_causes(engines), key=lambda root: (-root.share_frac, root.code))
-    across = disaggregated(engines)
+    verdict, across = list(_verdict(engines, comparison, split)), disaggregated(engines)
+    if across is not None and across.verdict:
+        verdict.append(across.verdict)
     return FleetReport(
         paths=list(paths),
         window=window,
-        verdict=[*_verdict(engines, comparison, split), *_across_engines(across)],
+        verdict=verdict,
         differences=comparison.differences,
         groups=comparison.groups,
         time_split=split,
@@ -233,14 +234,14 @@ def _verdict(
         yield say("{alone:n engine} {have} too few peers to be compared.", alone=alone, have=have)
 
 
-def _across_engines(across: Disaggregated | None) -> list[Message]:
-    """Return the sentence about requests across prefill and decode engines, if there is one."""
-    return [across.verdict] if across is not None and across.verdict else []
-
-
 def _who_differs(differences: Sequence[PeerDifference], compared: int) -> Message:
     counts = Counter(difference.kind for difference in differences)
-    parts = [say(KIND_WORDS[kind], **_words(kind, count)) for kind, count in counts.items()]
+    parts = []
+    for kind, count in counts.items():
+        single, words = count == 1, KIND_WORDS[kind]
+        verbs = {"were": "was" if single else "were", "have": "has" if single else "have"}
+        verbs |= {"get": "gets" if single else "get", "wait": "waits" if single else "wait"}
+        parts.append(say(words, n=count, **{verb: verbs[verb] for verb in verbs if f"{{{verb}}}" in words}))
     return say(
         "{differ:n} of {compared:n engine} {verb} from {their} peers: {parts}.",
         differ=len(differences),
@@ -249,14 +250,6 @@ def _who_differs(differences: Sequence[PeerDifference], compared: int) -> Messag
         their="its" if len(differences) == 1 else "their",
         parts=joined(parts, ", "),
     )
-
-
-def _words(kind: FaultKind, count: int) -> Mapping[str, str | int]:
-    """Return the values for the words of a kind, its verb in the number of engines."""
-    single = count == 1
-    verbs = {"were": "was" if single else "were", "have": "has" if single else "have"}
-    verbs |= {"get": "gets" if single else "get", "wait": "waits" if single else "wait"}
-    return {"n": count} | {name: verb for name, verb in verbs.items() if f"{{{name}}}" in KIND_WORDS[kind]}
 
 
 def _load_or_capacity(groups: Sequence[PeerGroup], comparison: PeerComparison) -> Iterator[Message]:

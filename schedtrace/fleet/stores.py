@@ -86,7 +86,8 @@ class LocalStore:
         """Return the files at a path, below a folder, or at what a glob matches."""
         path = Path(pattern)
         is_literal = path.exists() or path.is_symlink()
-        matches = [path] if is_literal else [Path(name) for name in _matches(pattern)]
+        names = [pattern] if is_literal else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
+        matches = [Path(name) for name in names]
         left_out: list[LeftOut] = []
         files = {str(file): _local_file(file) for match in matches for file in _files_below(match, left_out)}
         of_files = not all(match.is_dir() for match in matches)
@@ -102,10 +103,6 @@ class LocalStore:
     def location(self, path: str) -> str:
         """Return the path as a user writes it."""
         return path
-
-
-def _matches(pattern: str) -> list[str]:
-    return sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
 
 
 def _files_below(path: Path, left_out: list[LeftOut]) -> Iterator[Path]:

@@ -30,8 +30,7 @@ from schedtrace.model.fleet import (
 )
 from schedtrace.model.message import Message, Value
 from schedtrace.model.printable import json_of
-from schedtrace.model.report import Finding, RunReport
-from schedtrace.model.trace import Header
+from schedtrace.model.report import Finding
 from schedtrace.read.run import Run
 from schedtrace.timeline.frames import missing_us
 from schedtrace.timeline.step_time import FEATURES
@@ -57,18 +56,37 @@ def summarize_run(
     timelines = Timelines(run, window)
     report = analyze_run(run, window, timelines=timelines)
     timeline, header = timelines.at(0), run.traces[0].header
+    role = header.settings.get("kv_transfer_config.kv_role")
+    clock_errors = (header.wall_uncertainty_us, header.wall_max_error_us)
     trials = report.trials
+    finished = [trial.requests_finished for trial in trials]
+    roots = [finding for finding in report.findings if finding.is_root]
+    leads = leading(report.findings)[:1]
     return EngineSummary(
         content=content,
         window=str(window) if window is not None else "",
-        **_identity(header, timeline),
-        **_limits(header),
+        host=header.host,
+        pid=header.pid,
+        engine_rank=header.engine_rank,
+        model=header.model,
+        device=header.device,
+        role=role if isinstance(role, str) else "",
+        vllm_version=header.vllm_version,
+        clock=header.clock,
+        clock_id=header.clock_id,
+        begin_unix_us=header.wall_anchor_us + timeline.begin_us,
+        clock_error_us=None if None in clock_errors else sum(error or 0 for error in clock_errors),
+        token_budget=header.token_budget,
+        max_num_seqs=header.max_num_running_reqs,
+        max_model_len=header.max_model_len,
+        kv_blocks=header.kv_blocks_total,
+        block_size=header.block_size,
         steps=timeline.steps.height,
         length_us=max(0, timeline.end_us - timeline.begin_us),
         busy_us=timeline.busy_us,
         missing_us=missing_us(timeline),
         requests_us=timeline.requests_us,
-        finished=_total([figures.requests_finished for figures in trials]),
+        finished=None if None in finished else sum(count or 0 for count in finished),
         output_tokens_per_s=trials[0].output_tokens_per_s if len(trials) == 1 else None,
         **_arrivals(timeline),
         times=[
@@ -79,7 +97,7 @@ def summarize_run(
             SummaryState(state=state.state, us=round(1e3 * state.time_ms)) for state in report.engine_time
         ],
         sketches=list(_sketches(timeline)),
-        findings=_findings(report),
+        findings=[_finding(root, leads=root in leads) for root in roots],
         paces=paces(timeline.steps),
         lacks=report.lacks,
         problems=[message_json(problem) for problem in report.problems],
@@ -87,38 +105,6 @@ def summarize_run(
         **({} if tenant_key is None else tenant_fields(timeline, tenant_key)),
         **transfer_fields(timeline),
     )
-
-
-def _identity(header: Header, timeline: Timeline) -> dict[str, Any]:
-    errors = (header.wall_uncertainty_us, header.wall_max_error_us)
-    role = header.settings.get("kv_transfer_config.kv_role")
-    return {
-        "host": header.host,
-        "pid": header.pid,
-        "engine_rank": header.engine_rank,
-        "model": header.model,
-        "device": header.device,
-        "role": role if isinstance(role, str) else "",
-        "vllm_version": header.vllm_version,
-        "clock": header.clock,
-        "clock_id": header.clock_id,
-        "begin_unix_us": header.wall_anchor_us + timeline.begin_us,
-        "clock_error_us": None if None in errors else sum(error or 0 for error in errors),
-    }
-
-
-def _limits(header: Header) -> dict[str, Any]:
-    return {
-        "token_budget": header.token_budget,
-        "max_num_seqs": header.max_num_running_reqs,
-        "max_model_len": header.max_model_len,
-        "kv_blocks": header.kv_blocks_total,
-        "block_size": header.block_size,
-    }
-
-
-def _total(counts: list[int | None]) -> int | None:
-    return None if None in counts else sum(count or 0 for count in counts)
 
 
 def _arrivals(timeline: Timeline) -> dict[str, Any]:
@@ -151,12 +137,6 @@ def _sketches(timeline: Timeline) -> Iterator[SummarySketch]:
         sketch = sketch_of(metric, (values.drop_nulls().cast(pl.Float64) / 1e3).to_list())
         if sketch is not None:
             yield sketch
-
-
-def _findings(report: RunReport) -> list[SummaryFinding]:
-    roots = [finding for finding in report.findings if finding.is_root]
-    leads = leading(report.findings)[:1]
-    return [_finding(root, leads=root in leads) for root in roots]
 
 
 def _finding(root: Finding, *, leads: bool) -> SummaryFinding:

@@ -300,19 +300,17 @@ class _Division:
     def _holders(self, reason: str, rows: pl.DataFrame) -> pl.DataFrame:
         """Return ``waiter``, ``holder`` and ``us`` of the waits for one reason."""
         if reason == HEAD_OF_LINE:
-            return self._by_head(rows)
+            heads = self.timeline.held_up.select("request_id", head="head").unique("request_id", keep="last")
+            of_head = self.tenants.select(head="request_id", holder="tenant")
+            with_heads = rows.join(heads, on="request_id", how="left").join(of_head, on="head", how="left")
+            return with_heads.select(
+                waiter="tenant", holder=pl.col("holder").fill_null(UNKNOWN), us="time_us"
+            )
         if reason == IDLE_HOLDERS:
             return self._divided(rows, self._idle_shares())
         if reason in RESOURCES:
             return self._divided(rows, self._shares(RESOURCES[reason]))
         return rows.select(waiter="tenant", holder=pl.lit(NOBODY), us="time_us")
-
-    def _by_head(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return ``waiter``, ``holder`` (tenant of the refused head) and ``us`` of waits behind a head."""
-        heads = self.timeline.held_up.select("request_id", head="head").unique("request_id", keep="last")
-        of_head = self.tenants.select(head="request_id", holder="tenant")
-        with_heads = rows.join(heads, on="request_id", how="left").join(of_head, on="head", how="left")
-        return with_heads.select(waiter="tenant", holder=pl.col("holder").fill_null(UNKNOWN), us="time_us")
 
     def _divided(self, rows: pl.DataFrame, shares: pl.DataFrame) -> pl.DataFrame:
         """Return the waits divided by the tenants' shares of a resource in the steps that they lasted.
@@ -341,29 +339,25 @@ class _Division:
         Args:
             resource: ``seats``, ``context`` (tokens in the KV cache) or ``tokens`` (of the step).
         """
-        if resource == "seats":
-            amounts = self._seats()
+        if resource == "seats":  # running requests when the step begins
+            rows = self._named(recorded(self.timeline.request_states))
+            holding = rows.filter(pl.col("state").is_in(HOLDS_SEAT) & (LENGTH_US > 0))
+            steps = self.timeline.steps.select("step", "start_us").drop_nulls().sort("start_us")
+            tables = []
+            for place, tenant in enumerate(self.names):
+                levels = level(holding.filter(pl.col("tenant") == tenant), amount=pl.lit(1)).select(
+                    "at", "amount"
+                )
+                tables.append(
+                    steps.join_asof(levels, left_on="start_us", right_on="at")
+                    .filter(pl.col("amount") > 0)
+                    .select("step", pl.lit(place).alias("place"), pl.col("amount").cast(pl.Float64))
+                )
+            amounts = pl.concat(tables)
         else:
             own = {"context": pl.col("context") + pl.col("tokens"), "tokens": pl.col("tokens")}[resource]
             amounts = self.work.select("step", "place", amount=own)
         return self._cumulated(amounts)
-
-    def _seats(self) -> pl.DataFrame:
-        """Return ``step``, ``place`` and ``amount``: a tenant's running requests when the step begins."""
-        rows = self._named(recorded(self.timeline.request_states))
-        holding = rows.filter(pl.col("state").is_in(HOLDS_SEAT) & (LENGTH_US > 0))
-        steps = self.timeline.steps.select("step", "start_us").drop_nulls().sort("start_us")
-        tables = []
-        for place, tenant in enumerate(self.names):
-            levels = level(holding.filter(pl.col("tenant") == tenant), amount=pl.lit(1)).select(
-                "at", "amount"
-            )
-            tables.append(
-                steps.join_asof(levels, left_on="start_us", right_on="at")
-                .filter(pl.col("amount") > 0)
-                .select("step", pl.lit(place).alias("place"), pl.col("amount").cast(pl.Float64))
-            )
-        return pl.concat(tables)
 
     def _idle_shares(self) -> pl.DataFrame:
         """Return the cumulated shares of the tenants in the blocks of idle holders, in each step."""

@@ -59,16 +59,20 @@ def engine_transfers(timeline: Timeline) -> list[SummaryTransfer]:
     ``kv_transfer_params`` say so, if its KV cache was loaded, or if its blocks were kept after its end.
     """
     role = timeline.header.settings.get("kv_transfer_config.kv_role")
-    arrived = timeline.first_arrivals
-    loads, sends = _loads(timeline), _sends(timeline)
+    is_begun = pl.col("event") == "begun"
+    sends = timeline.kv_sends.group_by("request_id", maintain_order=True).agg(
+        kept_us=pl.col("at_us").filter(is_begun).first(),
+        sent_us=pl.col("at_us").filter(~is_begun).first(),
+        kept_blocks=pl.col("blocks").filter(is_begun).first().list.sum(),
+    )
     crosses = pl.lit(role in ONE_SIDED) | pl.col("remote").is_not_null()
     crosses |= pl.col("load_begun_us").is_not_null() | pl.col("kept_us").is_not_null()
     rows = (
-        arrived.select(
+        timeline.first_arrivals.select(
             *("request_id", "remote", "remote_request_id", "transfer_id"),
             arrived_us=pl.coalesce("arrived_us", "queued_us"),
         )
-        .join(loads, on="request_id", how="left", maintain_order="left")
+        .join(_loads(timeline), on="request_id", how="left", maintain_order="left")
         .join(sends, on="request_id", how="left", maintain_order="left")
         .filter(crosses)
     )
@@ -76,19 +80,15 @@ def engine_transfers(timeline: Timeline) -> list[SummaryTransfer]:
         return []
     times = ["arrived_us", "scheduled_us", "first_token_us"]
     times += ["load_begun_us", "load_ended_us", "kept_us", "sent_us"]
+    queued = timeline.queue_times.select("request_id", scheduled_us=pl.col("queued_us") + pl.col("queue_us"))
+    first_tokens = request_latencies(timeline).select("request_id", "first_token_us").unique("request_id")
+    first_steps = queued.unique("request_id").join(first_tokens, on="request_id", how="left")
     placed = (
-        rows.join(_first_steps(timeline), on="request_id", how="left", maintain_order="left")
+        rows.join(first_steps, on="request_id", how="left", maintain_order="left")
         .with_columns(pl.col(times).cast(pl.Int64) - timeline.begin_us)
         .drop_nulls("arrived_us")
     )
     return [SummaryTransfer(**row) for row in placed.to_dicts()]
-
-
-def _first_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return one row per request: ``request_id``, ``scheduled_us`` (first step) and ``first_token_us``."""
-    queued = timeline.queue_times.select("request_id", scheduled_us=pl.col("queued_us") + pl.col("queue_us"))
-    first = request_latencies(timeline).select("request_id", "first_token_us").unique("request_id")
-    return queued.unique("request_id").join(first, on="request_id", how="left")
 
 
 def _loads(timeline: Timeline) -> pl.DataFrame:
@@ -106,16 +106,6 @@ def _loads(timeline: Timeline) -> pl.DataFrame:
     return begun.agg(
         load_begun_us=pl.col("at_us").first(), load_blocks=pl.col("blocks").first().list.sum()
     ).join(over.agg(load_ended_us=pl.col("at_us").first()), on="request_id", how="left")
-
-
-def _sends(timeline: Timeline) -> pl.DataFrame:
-    """Return ``request_id``, ``kept_us``, ``sent_us`` and ``kept_blocks``."""
-    is_begun = pl.col("event") == "begun"
-    return timeline.kv_sends.group_by("request_id", maintain_order=True).agg(
-        kept_us=pl.col("at_us").filter(is_begun).first(),
-        sent_us=pl.col("at_us").filter(~is_begun).first(),
-        kept_blocks=pl.col("blocks").filter(is_begun).first().list.sum(),
-    )
 
 
 def transfer_fields(timeline: Timeline) -> dict[str, Any]:
