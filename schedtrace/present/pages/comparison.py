@@ -148,11 +148,6 @@ def _alike(decisions: Decisions) -> str:
     return f"alike in every step of {trials}; steps alike before the first that differs, if any: {common}"
 
 
-def _where(divergence: Divergence) -> str:
-    trial = "" if divergence.trial is None else f"trial {divergence.trial}, "
-    return f"{trial}step {divergence.at + 1}"
-
-
 def _decided(divergence: Divergence) -> list[Field[str]]:
     """Return the field, marked if the sides differ; the numbers of the two steps may always differ."""
     base, new = divergence.base, divergence.new
@@ -160,8 +155,9 @@ def _decided(divergence: Divergence) -> list[Field[str]]:
     def style(key: str) -> Style | None:
         return None if _cell(base, key) != _cell(new, key) and key != "step" else Style.DIM
 
+    trial = "" if divergence.trial is None else f"trial {divergence.trial}, "
     return [
-        Field(_where(divergence), lambda key: Styled(ROWS[key], style(key))),
+        Field(f"{trial}step {divergence.at + 1}", lambda key: Styled(ROWS[key], style(key))),
         Field("base", lambda key: Styled(_cell(base, key), style(key))),
         Field("new", lambda key: Styled(_cell(new, key), style(key))),
     ]

@@ -30,8 +30,8 @@ from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.printable import integer, number, percent
 from schedtrace.model.report import Report
 from schedtrace.model.say import say
-from schedtrace.present.pages.report import report_page
-from schedtrace.present.phrases import plain, time_part
+from schedtrace.present.pages.report import report_page, time_parts
+from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
     Bars,
     Commands,
@@ -56,7 +56,6 @@ from schedtrace.present.sections import (
 MOST_PARTS, MOST_ROOTS, MOST_ENGINES, MOST_LEFT_OUT = 7, 6, 12, 8
 MOST_NAMED = 3
 """Engines of one cause whose evidence is shown."""
-NAMED_FROM_FRAC = 0.01
 SHOWS_BY_FRAC = 0.02
 """Difference from its peers' step time from which a ratio is coloured."""
 LATENCIES = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
@@ -112,7 +111,7 @@ def _sections(report: FleetReport) -> Iterator[Section]:
     yield answer_note(joined(report.verdict))
     yield from _differences(report)
     if report.time_split:
-        yield Shares("Where the time of all requests went", _parts(report))
+        yield Shares("Where the time of all requests went", time_parts(report.time_split, MOST_PARTS))
     if report.latencies:
         yield _latencies_table(report.latencies)
     if report.disaggregated is not None:
@@ -123,7 +122,17 @@ def _sections(report: FleetReport) -> Iterator[Section]:
         yield from tenant_sections(report.tenants, len(report.engines))
     yield _engines_table(report.engines)
     yield basis_note("Clocks:", _clocks(report))
-    yield basis_note("Read:", _read(report))
+    engines = report.read.engines
+    read = say(
+        "{engines:n engine}, {files:n file}, {size:n} MB[; {cached:n} from the cache]"
+        "[; {redone:n} read again because a process ended].",
+        engines=len(engines),
+        files=sum(engine.files for engine in engines),
+        size=sum(engine.size_bytes for engine in engines) / 1e6,
+        cached=sum(engine.cached for engine in engines),
+        redone=report.read.redone,
+    )
+    yield basis_note("Read:", read)
     if report.read.left_out:
         fields: list[Field[LeftOut]] = [
             Field("left out", lambda each: each.path),
@@ -170,7 +179,16 @@ def _differences(report: FleetReport) -> Iterator[RootCauseSection]:
     for difference in report.differences:
         by_cause[difference.kind, difference.where].append(difference)
     for place, ((kind, where), engines) in enumerate(by_cause.items(), 1):
-        paragraphs: list[Content] = [_evidence(difference) for difference in engines[:MOST_NAMED]]
+        paragraphs: list[Content] = [
+            say(
+                "{engine:code}[ on {host}]: {message}[ {effect}][ Also: {also}.]",
+                difference,
+                host="" if difference.host in difference.engine else difference.host,
+                effect=difference.effect if kind == "slow-steps" else NOTHING,
+                also=", ".join(COLUMN_WORDS[also] for also in difference.also),
+            )
+            for difference in engines[:MOST_NAMED]
+        ]
         if more := engines[MOST_NAMED:]:
             names = joined([say("{name:code}", name=difference.engine) for difference in more], ", ")
             paragraphs.append(say("Likewise {names}.", names=names))
@@ -187,27 +205,6 @@ def _differences(report: FleetReport) -> Iterator[RootCauseSection]:
             paragraphs,
             [ADVICE[kind, where]],
         )
-
-
-def _evidence(difference: PeerDifference) -> Message:
-    also = ", ".join(COLUMN_WORDS[kind] for kind in difference.also)
-    return say(
-        "{engine:code}[ on {host}]: {message}[ {effect}][ Also: {also}.]",
-        difference,
-        host="" if difference.host in difference.engine else difference.host,
-        effect=difference.effect if difference.kind == "slow-steps" else NOTHING,
-        also=also,
-    )
-
-
-def _parts(report: FleetReport) -> list[Part]:
-    shown = [part for part in report.time_split if part.share_frac >= NAMED_FROM_FRAC][:MOST_PARTS]
-    parts = []
-    for part in shown:
-        label, style = time_part(part.part, part.cause)
-        parts.append(Part(label, part.share_frac, style, part.cause or part.part))
-    rest = sum(part.share_frac for part in report.time_split) - sum(part.share_frac for part in shown)
-    return [*parts, *([Part("other", rest, Style.DIM)] if rest >= NAMED_FROM_FRAC else [])]
 
 
 def _latencies_table(latencies: list[FleetLatency]) -> Table:
@@ -239,7 +236,10 @@ def _engines_table(engines: list[FleetEngine]) -> Table:
     most = max((count for engine in engines for count in engine.arrivals), default=0) or 1
     fields: list[Field[FleetEngine]] = [
         Field("engine", lambda engine: engine.engine),
-        Field("differs", _kind_cell),
+        Field(
+            "differs",
+            lambda engine: Styled(COLUMN_WORDS[engine.kinds[0]], Style.WARNING) if engine.kinds else "",
+        ),
         figure_field("req/s", lambda engine: number(engine.requests_per_s)),
         figure_field("step\ntime", _step_time_cell),
         figure_field("wait-\ning", lambda engine: percent(engine.waiting_frac)),
@@ -250,12 +250,6 @@ def _engines_table(engines: list[FleetEngine]) -> Table:
         ),
     ]
     return table(engines, fields, most=MOST_ENGINES)
-
-
-def _kind_cell(engine: FleetEngine) -> Content:
-    if not engine.kinds:
-        return ""
-    return Styled(COLUMN_WORDS[engine.kinds[0]], Style.WARNING)
 
 
 def _step_time_cell(engine: FleetEngine) -> Content:
@@ -278,19 +272,6 @@ def _clocks(report: FleetReport) -> Message:
         if report.disaggregated is not None
         else "No figure here",
         apart=apart or ("agree exactly" if clocks.apart_us == 0 else "differ by an unknown time"),
-    )
-
-
-def _read(report: FleetReport) -> Message:
-    engines = report.read.engines
-    return say(
-        "{engines:n engine}, {files:n file}, {size:n} MB[; {cached:n} from the cache]"
-        "[; {redone:n} read again because a process ended].",
-        engines=len(engines),
-        files=sum(engine.files for engine in engines),
-        size=sum(engine.size_bytes for engine in engines) / 1e6,
-        cached=sum(engine.cached for engine in engines),
-        redone=report.read.redone,
     )
 
 
@@ -318,29 +299,22 @@ def tenant_sections(tenants: FleetTenants, engines: int) -> Iterator[Section]:
     if tenants.price_per_gpu_hour is not None:
         fields.append(figure_field("cost", lambda tenant: number(tenant.cost)))
     yield table(tenants.tenants, fields, most=MOST_TENANTS)
-    yield basis_note("Tenants:", _division(tenants, engines))
-    if tenants.waits:
-        yield table(tenants.waits, _wait_fields(tenants.waits), most=MOST_WAITS)
-
-
-def _wait_fields(waits: list[SummaryTenantWait]) -> list[Field[SummaryTenantWait]]:
-    whole = sum(wait.us for wait in waits)
-    return [
-        Field("requests of", lambda wait: wait.waiter),
-        Field("waited for what was held by", lambda wait: wait.holder),
-        figure_field("s", lambda wait: number(wait.us / 1e6)),
-        figure_field("share", lambda wait: percent(wait.us / whole)),
-    ]
-
-
-def _division(tenants: FleetTenants, engines: int) -> Message:
-    """Return a sentence about the key, the weights of the division, and the cost of idle devices."""
-    return say(
+    division = say(
         "named by {key:code}; device time is divided {way}.[ {cost}]",
         key=tenants.key,
         way=_way(tenants.by_model, engines),
         cost=_idle(tenants),
     )
+    yield basis_note("Tenants:", division)
+    if tenants.waits:
+        whole = sum(wait.us for wait in tenants.waits)
+        wait_fields: list[Field[SummaryTenantWait]] = [
+            Field("requests of", lambda wait: wait.waiter),
+            Field("waited for what was held by", lambda wait: wait.holder),
+            figure_field("s", lambda wait: number(wait.us / 1e6)),
+            figure_field("share", lambda wait: percent(wait.us / whole)),
+        ]
+        yield table(tenants.waits, wait_fields, most=MOST_WAITS)
 
 
 def _way(by_model: int, engines: int) -> Message:
@@ -392,8 +366,13 @@ def disaggregated_sections(across: Disaggregated) -> Iterator[Section]:
         )
         yield _parts_table(across)
         yield _pairs_table(across.pairs)
-    for held in _large_holders(across):
-        yield Note(held, "Held blocks:")
+    large = [
+        held
+        for held in across.held
+        if held.blocks_total is not None and held.blocks >= HELD_FROM_FRAC * held.blocks_total
+    ]
+    for held in large[:MOST_HELD]:
+        yield Note(held.message, "Held blocks:")
     yield basis_note("Matched:", _matched(across))
     if clocks := _clock_offsets(across.pairs):
         yield basis_note("Clocks of these engines:", clocks)
@@ -433,15 +412,6 @@ def _ahead(pair: TransferPair) -> str:
     if pair.ahead_least_ms is None:
         return "not known" if pair.ahead_most_ms is None else f"at most {most}"
     return f"at least {least}" if pair.ahead_most_ms is None else f"{least} to {most}"
-
-
-def _large_holders(across: Disaggregated) -> list[Message]:
-    large = [
-        held
-        for held in across.held
-        if held.blocks_total is not None and held.blocks >= HELD_FROM_FRAC * held.blocks_total
-    ]
-    return [held.message for held in large[:MOST_HELD]]
 
 
 def _matched(across: Disaggregated) -> Message:

@@ -2,7 +2,7 @@
 
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import mean
 
@@ -10,10 +10,11 @@ from schedtrace.diagnose.root_causes import QUOTED
 from schedtrace.diagnose.rules import KINDS
 from schedtrace.diagnose.run_statistics import survivors
 from schedtrace.diagnose.throughput import counted_time
+from schedtrace.model.fleet import FleetTimePart
 from schedtrace.model.message import NOTHING, Message, Number, joined
 from schedtrace.model.printable import integer
 from schedtrace.model.report import Finding as Found
-from schedtrace.model.report import Gain, Report, RunReport, TimePart
+from schedtrace.model.report import Report, RunReport, TimePart
 from schedtrace.model.say import say
 from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.model.trace_facts import Fact
@@ -90,22 +91,14 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
     engines = run.statistics.engines if run.statistics is not None else []
     several = len(engines) > 1 and not full
     if run.time_split:
-        first.append(
-            Shares(
-                "Where the requests' time went",
-                _parts(run.time_split, FEWER_PARTS if several else MOST_PARTS),
-            )
-        )
+        parts = time_parts(run.time_split, FEWER_PARTS if several else MOST_PARTS)
+        first.append(Shares("Where the requests' time went", parts))
     if tail := tail_sentence(run.tails, engines=run.config["engines"]):
         first.append(Note(tail, "Tail:"))
     roots = [finding for finding in run.findings if finding.title]
     if apart := _apart(run.time_split, roots):
         first.append(Note(Styled(apart, Style.DIM)))
-    commands: list[Section] = [
-        *_tested(run, full=full),
-        *([_replay(run)] if replays else []),
-        _commands(run, roots),
-    ]
+    commands: list[Section] = [*_tested(run, full=full), *_commands(run, roots, replays=replays)]
     room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, *commands]))
     if several:
         few = len(engines) - 1 <= MOST_ENGINES
@@ -158,8 +151,8 @@ def _mean(values: list[float | None]) -> float | None:
     return mean(present) if present else None
 
 
-def _parts(split: list[TimePart], most: int) -> list[Part]:
-    """Return the largest parts, with the others combined into one."""
+def time_parts(split: Sequence[TimePart | FleetTimePart], most: int) -> list[Part]:
+    """Return the largest parts of requests' time, with the others combined into one."""
     shown = [part for part in split if part.share_frac >= NAMED_FROM_FRAC][:most]
     parts = []
     for part in shown:
@@ -250,31 +243,27 @@ def _cause(place: int, root: Found, engines: int) -> RootCauseSection:
 
 
 def _gain(root: Found) -> Message:
-    if root.gain is not None:
-        return _change(root.gain)
+    if (gain := root.gain) is not None:
+        metric = GAINS[gain.metric]
+        if gain.before is not None and gain.after is not None:
+            return say(
+                "{metric} {before} -> ~{after} ms",
+                metric=metric,
+                before=Number(gain.before, 0),
+                after=Number(gain.after, 0),
+            )
+        ends = [integer(100 * end) for end in (gain.low_frac, gain.high_frac) if end is not None]
+        interval = f" ({ends[0]} to {ends[1]})" if len({*ends}) > 1 else ""
+        return say(
+            "~{sign}{change} % {metric}{interval}",
+            sign="+" if gain.change_frac > 0 else "",
+            change=Number(100 * gain.change_frac, 0),
+            metric=metric,
+            interval=interval,
+        )
     if root.cost_of == "run" and root.weight > (root.share_frac or 0.0):
         return say("{cost_frac:%} of the run", root)
     return NOTHING if root.share_frac is None else say("{share_frac:%} of requests' time", root)
-
-
-def _change(gain: Gain) -> Message:
-    metric = GAINS[gain.metric]
-    if gain.before is not None and gain.after is not None:
-        return say(
-            "{metric} {before} -> ~{after} ms",
-            metric=metric,
-            before=Number(gain.before, 0),
-            after=Number(gain.after, 0),
-        )
-    ends = [integer(100 * end) for end in (gain.low_frac, gain.high_frac) if end is not None]
-    interval = f" ({ends[0]} to {ends[1]})" if len({*ends}) > 1 else ""
-    return say(
-        "~{sign}{change} % {metric}{interval}",
-        sign="+" if gain.change_frac > 0 else "",
-        change=Number(100 * gain.change_frac, 0),
-        metric=metric,
-        interval=interval,
-    )
 
 
 def _others(roots: list[Found], room: int) -> Iterator[Note]:
@@ -282,7 +271,8 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
 
     A finding whose share is not known may be large, and is named.
     """
-    named = [root for root in roots if root.weight >= NAMED_FROM_FRAC or _unknown_share(root)]
+    unknown = [root for root in roots if root.share_frac is None and root.gain is None and root.verdict]
+    named = [root for root in roots if root.weight >= NAMED_FROM_FRAC or root in unknown]
     small = list(dict.fromkeys(root.code for root in roots if root not in named))
     alike: dict[tuple[str, str], list[Found]] = {}
     for root in named:
@@ -308,12 +298,11 @@ def _named_once(findings: list[Found]) -> Message:
     return say(words, first, count=count, gain=_gain(first))
 
 
-def _unknown_share(root: Found) -> bool:
-    return root.share_frac is None and root.gain is None and bool(root.verdict)
-
-
-def _commands(run: RunReport, roots: list[Found]) -> Commands:
-    """Return the next commands: all details, one step, one request, the page; ids in them are untrusted."""
+def _commands(run: RunReport, roots: list[Found], *, replays: bool) -> Iterator[Commands]:
+    """Yield the next commands: a replay, all details, one step, one request, the page; ids are untrusted."""
+    if replays:  # it takes at most whatif.part.MOST_S
+        which = "Which setting helps, and how much, by replaying this load (about a minute):"
+        yield Commands(which, [shlex.join(["schedtrace", "analyze", run.path, "--predict"])])
     commands = [["analyze", run.path, "--details"]]
     first = next((root for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC), None)
     if first is not None and Fact.TIMES not in run.lacks:
@@ -324,7 +313,7 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
         commands.append(["request", run.path, request_id])
     if run.config["engines"] == 1 and Fact.TIMES not in run.lacks:  # the table of several needs the line
         commands.append(["report", run.path])
-    return Commands("More:", [shlex.join(["schedtrace", *words]) for words in commands])
+    yield Commands("More:", [shlex.join(["schedtrace", *words]) for words in commands])
 
 
 def _tested(run: RunReport, *, full: bool) -> Iterator[Note]:
@@ -340,14 +329,6 @@ def _tested(run: RunReport, *, full: bool) -> Iterator[Note]:
         yield Note(say("{no_advice}.", run.tested), "No advice:")
     if tried := tried_changes(run.tested, best=not full):
         yield Note(tried, "Tried:")
-
-
-def _replay(run: RunReport) -> Commands:
-    """Return the command that shows which setting helps; a replay takes at most ``whatif.part.MOST_S``."""
-    return Commands(
-        "Which setting helps, and how much, by replaying this load (about a minute):",
-        [shlex.join(["schedtrace", "analyze", run.path, "--predict"])],
-    )
 
 
 def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a line

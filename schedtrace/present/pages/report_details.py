@@ -21,7 +21,6 @@ from schedtrace.model.statistics import (
     Distribution,
     EngineFigures,
     Percentiles,
-    PrefixCacheUse,
     Statistics,
 )
 from schedtrace.present.pages.run_header import SETTINGS, log_figures, not_judged
@@ -188,7 +187,13 @@ def engine_time_table(run: RunReport) -> Facts:
 
 
 CAUSES: list[Field[CauseRow]] = [
-    Field("stopped or skipped", lambda row: Styled(_exit(row), None if row.refusal else Style.DIM)),
+    Field(
+        "stopped or skipped",
+        lambda row: Styled(
+            say("{loop} {kind}: {cause:cause}{detail}", row, detail=in_brackets(row.detail)),
+            None if row.refusal else Style.DIM,
+        ),
+    ),
     figure_field("times", lambda row: integer(row.exits)),
     figure_field("steps", lambda row: integer(row.steps)),
     figure_field("requests", lambda row: integer(row.requests or None)),
@@ -206,10 +211,6 @@ CAPS: list[Field[CapRow]] = [
     Field("", lambda row: _line(row.location)),
 ]
 """Table of the limits that reduced chunks."""
-
-
-def _exit(row: CauseRow) -> Message:
-    return say("{loop} {kind}: {cause:cause}{detail}", row, detail=in_brackets(row.detail))
 
 
 def _line(location: str | None) -> Content:
@@ -302,7 +303,19 @@ def engines_table(engines: list[EngineFigures], most: int = MOST_SIDE_BY_SIDE) -
 def _counts(statistics: Statistics) -> Iterator[FactRow]:
     """Yield the use of the prefix cache and of drafts, and the outcomes of requests."""
     if statistics.prefix_cache:
-        yield FactRow("cache", [_prefix_cache(statistics.prefix_cache)])
+        use = statistics.prefix_cache
+        sources = [
+            say("{tokens:n} {source}", tokens=tokens, source=source)
+            for tokens, source in ((use.local_tokens, "local"), (use.external_tokens, "external"))
+            if tokens is not None
+        ]
+        hits = say(
+            "{hit_tokens:n} of {prompt_tokens:n prompt token} ({hit_frac:%}[: {sources}]); "
+            "{requests_with_hit:n} of {requests:n request} found some",
+            use,
+            sources=joined(sources, ", "),
+        )
+        yield FactRow("cache", [hits])
     if statistics.drafts:
         accepted = say(
             "{accepted:n} of {drafts:n draft token} accepted ({accepted_frac:%}"
@@ -321,20 +334,6 @@ def _counts(statistics: Statistics) -> Iterator[FactRow]:
             unrecorded=statistics.outcomes.unrecorded or 0,
         )
         yield FactRow("requests", [ended])
-
-
-def _prefix_cache(use: PrefixCacheUse) -> Message:
-    sources = [
-        say("{tokens:n} {source}", tokens=tokens, source=source)
-        for tokens, source in ((use.local_tokens, "local"), (use.external_tokens, "external"))
-        if tokens is not None
-    ]
-    return say(
-        "{hit_tokens:n} of {prompt_tokens:n prompt token} ({hit_frac:%}[: {sources}]); {requests_with_hit:n} "
-        "of {requests:n request} found some",
-        use,
-        sources=joined(sources, ", "),
-    )
 
 
 LEAST_SHOWN_FRAC = 0.01

@@ -48,23 +48,23 @@ def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator
     grouped = [] if everything or len(plain) < FEWEST_GROUPED else plain
     listed = [share for share in scheduled if not _plain(share)] if grouped else scheduled
     if grouped:
-        yield _decodes(grouped)
+        tokens = sorted({share.scheduled_tokens for share in grouped})
+        each = counted(tokens[0], "token") if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]} tokens"
+        drafts = sum(share.draft_tokens for share in grouped)
+        drafted = f" ({counted(drafts, 'draft token')} among them)" if drafts else ""
+        yield f"{counted(len(grouped), 'running request')} decoded {each} each{drafted}"
     if listed:
         yield _table(listed, everything=everything)
-        yield from _cuts(listed, everything=everything)
+        for caps in dict.fromkeys(tuple(share.caps) for share in listed if share.caps):
+            cut = [share.request_id for share in listed if tuple(share.caps) == caps]
+            limits = joined([say("{cap:cause}", cap=cap) for cap in caps], ", then ")
+            names = some([say("{request:id}", request=name) for name in cut], everything=everything)
+            yield say("cut by {limits}: {names}", limits=limits, names=names)
 
 
 def _plain(share: Scheduled) -> bool:
     """Return whether the request is an ordinary decode; large batches have hundreds."""
     return share.phase == "running" and share.work == "decode" and not share.caps
-
-
-def _decodes(grouped: list[Scheduled]) -> str:
-    tokens = sorted({share.scheduled_tokens for share in grouped})
-    each = counted(tokens[0], "token") if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]} tokens"
-    drafts = sum(share.draft_tokens for share in grouped)
-    drafted = f" ({counted(drafts, 'draft token')} among them)" if drafts else ""
-    return f"{counted(len(grouped), 'running request')} decoded {each} each{drafted}"
 
 
 def _table(scheduled: list[Scheduled], *, everything: bool) -> Table:
@@ -84,15 +84,6 @@ def _table(scheduled: list[Scheduled], *, everything: bool) -> Table:
         )
         fields.append(Field("", lambda share: "cut" if share.caps else ""))
     return table(scheduled, fields, most=None if everything else MOST_LISTED, how=LISTED_BY)
-
-
-def _cuts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content]:
-    """Yield the lines on caps below the table, because names of limits are too long for it."""
-    for caps in dict.fromkeys(tuple(share.caps) for share in scheduled if share.caps):
-        cut = [share.request_id for share in scheduled if tuple(share.caps) == caps]
-        limits = joined([say("{cap:cause}", cap=cap) for cap in caps], ", then ")
-        names = some([say("{request:id}", request=name) for name in cut], everything=everything)
-        yield say("cut by {limits}: {names}", limits=limits, names=names)
 
 
 MOST_WAITING = 10
@@ -118,7 +109,15 @@ def _step_sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
     yield Facts([fact for part in parts for fact in part(story, everything=everything)])
     if story.ranks:
         yield Note(f"All ranks in this common step (wave {story.wave}, counter {story.step_counter}):")
-        yield _ranks_table(story, len(story.ranks) if everything else MOST_RANKS)
+        most = len(story.ranks) if everything else MOST_RANKS
+        # This rank, and those whose outputs came last and determined the step's length.
+        last = sorted(
+            story.ranks, key=lambda turn: (turn.engine_rank != story.engine_rank, -(turn.back_us or 0))
+        )
+        shown_ranks = {turn.engine_rank for turn in last[:most]}
+        shown = [turn for turn in story.ranks if turn.engine_rank in shown_ranks]
+        less = len(story.ranks) - len(shown)
+        yield table(shown, RANK, f"{integer(less)} more, back earlier: {LISTED_BY}" if less else "")
 
 
 def _times(story: StepStory) -> Message:
@@ -190,15 +189,6 @@ RANK: list[Field[RankTurn]] = [
     figure_field("back after\nms", lambda turn: number(None if turn.back_us is None else turn.back_us / 1e3)),
     Field("", lambda turn: {True: "dummy batch", False: "", None: "not recorded"}[turn.dummy]),
 ]
-
-
-def _ranks_table(story: StepStory, most: int) -> Table:
-    """Return the page's rank, and the ranks whose outputs came last and determined the step's length."""
-    last = sorted(story.ranks, key=lambda turn: (turn.engine_rank != story.engine_rank, -(turn.back_us or 0)))
-    shown_ranks = {turn.engine_rank for turn in last[:most]}
-    shown = [turn for turn in story.ranks if turn.engine_rank in shown_ranks]
-    less = len(story.ranks) - len(shown)
-    return table(shown, RANK, f"{integer(less)} more, back earlier: {LISTED_BY}" if less else "")
 
 
 def _crowd(story: StepStory, running: int, waiting: int, free: int | None) -> Message:
@@ -320,7 +310,14 @@ def request_page(life: Life) -> Page[Life]:
 
 
 def _life_sections(life: Life) -> Iterator[Section]:
-    yield _headline(life)
+    about = say(
+        "{trial} of {label:code}{engine}",
+        life,
+        trial=trial_suffix(life.trial),
+        engine=engine_suffix(life.engine_rank),
+    )
+    lines = [joined([*_summary(life)], "; ")]
+    yield Headline(say("Request {request_id:id}", life), about, [*lines], list(life.problems))
     chunks = [at for at, event in enumerate(life.events) if event.what == "chunk"]
     hidden = chunks[MOST_CHUNKS - 1 : -1] if len(chunks) > MOST_CHUNKS else []
     more = f"{counted(len(hidden), 'chunk')} left out: --format json lists them" if hidden else ""
@@ -329,22 +326,20 @@ def _life_sections(life: Life) -> Iterator[Section]:
     if life.states:
         facts.append(FactRow("time", [_time(life)]))
     if any(piece.steps for piece in life.states):
-        facts.append(FactRow("steps", [_steps_strip(life)]))
+        pieces = [
+            piece for piece in life.states if piece.first_step is not None and piece.last_step is not None
+        ]
+        runs = [(state(piece.state), piece.steps) for piece in pieces]
+        first, last = pieces[0].first_step or 0, pieces[-1].last_step or 0
+        facts.append(
+            FactRow(
+                "steps", [Strip([Band("", States(runs))], f"{phrase(Steps(first, last))}, left to right")]
+            )
+        )
     if life.gaps:
         facts.append(FactRow("outputs", [_gaps(life)]))
     if facts:
         yield Facts(facts)
-
-
-def _headline(life: Life) -> Headline:
-    about = say(
-        "{trial} of {label:code}{engine}",
-        life,
-        trial=trial_suffix(life.trial),
-        engine=engine_suffix(life.engine_rank),
-    )
-    lines = [joined([*_summary(life)], "; ")]
-    return Headline(say("Request {request_id:id}", life), about, [*lines], list(life.problems))
 
 
 def _summary(life: Life) -> Iterator[Message]:
@@ -410,13 +405,6 @@ def _time(life: Life) -> Message:
         device=device / recorded if recorded else None,
         all=recorded == whole,
     )
-
-
-def _steps_strip(life: Life) -> Strip:
-    pieces = [piece for piece in life.states if piece.first_step is not None and piece.last_step is not None]
-    runs = [(state(piece.state), piece.steps) for piece in pieces]
-    first, last = pieces[0].first_step or 0, pieces[-1].last_step or 0
-    return Strip([Band("", States(runs))], f"{phrase(Steps(first, last))}, left to right")
 
 
 def _gaps(life: Life) -> Message:

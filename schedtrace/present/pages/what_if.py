@@ -25,7 +25,6 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
-    Text,
     answer_note,
     basis_note,
     figure_field,
@@ -468,17 +467,18 @@ def _sections(replays: Replays) -> Iterator[Section]:
                 now=shown.changes[ENGINES],
                 router=shown.changes[ROUTER],
             )
-            warnings = [warning for warning in section.warnings if not _asks_for_trials(warning)]
+            # The load of a fleet has no trials, of which a warning may ask for more.
+            warnings = [
+                warning
+                for warning in section.warnings
+                if not (isinstance(warning, Message) and "trials" in warning.arguments)
+            ]
             yield Headline(title, section.about, section.lines, warnings)
             yield answer_note(answer(replays))
-            yield from (basis_note("Replayed:", part) for part in _part(replays))
+            if replays.load.part is not None:
+                yield basis_note("Replayed:", say("{part}.", part=replays.load.part.words))
         else:
             yield section
-
-
-def _asks_for_trials(warning: Text) -> bool:
-    """Return whether a warning asks for more trials, which the load of a fleet does not have."""
-    return isinstance(warning, Message) and "trials" in warning.arguments
 
 
 def answer(replays: Replays) -> Message:
@@ -487,31 +487,16 @@ def answer(replays: Replays) -> Message:
     figure = shown.figure(judged or "")
     if figure is None or figure.change_frac is None:
         return say("The replay has no latency by which to judge.")
+    low, high = figure.low_frac, figure.high_frac
+    interval, effect = "", "unclear"
+    if low is not None and high is not None:
+        interval = change_range(low, high)
+        effect = "worse" if low > 0 else "better" if high < 0 else "unclear"
     before, now = replays.settings[ENGINES], shown.changes[ENGINES]
     words = ROUTER_WORDS if now == before else ENGINES_WORDS
     return say(
-        f"{words[_effect(figure)]} {{name}} changes by {{change_frac:+%}}[ (90 % interval: {{interval}})].",
+        f"{words[effect]} {{name}} changes by {{change_frac:+%}}[ (90 % interval: {{interval}})].",
         figure,
         **({"router": shown.changes[ROUTER]} if now == before else {"now": now, "before": before}),
-        interval=_interval(figure),
+        interval=interval,
     )
-
-
-def _effect(figure: Figure) -> str:
-    """Return ``better``, ``worse`` or ``unclear``: the interval covers no change, or there is none."""
-    low, high = figure.low_frac, figure.high_frac
-    if low is None or high is None or low <= 0 <= high:
-        return "unclear"
-    return "worse" if low > 0 else "better"
-
-
-def _interval(figure: Figure) -> Message | str:
-    if figure.low_frac is None or figure.high_frac is None:
-        return ""
-    return change_range(figure.low_frac, figure.high_frac)
-
-
-def _part(replays: Replays) -> Iterator[Message]:
-    """Yield the part of the load that was replayed, or nothing if it is the whole."""
-    if replays.load.part is not None:
-        yield say("{part}.", part=replays.load.part.words)

@@ -1,7 +1,7 @@
 """Renderer of a page as Markdown, for a pull request or an issue. All text appears literally."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from schedtrace.model.message import CauseWord, Code, Message, Request, Setting
@@ -98,7 +98,12 @@ def _blocks(section: Section) -> Iterator[str]:  # noqa: C901, PLR0912  # one ki
             for fact in facts:
                 yield from _fact(fact)
         case Table():
-            yield from _table(section)
+            head = [column.heading.replace("\n", " ") for column in section.columns]
+            sides = ["---:" if column.numeric else "---" for column in section.columns]
+            rows = [[_text(value) for value in row] for row in section.rows]
+            yield "\n".join(f"| {' | '.join(map(cell, row))} |" for row in (head, sides, *rows))
+            if section.more:
+                yield _text(section.more)
         case Strip(bands, _):
             pictures = [f"* {band.label} {_text(band.drawn)}".replace("*  ", "* ") for band in bands]
             yield "\n".join([*pictures, f"* {_text(legend_with_key(section))}"])
@@ -136,19 +141,6 @@ def _fact(fact: FactRow) -> Iterator[str]:
         else:
             yield label + _text(part)
         label = ""
-
-
-def _table(table: Table) -> Iterator[str]:
-    head = [column.heading.replace("\n", " ") for column in table.columns]
-    sides = ["---:" if column.numeric else "---" for column in table.columns]
-    rows = [[_text(value) for value in row] for row in table.rows]
-    yield "\n".join(_row(row) for row in (head, sides, *rows))
-    if table.more:
-        yield _text(table.more)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(cell, cells))} |"
 
 
 def _text(value: Cell | States) -> str:
