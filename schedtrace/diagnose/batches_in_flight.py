@@ -1,18 +1,30 @@
-"""Batches that a pipeline has in flight: vLLM schedules them in turn, each again when its output is back.
+"""Batches that wait for each other: those that a pipeline has in flight, and those of ranks in lock-step.
 
-With ``depth`` batches in flight, a request is in every ``depth``-th step until it ends: the step's number
-modulo ``depth`` identifies the batch. ``tests/contract/facts/test_pipeline.py`` checks this with vLLM's
-scheduler.
+A pipeline's batches are scheduled in turn, each again when its output is back. With ``depth`` batches in
+flight, a request is in every ``depth``-th step until it ends: the step's number modulo ``depth`` identifies
+the batch. ``tests/contract/facts/test_pipeline.py`` checks this with vLLM's scheduler. Ranks in lock-step
+wait for the rank with the most requests, or with the most context: it sets the pace of all.
 """
 
 import msgspec
+import numpy as np
 import polars as pl
 
+from schedtrace.diagnose.excess_features import fit_lad
+from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.step_time import fit_line
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_CYCLES = 20
 """Fewest cycles that show how the length of a cycle depends on its largest batch."""
+UNEVEN_FRAC = 0.25
+"""Least ``1 - mean / max`` of the ranks' mean loads, or of their contexts, from which these are uneven."""
+FEWEST_PASSES = 40
+"""Fewest common steps without prefill that show what context costs."""
+EXPLAINED_FRAC = 0.7
+"""Share of the errors of a model of common steps without context to which context must reduce them."""
+LEAST_CONTEXT_FRAC = 0.05
+"""Least share of the requests' time that even contexts would save."""
 NAMED = 10
 """Maximum number of a batch's requests that are named."""
 
@@ -126,3 +138,61 @@ def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort
             )
         )
     return rows
+
+
+class UnevenContext(msgspec.Struct, kw_only=True):
+    """Context of the requests on each rank, which makes common steps longer: the largest sets the pace."""
+
+    requests_frac: float
+    """Share of the requests' time that even contexts would save."""
+    mean_tokens: float
+    """Mean number of context tokens on the rank with the most, over common steps without prefill."""
+    mean_others: float
+    """Mean number on each of the remaining ranks."""
+    request_id: str
+    """Request with the longest prompt on the rank that most often has the most."""
+    prompt_tokens: int
+    """Length of that prompt."""
+
+
+def uneven_context(ranks: RecordedRanks) -> tuple[int, UnevenContext] | None:
+    """Return what uneven contexts cost in common steps, with the rank that most often has the most context.
+
+    The lengths of common steps without prefill are fitted to the most requests and the most context of a
+    rank. None: ranks do not run in lock-step, contexts are even, cost little, or do not explain the lengths.
+    """
+    if not ranks.lockstep or ranks.missing_ranks:
+        return None
+    plain = ranks.passes.filter(pl.col("prefilling") == 0).drop_nulls(("most_context", "context_tokens"))
+    size, most = len(ranks.each), plain["most_context"].to_numpy().astype(float)
+    if plain.height < FEWEST_PASSES or not most.max(initial=0.0):
+        return None
+    even = plain["context_tokens"].to_numpy() / size
+    if 1 - even.sum() / most.sum() < UNEVEN_FRAC:
+        return None
+    length, largest = (plain[name].to_numpy().astype(float) for name in ("length_us", "largest"))
+    plainly = np.column_stack([np.ones(len(length)), largest / largest.max()])
+    with_context = np.column_stack([plainly, most / most.max()])
+    errors = [
+        np.abs(length - columns @ fit_lad(columns, length)).sum() for columns in (plainly, with_context)
+    ]
+    slope_us = float(fit_lad(with_context, length)[-1]) / float(most.max())
+    saved_us = np.minimum(slope_us * (most - even), length)
+    felt_frac = float((saved_us * plain["requests"].to_numpy()).sum()) / ranks.total_requests_us
+    if errors[1] > EXPLAINED_FRAC * errors[0] or felt_frac < LEAST_CONTEXT_FRAC:
+        return None
+    rank = int(
+        ranks.turns.group_by("rank")
+        .agg(pl.col("context_tokens").sum())
+        .sort("context_tokens", "rank")["rank"][-1]
+    )
+    longest = (
+        ranks.timeline(rank).known_requests.drop_nulls("prompt_tokens").sort("prompt_tokens", "request_id")
+    )
+    return rank, UnevenContext(
+        requests_frac=min(1.0, felt_frac),
+        mean_tokens=float(most.mean()),
+        mean_others=float((plain["context_tokens"].to_numpy() - most).mean()) / max(1, size - 1),
+        request_id=str(longest["request_id"][-1]),
+        prompt_tokens=int(longest["prompt_tokens"][-1]),
+    )

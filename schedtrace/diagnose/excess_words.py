@@ -1,11 +1,11 @@
-"""Words for the parts of a step and for the features that slow steps have in common."""
+"""Words of the finding ``slow-steps``: parts of a step, features in common, title and verdict."""
 
 import math
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from schedtrace.model.message import CauseWord, Count, Message, Request, joined
+from schedtrace.model.message import CauseWord, Count, Message, Request, Steps, joined
 from schedtrace.model.say import say
 
 if TYPE_CHECKING:
@@ -156,6 +156,42 @@ def term_clause(excess: "PartExcess", term: "Term") -> Message:
             side = "more than" if term.above else "at most"
             words = say("with {side} {count}", side=side, count=term_count(term, at))
     return words
+
+
+def title(excess: "PartExcess", effect: "Effect", subject: Message) -> Message:
+    """Return the title of the finding, with the subject of its sentences."""
+    if effect.explanation.slope:
+        (term,) = effect.explanation.terms
+        return say("Time {where} grows with {what}", where=PARTS[excess.part], what=term_nouns(term))
+    head = str(subject.arguments.get("head", ""))
+    lowered = {**subject.arguments, "head": head.lower()} if head else subject.arguments
+    return say("Slow {subject}", subject=Message(subject.template.replace("Steps", "steps", 1), lowered))
+
+
+def trend(excess: "PartExcess", effect: "Effect", each_us: float, share: float) -> Message:
+    """Return the verdict on a time that grows with a feature, by ``each_us`` for each unit."""
+    import numpy as np  # noqa: PLC0415  # it loads late
+
+    (term,) = effect.explanation.terms
+    most_us = float(np.quantile(effect.excess_us, 0.98))
+    steps = excess.steps["step"]
+    if term.feature.kind in SECONDS:
+        grows = say(
+            "grows by {each:us} a minute" + MINUTES[term.feature.kind],
+            each=each_us * 60,
+            **({"operation": OPERATIONS[term.feature.detail]} if term.feature.kind == "since" else {}),
+        )
+    else:
+        grows = say("grows by {each:us} for each {noun}", each=each_us, noun=term_noun(term))
+    return say(
+        "Time {where} {grows}, up to {most:us} beyond what a step's work explains ({span}): {share:%} of the "
+        "requests' time.",
+        where=PARTS[excess.part],
+        grows=grows,
+        most=most_us,
+        span=Steps(int(steps[0]), int(steps[-1])),
+        share=share,
+    )
 
 
 def tie_clause(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:

@@ -290,13 +290,15 @@ def _handover(timeline: Timeline) -> Handover | None:
     spent_us = int(short["spent_us"].sum() or 0)
     if spent_us / timeline.busy_us < SLOW_HANDOVER_FRAC:
         return None
+    queued = pl.col("queued_us")  # from the first request of a trial in the scheduler to the last one
+    handed_over_us = timeline.arrivals.group_by("trial").agg(queued.max() - queued.min())["queued_us"].mean()
     return Handover(
         steps=short.height,
         to_come=int(short["to_come"].max()),  # type: ignore[arg-type]  # an integer column with rows
         spent_ms=spent_us / 1e3,
         spent_frac=spent_us / timeline.busy_us,
         budget_used_frac=float(short["use_frac"].sum()) / short.height,
-        handed_over_ms=_handed_over_us(timeline) / 1e3,
+        handed_over_ms=float(handed_over_us or 0) / 1e3,  # type: ignore[arg-type]  # a mean of integers
     )
 
 
@@ -342,12 +344,6 @@ def short_steps(timeline: Timeline) -> pl.DataFrame:
 def _of(trial: str) -> pl.Expr:
     """Return the trial; a trace without trials counts as one, because nulls match nothing in a join."""
     return pl.col(trial).fill_null(-1).alias("of")
-
-
-def _handed_over_us(timeline: Timeline) -> float:
-    """Return the mean over the trials from the first request in the scheduler to the last one."""
-    spans = timeline.arrivals.group_by("trial").agg(pl.col("queued_us").max() - pl.col("queued_us").min())
-    return float(spans["queued_us"].mean() or 0)  # type: ignore[arg-type]  # a mean of integers
 
 
 def _short_frac(finding: Finding) -> float | None:

@@ -94,7 +94,10 @@ def together(timeline: Timeline) -> pl.DataFrame:
     prompt. Empty if that is unknown.
     """
     completed = pl.col("computed_tokens") + pl.col("scheduled_tokens") >= pl.col("prompt_tokens")
-    base_us = _base_us(timeline)
+    decodes = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))
+    base_us = decodes["busy_us"].median()
+    if base_us is None and timeline.step_time is not None:
+        base_us = timeline.step_time.most_base_us
     own = pl.col("scheduled_tokens")
     others_us = (pl.col("busy_us") - base_us).clip(0) * (1 - own / pl.col("prefill_tokens"))
     return (
@@ -106,15 +109,6 @@ def together(timeline: Timeline) -> pl.DataFrame:
         .filter((pl.col("prompts") > 1) & pl.col("others_us").is_not_null())
         .sort("step")
     )
-
-
-def _base_us(timeline: Timeline) -> float | None:
-    """Return the median time of a step without a prompt; else the model's largest base; None if unknown."""
-    decodes = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))
-    usual = decodes["busy_us"].median()
-    if usual is not None:
-        return float(usual)  # type: ignore[arg-type]  # integers
-    return None if timeline.step_time is None else timeline.step_time.most_base_us
 
 
 RULE = Rule(

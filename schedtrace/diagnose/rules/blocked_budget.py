@@ -74,7 +74,10 @@ def _find(timeline: Timeline) -> list[Finding]:
 
 def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFrame) -> Finding:
     working = timeline.steps.filter((pl.col("total_requests") > 0) | (pl.col("num_waiting_after") > 0)).height
-    examples = _examples(steps)
+    rows = steps.with_columns(
+        request_id="waiting_request", budget_left="remaining_budget", location="waiting_location"
+    )
+    examples = BlockedStep.largest(rows, "unused")
     place = only(steps["waiting_location"])
     return step_finding(
         timeline,
@@ -102,14 +105,6 @@ def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFr
             "place": examples[0].location if place is None else None,
         },
     )
-
-
-def _examples(steps: pl.DataFrame) -> list[BlockedStep]:
-    """Return the three steps in which the most waiting work would have fitted."""
-    rows = steps.with_columns(
-        request_id="waiting_request", budget_left="remaining_budget", location="waiting_location"
-    )
-    return BlockedStep.largest(rows, "unused")
 
 
 def _could_have_used(steps: pl.DataFrame) -> Message:

@@ -154,13 +154,6 @@ def _waits_for_clients(load: OfferedLoad, seats: int | None) -> bool:
     return load.pace == "clock" and not load.grows and load.working_frac <= IDLE_FRAC
 
 
-def _slower_frac(load: OfferedLoad) -> float | None:
-    """Return the share of the run that rounds cost, which is what steps as full as the fullest would save."""
-    if load.rounds is None or load.at_fullest_frac is None:
-        return None
-    return max(0.0, load.working_frac - load.at_fullest_frac)
-
-
 def _is_pipeline(timeline: Timeline) -> bool:
     return (timeline.header.pipeline_parallel_size or 1) > 1
 
@@ -218,7 +211,10 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int, timeline: Timeline 
         pipeline_batches=depth,
         most_gain_frac=most_gain,
     )
-    slower_frac, is_full = _slower_frac(load), most_gain is not None and pattern != NONE
+    is_full = most_gain is not None and pattern != NONE
+    slower_frac = None  # part of the run that steps as full as the fullest would save
+    if load.rounds is not None and load.at_fullest_frac is not None:
+        slower_frac = max(0.0, load.working_frac - load.at_fullest_frac)
     leaves_places = load.rounds is not None and load.rounds.empty_frac >= EMPTY_FROM_FRAC
     remedy = LARGER_ROUNDS if load.rounds is not None and not leaves_places else ADVICE[pattern]
     places = seats if clients is None else min(seats or clients.clients, clients.clients)

@@ -191,13 +191,15 @@ def _find(timeline: Timeline) -> Findings:
         return
     evidence = _evidence(timeline, ways, found_frac)
     unnoticed = not evidence.offline and evidence.way_ms_p50 < NOTICED_MS
+    has_parts = evidence.input_queue_ms_p50 is not None
+    offline, served = (OFFLINE, SERVED) if has_parts else (OFFLINE_TAKEN, SERVED_TAKEN)
     yield finding_of(
         evidence,
         ways,
         engine_rank=timeline.rank,
         severity="info" if unnoticed else severity_by_weight(None, share_frac),
         title="Requests are slow to reach the engine",
-        verdict=_verdict(evidence),
+        verdict=offline if evidence.offline else served,
         values={"share": found_frac},
         share_frac=share_frac,
         holder=_holder(evidence),
@@ -245,12 +247,6 @@ def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> Fron
         threads=thread_shares(timeline),
         examples=first_examples(SlowWay, longest),
     )
-
-
-def _verdict(evidence: FrontEndTime) -> str:
-    if evidence.input_queue_ms_p50 is None:
-        return OFFLINE_TAKEN if evidence.offline else SERVED_TAKEN
-    return OFFLINE if evidence.offline else SERVED
 
 
 def _parts(evidence: FrontEndTime) -> str:

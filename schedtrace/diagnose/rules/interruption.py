@@ -319,6 +319,9 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
     )
     period_us = rows["period_us"].mean()
     starving = kind == events.STARVED
+    in_window = timeline.starved.with_columns(
+        pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
+    )
     shown = rows.unique("step", keep="first", maintain_order=True) if starving else rows
     evidence = Interruptions(
         kind=kind,
@@ -342,7 +345,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         examples=Interruption.first(
             longest.with_columns(pl.col("begin_us") + timeline.offset_us).drop_nulls("step")
         ),
-        short_ms=_short_us(timeline) / 1e3 if starving else None,
+        short_ms=total_us(in_window) / 1e3 if starving else None,
         threads=_starved_threads(timeline) if starving else [],
     )
     words = KINDS.get(kind, SLOW)
@@ -460,21 +463,6 @@ def _place(stacks: list[str]) -> Message:
     )
 
 
-def _where(evidence: Interruptions) -> str:
-    """Return the place of the longest interruption, as text before its step."""
-    if evidence.kind in (events.HUNG, events.STALLED):
-        return "after" if evidence.examples[0].open or evidence.kind == events.STALLED else "in"
-    return "before" if evidence.kind in NOT_SLOW else "in"
-
-
-def _short_us(timeline: Timeline) -> int:
-    """Return the milliseconds within the window for which the engine was starved."""
-    spans = timeline.starved.with_columns(
-        pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
-    )
-    return total_us(spans)
-
-
 def _starved_threads(timeline: Timeline) -> list[StarvedThread]:
     """Return the threads that lost time, the thread that lost the most first."""
     return [
@@ -494,12 +482,16 @@ def _message(evidence: Interruptions) -> Message:
     if evidence.kind == events.STARVED:
         longest = say(" It happened in {stretch}, process {pid}.", evidence, pid=str(evidence.threads[0].pid))
     elif evidence.examples:
+        if evidence.kind in (events.HUNG, events.STALLED):
+            place = "after" if evidence.examples[0].open or evidence.kind == events.STALLED else "in"
+        else:
+            place = "before" if evidence.kind in NOT_SLOW else "in"
         longest = say(
             " The longest took {length_us:us}[{slow:?} more than expected], {place} {at}."
             "[{went_on:?} Requests that ran went on; new ones were not admitted.]",
             evidence.examples[0],
             slow=evidence.kind not in NOT_SLOW,
-            place=_where(evidence),
+            place=place,
             went_on=evidence.kind == events.PAUSED and evidence.detail == "PAUSED_NEW",
         )
     return say(

@@ -134,21 +134,16 @@ def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
     )
     if alone.is_empty():
         return None, run_us
+    late_us = alone["scheduled_us"][0]
+    ran_before = alone["request_id"][0] in timeline.present.filter(pl.col("state") == "running")["request_id"]
     return _OneTail(
         begin,
         _latest(alone),
         alone["request_id"].to_list(),
         int(alone["output_tokens"][0]),
         usual,
-        _began_first(timeline, alone, int(begin_us), run_us),  # type: ignore[arg-type]  # an integer
+        ran_before or (late_us is not None and late_us - begin_us < FOUND_FROM_FRAC * run_us),
     ), run_us
-
-
-def _began_first(timeline: Timeline, alone: pl.DataFrame, begin_us: int, run_us: int) -> bool:
-    if alone["request_id"][0] in timeline.present.filter(pl.col("state") == "running")["request_id"]:
-        return True
-    late_us = alone["scheduled_us"][0]
-    return late_us is not None and late_us - begin_us < FOUND_FROM_FRAC * run_us
 
 
 def _latest(ends: pl.DataFrame) -> int:

@@ -100,7 +100,9 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
     free = pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")
     states = timeline.request_states.filter(pl.col("tokens") > 0)
     decodes, prefills = (
-        _per_step(steps, states.filter(pl.col("state").is_in(of)))
+        None
+        if steps.is_empty()
+        else float(steps_inside(states.filter(pl.col("state").is_in(of)), steps).sum()) / steps.height
         for of in (["decode"], ["prefill", "recompute"])
     )
     least_free = steps.select(free).to_series().quantile(FULLEST_FRAC, "lower")
@@ -124,13 +126,6 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
         full_steps=capped.full_steps if holds else None,
         classes=running_classes(timeline, steps),
     )
-
-
-def _per_step(steps: pl.DataFrame, states: pl.DataFrame) -> float | None:
-    """Return the mean number of requests in ``states`` per step."""
-    if steps.is_empty():
-        return None
-    return float(steps_inside(states, steps).sum()) / steps.height
 
 
 def _free(evidence: Seats) -> Message:

@@ -177,6 +177,8 @@ def _storm(timeline: Timeline, repeated: list[RepeatVictim], recomputed: int) ->
     if not often and (lost.height < FEWEST_PREEMPTIONS or part < MUCH_FRAC):
         return None
     first = timeline.steps.filter(pl.col("step").is_in(pl.lit(lost["step"]).implode())).row(0, named=True)
+    most = [victim.request_id for victim in repeated if victim.times == repeated[0].times]
+    shown = lost.filter(pl.col("request_id").is_in(most)) if most else lost
     return Storm(
         cycles=lost.filter("cycle").height,
         cycle_steps=steps_per_block(timeline),
@@ -184,7 +186,7 @@ def _storm(timeline: Timeline, repeated: list[RepeatVictim], recomputed: int) ->
         first_step=first["step"],
         first_running=first["num_running_before"],
         first_used_frac=_used_frac(first),
-        examples=_longest_absences(lost, repeated),
+        examples=StormExample.largest(shown, "away_us"),
     )
 
 
@@ -194,13 +196,6 @@ def _used_frac(step: dict[str, Any]) -> float | None:
     if free is None or total is None or total < 2:  # noqa: PLR2004  # no block but the null block
         return None
     return float(1 - free / (total - 1))
-
-
-def _longest_absences(lost: pl.DataFrame, repeated: list[RepeatVictim]) -> list[StormExample]:
-    """Return the longest absences, of the requests hit most often if any was hit again."""
-    most = [victim.request_id for victim in repeated if victim.times == repeated[0].times]
-    shown = lost.filter(pl.col("request_id").is_in(most)) if most else lost
-    return StormExample.largest(shown, "away_us")
 
 
 def repeat_victims(lost: pl.DataFrame) -> list[RepeatVictim]:

@@ -5,7 +5,7 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, trial_numbers
-from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.message import NOTHING
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
@@ -102,7 +102,11 @@ def _find(ranks: RecordedRanks) -> Findings:
     frac = stalled_us / ranks.passes_us
     if frac < FOUND_FROM_FRAC or stalled_us < RESOLVED * noise_us:
         return
-    blamed = _blamed(stalls, stalling)
+    blamed = (  # the turn with the largest prefill of each such pass
+        stalls.own.join(stalling.select(PASS), on=PASS, how="semi", maintain_order="left")
+        .sort("prefill_tokens", descending=True, maintain_order=True)
+        .unique(PASS, keep="first", maintain_order=True)
+    )
     evidence = PrefillStall(
         passes=ranks.passes.height,
         prefill_passes=stalls.passes.height,
@@ -143,7 +147,12 @@ def _find(ranks: RecordedRanks) -> Findings:
         values={
             "all": len(ranks.each),
             "mean_ms": evidence.stalled_ms / evidence.stalled_passes,
-            "bound": _bound(evidence.aligned),
+            "bound": NOTHING
+            if evidence.aligned is None
+            else say(
+                " Aligned prefills would save at most {saved_ms:ms}: {most_gain_frac:%} more throughput.",
+                evidence.aligned,
+            ),
         },
         advice=_advice(ranks),
         example="{at} of rank {rank:n} prefilled {prefill_tokens:n token} and held "
@@ -152,15 +161,6 @@ def _find(ranks: RecordedRanks) -> Findings:
         cost_ms=evidence.stalled_ms,
         cost_frac=frac,
         cost_error_frac=noise_us / stalled_us,
-    )
-
-
-def _blamed(stalls: PrefillStalls, stalling: pl.DataFrame) -> pl.DataFrame:
-    """Return the turn with the largest prefill of each pass in which a rank was stalled."""
-    return (
-        stalls.own.join(stalling.select(PASS), on=PASS, how="semi", maintain_order="left")
-        .sort("prefill_tokens", descending=True, maintain_order=True)
-        .unique(PASS, keep="first", maintain_order=True)
     )
 
 
@@ -210,15 +210,6 @@ def _aligned(ranks: RecordedRanks, stalls: PrefillStalls) -> AlignedPrefills | N
         saved_ms=saved_us / 1e3,
         saved_frac=frac,
         most_gain_frac=ranks.passes_us / (ranks.passes_us - saved_us) - 1,
-    )
-
-
-def _bound(aligned: AlignedPrefills | None) -> Message:
-    if aligned is None:
-        return NOTHING
-    return say(
-        " Aligned prefills would save at most {saved_ms:ms}: {most_gain_frac:%} more throughput.",
-        aligned,
     )
 
 

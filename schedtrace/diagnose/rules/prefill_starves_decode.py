@@ -137,7 +137,7 @@ def _find(timeline: Timeline) -> Findings:
         "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
         "cost_error_frac": None if model is None else model.error_frac,
     }
-    smaller = smaller_budget(timeline)
+    smaller, usual_us = smaller_budget(timeline), evidence.median_decode_step_us
     if evidence.failed_tokens >= MOST_FRAC * fields["tokens"]:
         fields |= {
             "title": "KV loads failed, and their prompts are computed here",
@@ -149,7 +149,11 @@ def _find(timeline: Timeline) -> Findings:
             "share_frac": share_of_requests(timeline, stretch_us),
             "advice": [advise(FAILED_LOADS, costs="With that policy, these requests fail.")],
         }
-    elif _is_fixed(evidence):
+    elif (  # the fixed part of a prefill's time is most of it, and at least doubles a step
+        evidence.stretch_frac >= CRITICAL_FROM_FRAC
+        and usual_us is not None
+        and evidence.fixed_us >= max(usual_us, MOST_FRAC * evidence.mean_stretch_us)
+    ):
         fields |= {
             "title": "Any prefill in a step costs a fixed time",
             "verdict": "A prefill adds {fixed_us:us} to a step, however few its tokens "
@@ -169,7 +173,11 @@ def _find(timeline: Timeline) -> Findings:
             "cause": Cause.TOKEN_BUDGET,
             "advice": [smaller.advice(timeline)],
         }
-    elif _interrupts(evidence) and not (_came_too_late(timeline, mixed) or _computed_again(timeline, mixed)):
+    elif (  # users notice such a step as a pause, and not only as a slightly slower stream
+        usual_us is not None
+        and evidence.mean_stretch_us >= PAUSE_TIMES * usual_us
+        and not (_came_too_late(timeline, mixed) or _computed_again(timeline, mixed))
+    ):
         fields |= {
             "title": "Large prefill chunks interrupt the decodes",
             "verdict": "Prefill chunks interrupt the decodes: {steps:n step} with up to "
@@ -184,12 +192,6 @@ def _find(timeline: Timeline) -> Findings:
     most = max(evidence.examples, key=lambda step: step.busy_us).prefill_tokens
     sizes: Values = {} if smaller is None else {name: getattr(smaller, name) for name in SIZES}
     yield step_finding(timeline, mixed, evidence, values={"most": most, **sizes}, **fields)
-
-
-def _interrupts(evidence: StretchedDecodes) -> bool:
-    """Return whether users notice such a step as a pause, and not only as a slightly slower stream."""
-    usual_us = evidence.median_decode_step_us
-    return usual_us is not None and evidence.mean_stretch_us >= PAUSE_TIMES * usual_us
 
 
 def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
@@ -286,16 +288,6 @@ def prefill_time(timeline: Timeline) -> PrefillTime:
     )
     is_shared = np.mean(added_us - per_token_us * tokens >= fixed_us / 2) >= SHARED_FRAC
     return PrefillTime(fixed_us, max(per_token_us, 0.0)) if fixed_us > 0 and is_shared else plain
-
-
-def _is_fixed(evidence: StretchedDecodes) -> bool:
-    """Return whether the fixed part of a prefill's time is most of it, and at least doubles a step."""
-    usual_us = evidence.median_decode_step_us
-    return (
-        evidence.stretch_frac >= CRITICAL_FROM_FRAC
-        and usual_us is not None
-        and evidence.fixed_us >= max(usual_us, MOST_FRAC * evidence.mean_stretch_us)
-    )
 
 
 RULE = Rule(

@@ -20,7 +20,6 @@ from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import NOTHING, Message, Setting, joined
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
-from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
@@ -168,7 +167,8 @@ def _find(timeline: Timeline) -> Findings:
     if not missed and not nothing and not evidence.evicted_tokens:
         return
     shown = _shown(use, back, nothing=nothing)
-    alone = nothing and evidence.shareable_tokens == 0 and not _hides_shared(evidence)  # no cache would help
+    hides_shared = evidence.salted > 0 or bool(evidence.without_hit.get("short"))
+    alone = nothing and evidence.shareable_tokens == 0 and not hides_shared  # no cache would help
     again = evidence.evicted_tokens + (evidence.missed_tokens or 0 if missed else 0)
     share = _share(timeline, shown, evidence.missed_tokens or 0) if missed else None
     yield step_finding(
@@ -240,11 +240,6 @@ def _felt(share: float | None) -> float | None:
     return share if share is not None and share >= LEAST_FRAC else None
 
 
-def _hides_shared(evidence: PrefixCache) -> bool:
-    """Return whether prompts may begin alike although they share no full block."""
-    return evidence.salted > 0 or bool(evidence.without_hit.get("short"))
-
-
 def _could_share(evidence: PrefixCache, block_size: int) -> bool:
     """Return whether there was no hit although prompts may begin alike: in less than a block, or salted."""
     long_enough = not evidence.without_hit.get("short") and block_size <= SMALL_BLOCK
@@ -275,7 +270,8 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
     dropped = use.select(pl.col("missed_tokens").clip(upper_bound=timeline.header.block_size).sum()).item()
     free = timeline.steps["kv_blocks_free_after"].min()
     missed_ttft, reused_ttft = _first_token_ms(timeline, use)
-    total = timeline.header.kv_blocks_total
+    total, settings = timeline.header.kv_blocks_total, timeline.header.settings
+    drops_last = settings.get("scheduler.use_eagle_block_drop", settings.get("scheduler.use_eagle"))
     return PrefixCache(
         requests=use.height,
         prompt_tokens=prompt,
@@ -284,7 +280,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         shareable_tokens=int(use["shareable_tokens"].sum()) if counted else None,
         missed_tokens=int(use["missed_tokens"].sum()) if counted else None,
         group_lost_tokens=int(group_lost) if group_lost else None,
-        dropped_tokens=int(dropped or 0) if _drops_last_block(timeline.header) else None,
+        dropped_tokens=int(dropped or 0) if drops_last else None,
         shared_blocks=shared,
         shared_end_blocks=end_blocks,
         keeps_windows=keeps_windows(timeline.header),
@@ -303,12 +299,6 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         reused_ttft_ms=reused_ttft,
         examples=Found.first(_examples(use, back)),
     )
-
-
-def _drops_last_block(header: Header) -> bool:
-    """Return whether vLLM computes the last cached block of every prompt again."""
-    settings = header.settings
-    return bool(settings.get("scheduler.use_eagle_block_drop", settings.get("scheduler.use_eagle")))
 
 
 def _first_token_ms(timeline: Timeline, use: pl.DataFrame) -> tuple[float | None, float | None]:

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 import polars as pl
 
-from schedtrace.diagnose.batches_in_flight import even_cycle_frac
-from schedtrace.diagnose.excess_features import fit_lad
+from schedtrace.diagnose.batches_in_flight import UNEVEN_FRAC, UnevenContext, even_cycle_frac, uneven_context
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import (
     Fields,
@@ -25,8 +23,6 @@ from schedtrace.timeline.engine_ranks import RankLoads, RecordedRanks
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
-UNEVEN_FRAC = 0.25
-"""Least ``1 - mean / max`` of the ranks' mean loads."""
 LEAST_REQUESTS = 2.0
 """Fewest requests by which the largest load must exceed the mean."""
 FEWEST_REQUESTS = 8
@@ -35,12 +31,6 @@ DUMMIES_FROM_FRAC = 0.01
 """Least share of the ranks' time that dummy batches take."""
 AVOIDABLE_FROM_FRAC = 0.01
 """Least share of all requests' time in which they were refused on one rank while another had room."""
-FEWEST_PASSES = 40
-"""Fewest common steps without prefill that show what context costs."""
-EXPLAINED_FRAC = 0.7
-"""Share of the errors of a model of common steps without context to which context must reduce them."""
-LEAST_CONTEXT_FRAC = 0.05
-"""Least share of the requests' time that even contexts would save."""
 LARGER = 1.25
 """Least ratio of a rank's requests, or their length, to those of the other ranks."""
 MOST_CHOSEN = 0.9
@@ -139,21 +129,6 @@ class DummyBatches(Evidence, kw_only=True):
     def most(self) -> RankDummies:
         """Figures of the rank whose dummy batches took the most time."""
         return max(self.ranks, key=lambda figures: figures.time_ms)
-
-
-class UnevenContext(msgspec.Struct, kw_only=True):
-    """Context of the requests on each rank, which makes common steps longer: the largest sets the pace."""
-
-    requests_frac: float
-    """Share of the requests' time that even contexts would save."""
-    mean_tokens: float
-    """Mean number of context tokens on the rank with the most, over common steps without prefill."""
-    mean_others: float
-    """Mean number on each of the remaining ranks."""
-    request_id: str
-    """Request with the longest prompt on the rank that most often has the most."""
-    prompt_tokens: int
-    """Length of that prompt."""
 
 
 class RankImbalance(Evidence, kw_only=True):
@@ -462,7 +437,7 @@ def _imbalance(ranks: RecordedRanks, dummies: DummyBatches | None) -> RankImbala
     far = uneven.unevenness >= UNEVEN_FRAC and uneven.above >= LEAST_REQUESTS
     if avoidable >= AVOIDABLE_FROM_FRAC:
         measure = "waits"
-    context = _uneven_context(ranks)
+    context = uneven_context(ranks)
     if context is not None and context[1].requests_frac > avoidable:
         measure, uneven = "context", _uneven(loads, TOKENS, context[0])
     elif avoidable < AVOIDABLE_FROM_FRAC and not far:
@@ -550,49 +525,6 @@ def _lockstep_frac(ranks: RecordedRanks) -> float | None:
         return None
     felt = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
     return min(1.0, felt * (1 - left) / ranks.total_requests_us)
-
-
-def _uneven_context(ranks: RecordedRanks) -> tuple[int, UnevenContext] | None:
-    """Return what uneven contexts cost in common steps, with the rank that most often has the most context.
-
-    The lengths of common steps without prefill are fitted to the most requests and the most context of a
-    rank. None: ranks do not run in lock-step, contexts are even, cost little, or do not explain the lengths.
-    """
-    if not ranks.lockstep or ranks.missing_ranks:
-        return None
-    plain = ranks.passes.filter(pl.col("prefilling") == 0).drop_nulls(("most_context", "context_tokens"))
-    size, most = len(ranks.each), plain["most_context"].to_numpy().astype(float)
-    if plain.height < FEWEST_PASSES or not most.max(initial=0.0):
-        return None
-    even = plain["context_tokens"].to_numpy() / size
-    if 1 - even.sum() / most.sum() < UNEVEN_FRAC:
-        return None
-    length, largest = (plain[name].to_numpy().astype(float) for name in ("length_us", "largest"))
-    plainly = np.column_stack([np.ones(len(length)), largest / largest.max()])
-    with_context = np.column_stack([plainly, most / most.max()])
-    errors = [
-        np.abs(length - columns @ fit_lad(columns, length)).sum() for columns in (plainly, with_context)
-    ]
-    slope_us = float(fit_lad(with_context, length)[-1]) / float(most.max())
-    saved_us = np.minimum(slope_us * (most - even), length)
-    felt_frac = float((saved_us * plain["requests"].to_numpy()).sum()) / ranks.total_requests_us
-    if errors[1] > EXPLAINED_FRAC * errors[0] or felt_frac < LEAST_CONTEXT_FRAC:
-        return None
-    rank = int(
-        ranks.turns.group_by("rank")
-        .agg(pl.col("context_tokens").sum())
-        .sort("context_tokens", "rank")["rank"][-1]
-    )
-    longest = (
-        ranks.timeline(rank).known_requests.drop_nulls("prompt_tokens").sort("prompt_tokens", "request_id")
-    )
-    return rank, UnevenContext(
-        requests_frac=min(1.0, felt_frac),
-        mean_tokens=float(most.mean()),
-        mean_others=float((plain["context_tokens"].to_numpy() - most).mean()) / max(1, size - 1),
-        request_id=str(longest["request_id"][-1]),
-        prompt_tokens=int(longest["prompt_tokens"][-1]),
-    )
 
 
 def _why(figures: list[RankFigures], rank: int) -> str:

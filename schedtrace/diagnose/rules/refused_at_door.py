@@ -68,8 +68,17 @@ def _find(timeline: Timeline) -> Findings:
         waited_for=_waited_for(timeline, first_us, last_us),
         examples=refused[:MOST_EXAMPLES],
     )
-    steps = _steps_between(timeline, first_us, last_us)
-    limits = {reason: _limit(timeline, reason) for reason in evidence.by_reason}
+    ends = pl.coalesce("output_us", "end_us")
+    in_progress = (pl.col("start_us") <= last_us) & (ends >= first_us)
+    steps = timeline.steps.sort("start_us").filter(in_progress)[["step", "trial"]]
+    limits = {
+        reason: say(
+            "{limit:setting}{now}",
+            limit=reason,
+            now=NOTHING if (value := _value(timeline, reason)) is None else say(" ({value:n})", value=value),
+        )
+        for reason in evidence.by_reason
+    }
     reasons = [
         say("{requests:n request} by {limit}", requests=count, limit=limits[reason])
         for reason, count in evidence.by_reason.items()
@@ -91,7 +100,12 @@ def _find(timeline: Timeline) -> Findings:
             "span": last_us - first_us,
         },
         advice=[_advice(timeline, reason) for reason in evidence.by_reason],
-        example=_example(steps),
+        example=say("no step ran meanwhile.")
+        if steps.is_empty()
+        else say(
+            "during {steps} the front end turned requests away.",
+            steps=Steps(steps["step"][0], steps["step"][-1]),
+        ),
     )
 
 
@@ -119,23 +133,6 @@ def _waited_for(timeline: Timeline, first_us: int, last_us: int) -> dict[str, fl
     )
     total = rows["us"].sum()
     return {cause: us / total for cause, us in rows.iter_rows()}
-
-
-def _steps_between(timeline: Timeline, first_us: int, last_us: int) -> pl.DataFrame:
-    """Return the steps in progress while requests were turned away."""
-    steps = timeline.steps.sort("start_us")
-    ends = pl.coalesce("output_us", "end_us")
-    return steps.filter((pl.col("start_us") <= last_us) & (ends >= first_us))[["step", "trial"]]
-
-
-def _limit(timeline: Timeline, reason: str) -> Message:
-    """Return a limit with its value: ``max_num_queued_reqs (64)``."""
-    value = _value(timeline, reason)
-    return say(
-        "{limit:setting}{now}",
-        limit=reason,
-        now=NOTHING if value is None else say(" ({value:n})", value=value),
-    )
 
 
 def _value(timeline: Timeline, limit: str) -> int | None:
@@ -174,13 +171,6 @@ def _advice(timeline: Timeline, reason: str) -> Advice:
         now=now,
         costs="The requests then wait in the queue: the time to first token grows.",
     )
-
-
-def _example(steps: pl.DataFrame) -> Message:
-    if steps.is_empty():
-        return say("no step ran meanwhile.")
-    first, last = steps["step"][0], steps["step"][-1]
-    return say("during {steps} the front end turned requests away.", steps=Steps(first, last))
 
 
 RULE = Rule(

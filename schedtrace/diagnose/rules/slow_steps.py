@@ -11,15 +11,15 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.excess_words import (
-    MINUTES,
     OPERATIONS,
     PARTS,
     SECONDS,
     compared_facts,
     steps_subject,
-    term_noun,
     term_nouns,
     tie_clause,
+    title,
+    trend,
 )
 from schedtrace.diagnose.gains import sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
@@ -188,7 +188,12 @@ def _find(timeline: Timeline) -> Findings:
 
     if not timeline.requests_us:
         return
-    unmarked = [excess for excess in part_excesses(timeline) if _costs_much(timeline, excess)]
+    unmarked = []
+    for excess in part_excesses(timeline):
+        left = excess.unmarked
+        share, of_busy = left.felt_us / timeline.requests_us, left.cost_us / timeline.busy_us
+        if share >= LEAST_FRAC and max(share, of_busy) >= LEAST_UNMARKED_FRAC:
+            unmarked.append(excess)
     yield from (_unmarked_finding(timeline, excess) for excess in unmarked)
     for excess, effect in every_effect(timeline):
         has_phases = excess in unmarked and len(excess.unmarked.phases) >= SEVERAL
@@ -204,8 +209,10 @@ def _find(timeline: Timeline) -> Findings:
             timeline,
             excess.steps.filter(pl.Series(effect.inside)),
             evidence,
-            title=_title(excess, effect, subject),
-            verdict=_trend(excess, effect, share) if evidence.trend else JUMP,
+            title=title(excess, effect, subject),
+            verdict=JUMP
+            if evidence.per_unit_us is None
+            else trend(excess, effect, evidence.per_unit_us, share),
             share_frac=share,
             gain=gain,
             cause=excess.part,
@@ -215,7 +222,9 @@ def _find(timeline: Timeline) -> Findings:
                 "subject": subject,
                 "where": PARTS[excess.part],
                 "times": Number(evidence.factor, 0 if evidence.factor >= WHOLE_FROM else 1),
-                "rest": _rest(evidence),
+                "rest": say("; {longer_outside:n} of the other {outside:n} do", evidence)
+                if evidence.longer_outside
+                else say("; none of the other {outside:n} does", evidence),
                 "longer_ms": effect.added_us / 1e3,
                 "exposed_ms": effect.cost_us / 1e3 if effect.cost_us < HIDDEN * effect.added_us else None,
                 "sample": say(" in a sample of {looked_at:n step}", evidence)
@@ -238,13 +247,6 @@ MESSAGE = (
     "of slow steps {where} is explained by nothing in this trace.] This is a correlation; an A/B run "
     "proves it."
 )
-
-
-def _costs_much(timeline: Timeline, excess: "PartExcess") -> bool:
-    """Return whether slow steps that nothing marks cost enough to be reported."""
-    left = excess.unmarked
-    share, of_busy = left.felt_us / timeline.requests_us, left.cost_us / timeline.busy_us
-    return share >= LEAST_FRAC and max(share, of_busy) >= LEAST_UNMARKED_FRAC
 
 
 def _unmarked_finding(timeline: Timeline, excess: "PartExcess") -> Finding:
@@ -337,13 +339,6 @@ def _when(phases: list[SlowPhase]) -> Message:
     )
 
 
-def _rest(evidence: SlowSteps) -> Message:
-    """State how many of the remaining steps are as slow."""
-    if not evidence.longer_outside:
-        return say("; none of the other {outside:n} does", evidence)
-    return say("; {longer_outside:n} of the other {outside:n} do", evidence)
-
-
 def _first_steps(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> bool:
     """Return whether most of the added time is in first steps, which ``interruption`` reports."""
     first = timeline.events.filter(pl.col("kind") == FIRST)["step"]
@@ -365,6 +360,10 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
     worst = rows.filter(pl.Series(inside)).sort(
         pl.col("took_us") - pl.col("expected_us"), descending=True, maintain_order=True
     )
+    per_unit_us = None
+    if explanation.slope:
+        (term,) = explanation.terms
+        per_unit_us = float(np.median(added / (term.feature.values[inside] - term.cut)))
     unexplained_frac = excess.unexplained_us / excess.excess_us if excess.excess_us else 0.0
     starting, ending = _at_the_ends(timeline, excess, effect)
     returns = any(term.feature.kind == "period" for term in explanation.terms)
@@ -372,7 +371,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
         part=excess.part,
         conditions=_conditions(explanation),
         trend=explanation.slope,
-        per_unit_us=_per_unit_us(effect) if explanation.slope else None,
+        per_unit_us=per_unit_us,
         also=[condition for also in explanation.also for condition in _conditions(also)],
         looked_at=excess.steps.height,
         all_steps=excess.all_steps,
@@ -416,15 +415,6 @@ def _at_the_ends(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> 
     return (starting, ending) if starting and ending and chance <= MOST_BY_CHANCE else ([], [])
 
 
-def _per_unit_us(effect: "Effect") -> float:
-    """Return the time in microseconds that a unit of a trend's feature adds."""
-    import numpy as np  # noqa: PLC0415  # as above
-
-    (term,) = effect.explanation.terms
-    inside = effect.inside
-    return float(np.median(effect.excess_us[inside] / (term.feature.values[inside] - term.cut)))
-
-
 def _conditions(explanation: "Explanation") -> list[Condition]:
     conditions = []
     for term in explanation.terms:
@@ -444,42 +434,6 @@ def _cliff(explanation: "Explanation") -> int | None:
         if term.above and term.feature.kind in ("batch", "decode_tokens", "running")
     ]
     return max(sizes, default=None)
-
-
-def _title(excess: "PartExcess", effect: "Effect", subject: Message) -> Message:
-    if effect.explanation.slope:
-        (term,) = effect.explanation.terms
-        return say("Time {where} grows with {what}", where=PARTS[excess.part], what=term_nouns(term))
-    head = str(subject.arguments.get("head", ""))
-    lowered = {**subject.arguments, "head": head.lower()} if head else subject.arguments
-    return say("Slow {subject}", subject=Message(subject.template.replace("Steps", "steps", 1), lowered))
-
-
-def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
-    """Return the verdict on a time that grows with a feature."""
-    import numpy as np  # noqa: PLC0415  # as above
-
-    (term,) = effect.explanation.terms
-    each_us = _per_unit_us(effect)
-    most_us = float(np.quantile(effect.excess_us, 0.98))
-    steps = excess.steps["step"]
-    if term.feature.kind in SECONDS:
-        grows = say(
-            "grows by {each:us} a minute" + MINUTES[term.feature.kind],
-            each=each_us * 60,
-            **({"operation": OPERATIONS[term.feature.detail]} if term.feature.kind == "since" else {}),
-        )
-    else:
-        grows = say("grows by {each:us} for each {noun}", each=each_us, noun=term_noun(term))
-    return say(
-        "Time {where} {grows}, up to {most:us} beyond what a step's work explains ({span}): {share:%} of the "
-        "requests' time.",
-        where=PARTS[excess.part],
-        grows=grows,
-        most=most_us,
-        span=Steps(int(steps[0]), int(steps[-1])),
-        share=share,
-    )
 
 
 def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Message:

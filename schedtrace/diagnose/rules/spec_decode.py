@@ -89,7 +89,7 @@ def _find(timeline: Timeline) -> Findings:
     fall = _falling_acceptance(timeline, drafts / requests)
     if not loses and fall is None:
         return
-    slot_steps, slot_tokens = _draft_slots(timeline)
+    of_slots = timeline.exits.filter("refusal").filter(pl.col("cause") == str(Cause.INPUT_BUDGET))
     settings = timeline.header.settings
     evidence = SpecDecode(
         method=settings.get("speculative_config.method"),
@@ -103,8 +103,8 @@ def _find(timeline: Timeline) -> Findings:
         verify_us_per_token=model.per_decode_token_us,
         output_tokens_per_s=rate,
         without_drafts_tokens_per_s=plain_rate,
-        draft_slot_steps=slot_steps,
-        draft_slot_tokens=slot_tokens,
+        draft_slot_steps=of_slots["step"].n_unique(),
+        draft_slot_tokens=int(of_slots.unique("step", keep="last")["budget_left"].sum()),
         examples=DraftStep.largest(steps, "busy_us"),
     )
     speed = rate / plain_rate if loses or fall is None else fall.speed(accepted / drafts)
@@ -214,12 +214,6 @@ def _draft_steps(timeline: Timeline) -> pl.DataFrame:
         & (pl.col("busy_us") > 0)
         & pl.col("output_tokens").is_not_null()
     )
-
-
-def _draft_slots(timeline: Timeline) -> tuple[int, int]:
-    """Return the number of steps that draft slots ended (input budget), and the tokens left in them."""
-    stopped = timeline.exits.filter("refusal").filter(pl.col("cause") == str(Cause.INPUT_BUDGET))
-    return stopped["step"].n_unique(), int(stopped.unique("step", keep="last")["budget_left"].sum())
 
 
 def _share(timeline: Timeline, steps: pl.DataFrame, slower: float) -> float:

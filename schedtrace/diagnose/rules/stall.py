@@ -167,7 +167,9 @@ def _find(timeline: Timeline) -> list[Finding]:
 
 def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
     stalled_us = int(stalls["stalled_us"].sum())
-    part = stalled_us / _span_us(timeline)
+    last = pl.max_horizontal("end_us", "output_us").max()
+    span_us = timeline.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()
+    part = stalled_us / max(1, int(span_us))
     worst, *_ = examples = Stall.largest(stalls, "stalled_us")
     evidence = Stalls(
         stalls=stalls.height,
@@ -204,12 +206,6 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
         cost=Cost(stalled_us / 1e3, part),
         cost_of="run",
     )
-
-
-def _span_us(timeline: Timeline) -> int:
-    """Return the total time from each trial's first step to its last step's end or output."""
-    last = pl.max_horizontal("end_us", "output_us").max()
-    return max(1, int(timeline.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()))
 
 
 RULE = Rule(
