@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
@@ -249,7 +249,13 @@ def watch_engine_core(client: Any) -> None:
         return
 
     def died(_signal: int, _frame: Any) -> NoReturn:
-        raise EngineError(_how(resources))
+        processes = getattr(resources.engine_manager, "processes", ())
+        codes = [process.exitcode for process in processes if process.exitcode not in {None, 0}]
+        how = f"died (exit code {codes[0]})" if codes else "died"
+        if any(code == -signal.SIGKILL for code in codes):
+            how = "was killed (SIGKILL; out of memory?)"
+        msg = f"vLLM's engine core {how}"
+        raise EngineError(msg)
 
     def await_death() -> None:
         while not resources.engine_dead:
@@ -265,19 +271,9 @@ def stop_watching() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
-def _how(resources: Any) -> str:
-    """Return a description of how the processes died."""
-    processes = getattr(resources.engine_manager, "processes", ())
-    codes = [process.exitcode for process in processes if process.exitcode not in {None, 0}]
-    if any(code == -signal.SIGKILL for code in codes):
-        return "vLLM's engine core was killed (SIGKILL; out of memory?)"
-    if codes:
-        return f"vLLM's engine core died (exit code {codes[0]})"
-    return "vLLM's engine core died"
-
-
 RESET_TRIES = 20
 RESET_PAUSE_S = 0.05
+PROGRESS_EVERY_S = 0.1
 
 
 class _Stopped(BaseException):
@@ -305,7 +301,9 @@ def main(pipe: int) -> None:
     os.register_at_fork(after_in_child=_end_as_asked)
     session: EngineSession | None = None
     try:
-        for command in _commands():
+        decode = msgspec.json.Decoder(run_spec.Command).decode
+        while line := sys.stdin.buffer.readline():
+            command = decode(line)
             if isinstance(command, run_spec.Start):
                 session = EngineSession(command.spec, send_event)
             elif isinstance(command, run_spec.RunTrial) and session is not None:
@@ -333,12 +331,6 @@ def _end_as_asked() -> None:
     """Make a forked process end on SIGTERM, unless it sets its own handler."""
     with contextlib.suppress(ValueError):  # forked by another thread: that one gets no signals
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _commands() -> Iterator[run_spec.Command]:
-    decode = msgspec.json.Decoder(run_spec.Command).decode
-    while line := sys.stdin.buffer.readline():
-        yield decode(line)
 
 
 class EngineSession:
@@ -389,7 +381,13 @@ class EngineSession:
         send(run_spec.Phase("starting the engine"))
         gc.freeze()  # forked processes and this one's end need not look through vLLM's modules, either
         gc.enable()
-        self.front_end = _front_end(config, run, offline=offline)
+        self.front_end: FrontEnd = (
+            OfflineFrontEnd(config, prequeue=run.prequeue)
+            if offline
+            else OnlineFrontEnd(
+                config, request_rate=run.request_rate, burstiness=run.burstiness, seed=run.seed
+            )
+        )
         watch_engine_core(self.front_end.client())
         tokenizer = self.front_end.tokenizer()
         self._requests = make_requests(
@@ -400,33 +398,24 @@ class EngineSession:
     def measure(self, trial: int) -> Any:
         """Run one trial; trial 0 is the warm-up and takes only its share of the requests."""
         reset = None
-        if not self._run.keep_prefix_cache:
-            reset = self._reset_prefix_cache()
+        for _ in range(0 if self._run.keep_prefix_cache else RESET_TRIES):
+            if reset := self.front_end.reset_prefix_cache():
+                break
+            time.sleep(RESET_PAUSE_S)  # the last requests' blocks may be held for a moment
         requests = self._requests[: self._run.warmup] if trial == 0 else self._requests
-        result = self.front_end.run_trial(trial, requests, self._throttled(len(requests)))
-        result.prefix_cache_reset = reset
-        return result
-
-    def _reset_prefix_cache(self) -> bool:
-        """Reset the prefix cache in a few attempts; the last requests' blocks may be held for a moment."""
-        for _ in range(RESET_TRIES):
-            if self.front_end.reset_prefix_cache():
-                return True
-            time.sleep(RESET_PAUSE_S)
-        return False
-
-    def _throttled(self, total: int) -> Any:
-        """Return a callback that reports progress at most ten times a second; the front end stays fast."""
-        last = 0.0
+        reported_s = 0.0
 
         def report_progress(finished: int) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if finished == total or now - last > 0.1:  # noqa: PLR2004  # a tenth of a second
-                last = now
+            """Report progress at most ten times a second, so that the front end stays fast."""
+            nonlocal reported_s
+            now_s = time.monotonic()
+            if finished == len(requests) or now_s - reported_s > PROGRESS_EVERY_S:
+                reported_s = now_s
                 self._send(run_spec.Progress(finished))
 
-        return report_progress
+        result = self.front_end.run_trial(trial, requests, report_progress)
+        result.prefix_cache_reset = reset
+        return result
 
     def _ready(self, config: Any, arguments: Any, chosen: Any, *, offline: bool) -> run_spec.Ready:
         from schedtrace.record.header import device_name
@@ -447,13 +436,6 @@ class EngineSession:
             output_tokens=sum(request.output_len for request in self._requests),
             own_times=any(request.at_s is not None for request in self._requests),
         )
-
-
-def _front_end(config: Any, run: run_spec.RunSpec, *, offline: bool) -> Any:
-
-    if offline:
-        return OfflineFrontEnd(config, prequeue=run.prequeue)
-    return OnlineFrontEnd(config, request_rate=run.request_rate, burstiness=run.burstiness, seed=run.seed)
 
 
 def _in_one_line(error: Exception) -> str:

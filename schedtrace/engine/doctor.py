@@ -169,15 +169,10 @@ def _socket() -> Check:
 def _disk() -> Check:
     """Return whether a recording has room where it would be written."""
     folder = Path(switches.environment_value(switches.DIR) or "logs").expanduser().absolute()
-    return disk_check(folder, _most_bytes())
-
-
-def _most_bytes() -> int | None:
-    """Return the bytes that a recording keeps of one engine; None without a bound."""
+    limits = None
     with suppress(settings.NotUnderstoodError):
         limits = settings.bounds_from_environment()
-        return None if limits is None else limits.max_bytes
-    return None
+    return disk_check(folder, None if limits is None else limits.max_bytes)
 
 
 def disk_check(folder: Path, most_bytes: int | None) -> Check:
@@ -265,7 +260,9 @@ def engine_checks(target: str) -> list[Check]:
     if process_id(target) is None:
         msg = f"{target}: expected a process id"
         raise UsageError(msg)
-    if not _anybody_listens(target) and any_engine(target):
+    answering = listening_engines().engines
+    answers = any(target in {str(engine.status.pid), str(engine.server)} for engine in answering)
+    if not answers and any_engine(target):
         return [Check(name="engine", state="wrong", text=nobody_listens(target), advice=_why_silent(target))]
     listening = find_engines(target)
     checks = [
@@ -273,11 +270,6 @@ def engine_checks(target: str) -> list[Check]:
     ]
     checks += [Check(name="engine", state="wrong", text=why) for why in listening.silent.values()]
     return checks
-
-
-def _anybody_listens(target: str) -> bool:
-    engines = listening_engines().engines
-    return any(target in {str(engine.status.pid), str(engine.server)} for engine in engines)
 
 
 def _why_silent(target: str) -> str:

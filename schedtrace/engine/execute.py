@@ -71,7 +71,12 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
                 if trial <= plan.spec.trials and (trial or plan.spec.warmup):
                     _run_trial(plan, engine, trial, observer)
         for plan, engine in engines:
-            _finish(plan, engine, observer)
+            observer.phase(plan, "shutting down")
+            engine.send_command(run_spec.StopCommand())
+            for _ in engine.events():
+                pass
+            _require_whole([(plan, engine)])
+            plan.save_manifest("finished")
     except KeyboardInterrupt:
         _stop_all(engines, "interrupted", observer)
         raise
@@ -81,15 +86,6 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
         if isinstance(error, RecordingError):
             _require_whole(engines)  # a trace that is cut is more to tell than a manifest that is
         raise
-
-
-def _finish(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
-    observer.phase(plan, "shutting down")
-    engine.send_command(run_spec.StopCommand())
-    for _ in engine.events():
-        pass
-    _require_whole([(plan, engine)])
-    plan.save_manifest("finished")
 
 
 def _require_whole(engines: list[tuple[Plan, EngineProcess]]) -> None:
@@ -278,7 +274,9 @@ def _stopped(path: Path, manifest: Manifest, log: Path) -> RecordingError:
         ran = len(manifest.trials)
         lost = f"; {_trials(1, ran)} ran and left no record" if ran else ""
         return RecordingError(f"{gone} was removed while the run wrote to it{lost}: run it again")
-    step, trial = _last_step(path)
+    trace, step, trial = _trace(path), None, None
+    if trace is not None and not trace.steps.is_empty():  # the last readable step
+        step, trial = trace.steps.select("step", "trial").row(-1)
     return RecordingError(
         f"recording to {path} stopped: {_reason(path, log)}; {_how_far(step, trial, manifest)}",
         f"make room or choose another disk with --output, and run again; {_see(path)}",
@@ -303,15 +301,6 @@ def _how_far(step: int | None, trial: int | None, manifest: Manifest) -> str:
 
 def _trials(first: int, last: int) -> str:
     return f"trial {first}" if first == last else f"trials {first} to {last}"
-
-
-def _last_step(path: Path) -> tuple[int | None, int | None]:
-    """Return number and trial of the last readable step."""
-    trace = _trace(path)
-    if trace is None or trace.steps.is_empty():
-        return None, None
-    step, trial = trace.steps.select("step", "trial").row(-1)
-    return step, trial
 
 
 def _trace(path: Path) -> "Trace | None":

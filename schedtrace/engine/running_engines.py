@@ -179,7 +179,11 @@ def _found(path: Path) -> _Found:
     here = pid if peer is None else peer.pid
     if refused or not path.exists() or _is_worker(path, here):
         return _Found()
-    return _Found(silent=(pid, f"engine process {pid}{_where(pid, here)} {_fault(answer)}", here))
+    fault = f"has not answered for {STATUS_S:g} s"
+    if not isinstance(answer, TimeoutError):
+        why = answer.why if isinstance(answer, Refused) else str(answer)
+        fault = f"does not answer: {shortened(why, LONGEST_WHY)}"
+    return _Found(silent=(pid, f"engine process {pid}{_where(pid, here)} {fault}", here))
 
 
 def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
@@ -191,14 +195,6 @@ def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
             return peer, connection.ask(AskStatus(), Status)
     except (OSError, AnswerError) as error:
         return peer, error
-
-
-def _fault(answer: Status | Refused | Exception) -> str:
-    """Return a description of what a process does instead of answering."""
-    if isinstance(answer, TimeoutError):
-        return f"has not answered for {STATUS_S:g} s"
-    why = answer.why if isinstance(answer, Refused) else str(answer)
-    return f"does not answer: {shortened(why, LONGEST_WHY)}"
 
 
 def _stranger(path: Path, peer: Peer) -> str | None:

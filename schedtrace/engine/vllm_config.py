@@ -117,7 +117,8 @@ def refuse(arguments: list[str], options: list[Option], *, own: Iterable[str] = 
     except _Refusal as refusal:
         raise UsageError(where + str(refusal).removeprefix("argument ")) from None
     names = [name for option in options for name in option.names]
-    wrong = [f"unknown option {name}{suggestion(name, [*names, *own])}" for name in _option_names(unknown)]
+    looks = [item.partition("=")[0] for item in unknown if item.startswith("-") and not item[1:2].isdigit()]
+    wrong = [f"unknown option {name}{suggestion(name, [*names, *own])}" for name in dict.fromkeys(looks)]
     if not wrong and unknown:
         before = written[max(0, written.index(unknown[0]) - 1)]
         flag = any(option.values == 0 and before in option.names for option in options)
@@ -193,12 +194,6 @@ def _as_vllm_reads(arguments: list[str]) -> list[str]:
 
 def _dashed(name: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
-
-
-def _option_names(unknown: list[str]) -> list[str]:
-    """Return the arguments that look like options, each once."""
-    names = [item.partition("=")[0] for item in unknown if item.startswith("-") and not item[1:2].isdigit()]
-    return list(dict.fromkeys(names))
 
 
 def _converter(option: Option) -> Any:

@@ -198,26 +198,28 @@ class Assembler:
         )
         self._count(step, capture.rows)
         step.exits, step.caps = self._exits.exits_and_caps(capture, step.remaining_budget)
-        if result is not None:
-            self._add_output(step, self._output(capture, result))
+        if result is not None:  # already back
+            output = self._output(capture, result)
+            step.output_us, step.update_us = output.output_us, output.update_us
+            step.output_tokens = output.output_tokens
+            step.execute_after_us, step.execute_us = output.execute_after_us, output.execute_us
         self._write_facts_ids(step)
         line = self._line(capture, step, changes)
         self.write_ids(step.arrived, step.finished, step.preempted)
         if self.tally is not None:
-            self._add_to(self.tally, step, capture.rows)
+            if capture.rows is None:
+                self.tally.note_step(step, admitted=())
+            else:
+                ids, left = self._ids, self._rows.left
+                self.tally.note_step(
+                    step,
+                    admitted=[ids[name] for name in self._rows.phases],
+                    left=[(ids[name], name) for name, _ in left if self._lives.find(name) is not None],
+                    scheduled=capture.rows.scheduled,
+                )
             if self.histories is not None:
                 self.histories.note_step(step, self.tally.causes, capture.rows, self._rows)
         return line
-
-    def _add_to(self, tally: Tally, step: Step, rows: Rows | None) -> None:
-        """Add a step to the totals."""
-        if rows is None:
-            tally.note_step(step, admitted=())
-            return
-        ids = self._ids
-        left = [(ids[name], name) for name, _ in self._rows.left if self._lives.find(name) is not None]
-        admitted = [ids[name] for name in self._rows.phases]
-        tally.note_step(step, admitted=admitted, left=left, scheduled=rows.scheduled)
 
     def count_with(self, tally: Tally | None) -> None:
         """Add the next lines to these totals, which begin with the requests that are there now."""
@@ -239,20 +241,16 @@ class Assembler:
             self._rows.follow_steady()
         else:
             if self._after_dropped:
-                self._seen_again(capture.rows.ids)
+                self._after_dropped = False
+                for request_id in capture.rows.ids:  # the dropped steps may have admitted them
+                    self._lives.life_by_id(request_id).unseen = True
+                    self._lives.note_running(request_id)
                 if self.tally is not None:
                     self.tally.resume_with(self._ids.written_ids(capture.rows.ids))
             changes = self._rows.row_changes(capture.rows, self._phases(capture.rows, start_us))
             self._lives.keep_tokens(self._rows.left, capture.rows.scheduled, capture.start_ns)
         capture.ids = self._rows.ids
         return changes
-
-    @staticmethod
-    def _add_output(step: Step, output: Output) -> None:
-        """Complete a step's line with an output that is already back."""
-        step.output_us, step.update_us = output.output_us, output.update_us
-        step.output_tokens = output.output_tokens
-        step.execute_after_us, step.execute_us = output.execute_after_us, output.execute_us
 
     def _write_facts_ids(self, step: Step) -> None:
         """Replace the ids in the facts other than decisions."""
@@ -414,13 +412,6 @@ class Assembler:
             life.lost_tokens = max(life.lost_tokens, preemption.lost_tokens)
             life.note_preemption(preemption.num_preemptions)
             self._lives.note_waiting(preemption.request_id, num_tokens)
-
-    def _seen_again(self, ids: Sequence[str]) -> None:
-        """Note the requests that run after steps were dropped, because those steps may have admitted them."""
-        self._after_dropped = False
-        for request_id in ids:
-            self._lives.life_by_id(request_id).unseen = True
-            self._lives.note_running(request_id)
 
     def pass_fields(self, side_events: SideEvents) -> dict[str, Any]:
         """Return passes with other ranks, calls to the engine and sent KV blocks, as fields of a line."""

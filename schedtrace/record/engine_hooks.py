@@ -9,7 +9,7 @@ Python.
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from schedtrace.model.printable import shortened
@@ -228,7 +228,10 @@ def _controls(kind: ControlKind) -> Callable[..., Any]:
             failed = False
         finally:
             if (recorder := _recorder(engine)) is not None:
-                detail = _detail(kind, args, kwargs)
+                method = args[0] if args else kwargs.get("method")
+                # The name of an RPC identifies a weight update; a user's function has none.
+                rpc = kind == "collective_rpc" and isinstance(method, str)
+                detail = shortened(str(method)) if rpc else None
                 recorder.control(engine.scheduler, kind, began_ns, failed=failed, detail=detail)
         return done
 
@@ -237,12 +240,6 @@ def _controls(kind: ControlKind) -> Callable[..., Any]:
 
 _CONTROLS = {kind: _controls(kind) for kind in _CONTROL_METHODS}
 """Wrapper for each of these methods."""
-
-
-def _detail(kind: ControlKind, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
-    """Return the name of the RPC, which identifies a weight update; leave out a user's function."""
-    method = args[0] if args else kwargs.get("method")
-    return shortened(method) if kind == "collective_rpc" and isinstance(method, str) else None
 
 
 def _abort_received(engine: Any, request_ids: Any) -> None:

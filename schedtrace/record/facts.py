@@ -190,12 +190,16 @@ def _admission(scheduler: Any, request: Any, hit_tokens: int) -> Admission:
     caching = getattr(manager, "enable_caching", False)
     stats = getattr(request, "prefill_stats", None)
     local = getattr(stats, "num_local_cached_tokens", None)
+    full_blocks, hashes = None, _hashes(request)
+    if caching and hashes is not None:
+        size = int(getattr(scheduler, "hash_block_size", None) or scheduler.block_size)
+        full_blocks = min(len(hashes), int(request.num_prompt_tokens) // size)
     return Admission(
         request_id=request.request_id,
         local_tokens=local,
         external_tokens=getattr(stats, "num_external_cached_tokens", None),
         longest_tokens=getattr(request, "shared_prefix_boundary", None) or None,
-        full_blocks=_full_blocks(scheduler, request) if caching else None,
+        full_blocks=full_blocks,
         salted=getattr(request, "cache_salt", None) is not None,
         miss=_miss(scheduler, request) if caching and not (hit_tokens if local is None else local) else None,
     )
@@ -204,12 +208,6 @@ def _admission(scheduler: Any, request: Any, hit_tokens: int) -> Admission:
 def _hashes(request: Any) -> Any:
     """Return the hashes of a request's full blocks; None before vLLM 0.10.2, whose requests have none."""
     return getattr(request, "block_hashes", None)
-
-
-def _full_blocks(scheduler: Any, request: Any) -> int | None:
-    size = int(getattr(scheduler, "hash_block_size", None) or scheduler.block_size)
-    hashes = _hashes(request)
-    return None if hashes is None else min(len(hashes), int(request.num_prompt_tokens) // size)
 
 
 def _miss(scheduler: Any, request: Any) -> Miss:
@@ -222,7 +220,11 @@ def _miss(scheduler: Any, request: Any) -> Miss:
     groups = _searched(scheduler)
     if not groups or not hashes or not is_own(pool):
         return "unknown"
-    by_others = [_cached_by_others(pool, hashes[0], number, manager, request) for number, manager in groups]
+    by_others = []
+    for number, manager in groups:
+        cached = pool.get_cached_block(hashes[0], [number])
+        own = dict.get(manager.req_to_blocks, request.request_id) or [None]
+        by_others.append(bool(cached) and cached[0] is not own[0])
     if not any(by_others):
         return "not_cached"
     return "unknown" if all(by_others) else "other_group"
@@ -233,12 +235,6 @@ def _searched(scheduler: Any) -> list[tuple[int, Any]]:
     size = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
     managers = enumerate(managers_of(scheduler.kv_cache_manager))
     return [(number, manager) for number, manager in managers if manager.block_size == size]
-
-
-def _cached_by_others(pool: Any, first: Any, group: int, manager: Any, request: Any) -> bool:
-    cached = pool.get_cached_block(first, [group])
-    own = dict.get(manager.req_to_blocks, request.request_id) or [None]
-    return bool(cached) and cached[0] is not own[0]
 
 
 class KvLoads:

@@ -52,6 +52,7 @@ def make_header(
     """
     config = scheduler.vllm_config
     parallel = config.parallel_config
+    chosen_class = next(c for c in traced.__mro__ if not c.__module__.startswith("schedtrace.record."))
     instrumented: Instrumented = traced._schedtrace_instrumented  # type: ignore[attr-defined]  # of such a class
     facts: dict[str, Any] = {}
     failed: list[str] = []
@@ -72,7 +73,7 @@ def make_header(
         wall_anchor_us=anchor.wall_us,
         **clocks.facts(anchor),
         clock="virtual" if getattr(time, "virtual", False) else "monotonic",  # a simulation replaces it
-        scheduler_class=_class_name(traced),
+        scheduler_class=f"{chosen_class.__module__}.{chosen_class.__qualname__}",
         async_scheduling=getattr(scheduler.scheduler_config, "async_scheduling", None),
         exits_via="source" if instrumented.classes and not instrumented.refused else "inferred",
         exit_sites=places(instrumented.sites),
@@ -163,12 +164,6 @@ def device_memory_bytes(config: Any) -> int | None:
         return None
 
 
-def _class_name(traced: type) -> str:
-    """Return the name of vLLM's class: the first class in the MRO that is not the recorder's."""
-    chosen = next(c for c in traced.__mro__ if not c.__module__.startswith("schedtrace.record."))
-    return f"{chosen.__module__}.{chosen.__qualname__}"
-
-
 WHOLE = ("cache_config", "parallel_config", "speculative_config")
 """Parts of vLLM's configuration of which every setting is recorded, as ``scheduler_config`` is."""
 LISTED = {
@@ -206,13 +201,14 @@ def engine_facts(scheduler: Any) -> dict[str, Any]:
     """Return the fields of the header that this scheduler's vLLM provides."""
     config = scheduler.vllm_config
     parallel = getattr(config, "parallel_config", None)
+    executor = getattr(getattr(scheduler, "structured_output_manager", None), "executor", None)
     return {
         "cache_groups": cache_groups(scheduler),
         "kv_block_bytes": kv_block_bytes(scheduler),
         "batches_in_flight": batches_in_flight(config),
         "pipeline_parallel_size": getattr(parallel, "pipeline_parallel_size", None),
         "data_parallel_size": getattr(parallel, "data_parallel_size", None),
-        "grammar_threads": _grammar_threads(scheduler),
+        "grammar_threads": getattr(executor, "_max_workers", None),
         "settings": settings(scheduler),
     }
 
@@ -301,20 +297,16 @@ def all_settings(config: Any) -> dict[str, Any]:
     """
     if not dataclasses.is_dataclass(config):
         return {}
-    types = _types(type(config))
+    try:
+        types = get_type_hints(type(config))
+    except Exception:  # an annotation names what is imported for type checkers only
+        types = {}
     return {
         field.name: _plain(value)
         for field in dataclasses.fields(config)
         if field.init and not field.name.startswith("_") and not field.name.endswith("_port")
         if _is_recordable(value := getattr(config, field.name, None), types.get(field.name, field.type))
     }
-
-
-def _types(config: type) -> dict[str, Any]:
-    try:
-        return get_type_hints(config)
-    except Exception:  # an annotation names what is imported for type checkers only
-        return {}
 
 
 def _is_recordable(value: Any, annotation: Any) -> bool:
@@ -334,11 +326,6 @@ def _choices(annotation: Any) -> set[Any]:
 
 def _values(owner: Any, prefix: str, names: tuple[str, ...]) -> dict[str, Any]:
     return {f"{prefix}{name}": _plain(getattr(owner, name)) for name in names if hasattr(owner, name)}
-
-
-def _grammar_threads(scheduler: Any) -> int | None:
-    executor = getattr(getattr(scheduler, "structured_output_manager", None), "executor", None)
-    return getattr(executor, "_max_workers", None)
 
 
 def _plain(value: Any) -> Any:

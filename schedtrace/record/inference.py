@@ -69,9 +69,18 @@ class InferredExits:
             preempted: Requests preempted within this call.
         """
         self.release()
-        exits = _running_exits(scheduler, budget_left, scheduled)
-        exits.append(self._waiting_exit(scheduler, budget_left, preempted))
-        return exits
+        kind, cause, request, detail = self._why_waiting_ended(scheduler, budget_left, preempted)
+        guard = "the state after schedule() does not tell which exit was taken"
+        waiting_exit = Exit(
+            "waiting",
+            kind,
+            cause,
+            None if request is None else request.request_id,
+            budget_left,
+            detail,
+            guard if cause == Cause.OTHER else None,
+        )
+        return [*_running_exits(scheduler, budget_left, scheduled), waiting_exit]
 
     def release(self) -> None:
         """Stop watching allocations, so that no object of ours stays on vLLM's objects."""
@@ -81,19 +90,6 @@ class InferredExits:
         _WATCHES.drop(self._manager)
         if type(self._manager) is watched:
             set_class(self._manager, plain_class(watched))
-
-    def _waiting_exit(self, scheduler: Any, budget_left: int, preempted: int) -> Exit:
-        kind, cause, request, detail = self._why_waiting_ended(scheduler, budget_left, preempted)
-        guard = "the state after schedule() does not tell which exit was taken"
-        return Exit(
-            "waiting",
-            kind,
-            cause,
-            None if request is None else request.request_id,
-            budget_left,
-            detail,
-            guard if cause == Cause.OTHER else None,
-        )
 
     def _why_waiting_ended(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
         self, scheduler: Any, budget_left: int, preempted: int
@@ -187,11 +183,12 @@ class Departures:
         if type(scheduler.running) is not list:
             return [], []
         runs = {request.request_id: request for request in scheduler.running}
-        left = [request for request_id, request in self._ran.items() if request_id not in runs]
         left = [
             request
-            for request in left
-            if request.request_id not in self._explained and not _is_session(request)
+            for request_id, request in self._ran.items()
+            if request_id not in runs
+            and request.request_id not in self._explained
+            and not getattr(request, "resumable", False)  # it may wait for its client (vLLM 0.15 and newer)
         ]
         self._ran = runs
         self._explained.clear()
@@ -208,8 +205,3 @@ def _set_aside(scheduler: Any, request: Any) -> SetAside:
         wanted_tokens=request.num_tokens - request.num_computed_tokens,
         blocks_held=sum(blocks) if blocks else None,
     )
-
-
-def _is_session(request: Any) -> bool:
-    """Return whether the request may be waiting for more input from its client (vLLM 0.15 and newer)."""
-    return bool(getattr(request, "resumable", False))

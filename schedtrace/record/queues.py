@@ -40,38 +40,24 @@ def know_queues() -> None:
         return
     methods = ("peek_request", "pop_request", "__bool__", "__len__")
     readers = {
-        module.FCFSRequestQueue: Reader(deque.__len__, _deque_head, _listed_deque, list),
-        module.PriorityRequestQueue: Reader(_heap_length, _heap_head, _listed_heap, _sorted_entries),
+        module.FCFSRequestQueue: Reader(
+            length=deque.__len__,
+            first=lambda queue: deque.__getitem__(queue, 0),
+            entries=lambda queue: list(deque.__iter__(queue)),
+            in_order=list,
+        ),
+        module.PriorityRequestQueue: Reader(
+            length=lambda queue: list.__len__(queue._heap),
+            first=lambda queue: _request_in(list.__getitem__(queue._heap, 0)),
+            entries=lambda queue: list.copy(queue._heap),
+            in_order=lambda entries: [_request_in(entry) for entry in sorted(entries)],
+        ),
     }
     READERS.update(
         (kind, reader)
         for kind, reader in readers.items()
         if all(is_own_function(getattr(kind, name)) for name in methods)
     )
-
-
-def _deque_head(queue: Any) -> Any:
-    return deque.__getitem__(queue, 0)
-
-
-def _listed_deque(queue: Any) -> list[Any]:
-    return list(deque.__iter__(queue))
-
-
-def _heap_length(queue: Any) -> int:
-    return list.__len__(queue._heap)
-
-
-def _heap_head(queue: Any) -> Any:
-    return _request_in(list.__getitem__(queue._heap, 0))
-
-
-def _listed_heap(queue: Any) -> list[Any]:
-    return list.copy(queue._heap)
-
-
-def _sorted_entries(entries: list[Any]) -> list[Any]:
-    return [_request_in(entry) for entry in sorted(entries)]
 
 
 def _request_in(entry: Any) -> Any:
@@ -182,7 +168,11 @@ class Queues:
         """Return the number of requests that were set aside as not ready (or, since 0.31, over a cap)."""
         if self._aside is None:
             return 0
-        return _length(getattr(scheduler, self._aside))
+        queue = getattr(scheduler, self._aside)
+        kind = type(queue)
+        if (reader := READERS.get(kind)) is not None:
+            return reader.length(queue)
+        return len(queue) if kind in _SIZED else 0
 
     def _neither_running_nor_done(self, scheduler: Any) -> int:
         requests = scheduler.requests
@@ -194,18 +184,11 @@ def _is_done(request: Any) -> bool:
     return str(getattr(request.status, "name", "")).startswith("FINISHED")
 
 
-def _length(queue: Any) -> int:
-    """Return the length of a queue or a built-in collection; 0 if it is unknown."""
-    kind = type(queue)
-    if (reader := READERS.get(kind)) is not None:
-        return reader.length(queue)
-    return len(queue) if kind in _SIZED else 0
-
-
 def head(scheduler: Any) -> Any:
     """Return the next request; None if there is none, or if only the scheduler can determine it.
 
-    vLLM 0.18 to 0.30 takes requests that were set aside first, except under the priority policy.
+    vLLM 0.18 to 0.30 takes requests that were set aside first, except under the priority policy; a method,
+    which may not be vLLM's own, chooses between its two queues.
     """
     heads = []
     for name in _NAMES:
@@ -218,7 +201,8 @@ def head(scheduler: Any) -> Any:
             heads.append(reader.first(queue))
     if len(heads) < 2 or hasattr(scheduler, "kv_holding_waiting"):  # noqa: PLR2004  # nobody to choose from
         return heads[0] if heads else None
-    if not _selects_as_vllm(scheduler):
+    selects = getattr(type(scheduler), "_select_waiting_queue_for_scheduling", None)
+    if selects is not None and not is_own_function(selects):
         return None
     if policy(scheduler) == "priority":
         return min(heads) if all(map(is_own, heads)) else None
@@ -245,12 +229,6 @@ def first_of(queue: Any) -> Any:
     """Return the request taken next from a queue; None if it is empty, or only the queue can determine it."""
     reader = READERS.get(type(queue))
     return None if reader is None or not reader.length(queue) else reader.first(queue)
-
-
-def _selects_as_vllm(scheduler: Any) -> bool:
-    """Return whether the method that chooses between two queues (vLLM 0.18 to 0.30) is vLLM's own."""
-    selects = getattr(type(scheduler), "_select_waiting_queue_for_scheduling", None)
-    return selects is None or is_own_function(selects)
 
 
 def policy(scheduler: Any) -> str | None:

@@ -167,13 +167,6 @@ class ClassSwap:
             time_in_workers(on=False)
 
 
-def _require_class_method(scheduler: Any) -> None:
-    """Raise TypeError if calls of ``schedule()`` do not reach the scheduler's class."""
-    if put_on(scheduler, "schedule") is not None and "schedule" in vars(scheduler):
-        msg = "schedule() was put on the scheduler itself, past its class: set SCHEDTRACE_DIR at its start"
-        raise TypeError(msg)
-
-
 MOST_WAITED_S = 30.0
 """Maximum seconds to wait for the end of a step; a long prefill may take several on a slow device."""
 
@@ -187,6 +180,13 @@ GLANCE_S = 0.3
 millisecond.
 """
 GLANCE = memory_bounds("60s")
+
+
+def _require_class_method(scheduler: Any) -> None:
+    """Raise TypeError if calls of ``schedule()`` do not reach the scheduler's class."""
+    if put_on(scheduler, "schedule") is not None and "schedule" in vars(scheduler):
+        msg = "schedule() was put on the scheduler itself, past its class: set SCHEDTRACE_DIR at its start"
+        raise TypeError(msg)
 
 
 class Alarm:

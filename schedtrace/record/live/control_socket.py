@@ -296,20 +296,17 @@ class ControlSocket:
     def _hear(self, connection: socket.socket) -> None:
         try:
             with connection:
-                self._serve(connection)
+                line = _line(connection)  # in any case: a connection closed before would lose the answer
+                if (user := peer_of(connection).user) in {os.geteuid(), 0}:
+                    answer = self._answer_to(line)
+                else:
+                    answer = Refused(why=f"user {user} may not ask a process of user {os.geteuid()}")
+                connection.settimeout(MOST_S)
+                connection.sendall(json_of(answer) + b"\n")
         except Exception as error:  # of who asked: gone, slow, or no schedtrace; loguru would show ``debug``
             logger.trace("schedtrace: a question was not answered: {!r}", error)
         finally:
             self._free.release()
-
-    def _serve(self, connection: socket.socket) -> None:
-        line = _line(connection)  # in any case: a connection closed before that would lose the answer
-        if (user := peer_of(connection).user) not in {os.geteuid(), 0}:
-            answer: AnyAnswer = Refused(why=f"user {user} may not ask a process of user {os.geteuid()}")
-        else:
-            answer = self._answer_to(line)
-        connection.settimeout(MOST_S)
-        connection.sendall(json_of(answer) + b"\n")
 
     def _answer_to(self, line: bytes) -> AnyAnswer:
         try:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +218,9 @@ class FlightRecorder:
                 self._reason = self._reason or self._happened(line)
 
     def _happened(self, line: Any) -> str | None:
-        get: Callable[[str], Any] = line.get if isinstance(line, dict) else partial(_attribute, line)
+        get: Callable[[str], Any] = (
+            line.get if isinstance(line, dict) else lambda name: getattr(line, name, None)
+        )
         for finish in get("finished") or ():
             if (broken := self._rules.broken_by(finish)) is not None:
                 return broken
@@ -261,7 +262,3 @@ class FlightRecorder:
             else:
                 logger.warning("schedtrace: snapshot of the last seconds in {}", path.parent)
                 future.set_result(path)
-
-
-def _attribute(line: Any, name: str) -> Any:
-    return getattr(line, name, None)

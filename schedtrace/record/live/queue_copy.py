@@ -206,7 +206,9 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
         copy()  # on this thread: each list is copied in one go
     [(copy_, held, free)] = copied
     now = time.time()
-    running, waiting = _parted(copy_.ordered_requests())
+    ordered = copy_.ordered_requests()
+    running = [request for request in ordered if request.state == "running"]
+    waiting = [request for request in ordered if request.state != "running"]
     entries = [
         (request, _entry(request, now, held, ids))
         for request in (*running[:MOST_ENTRIES], *waiting[:MOST_ENTRIES])
@@ -233,14 +235,6 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
         more_waiting=max(0, len(waiting) - MOST_ENTRIES),
         exits=list(latest),
     )
-
-
-def _parted(requests: Iterable[CopiedRequest]) -> tuple[list[CopiedRequest], list[CopiedRequest]]:
-    """Return the running requests and the waiting requests separately."""
-    parted: tuple[list[CopiedRequest], list[CopiedRequest]] = [], []
-    for request in requests:
-        parted[request.state != "running"].append(request)
-    return parted
 
 
 def _entry(seen: CopiedRequest, now: float, held: Counter[str], ids: WrittenIds) -> QueueEntry:

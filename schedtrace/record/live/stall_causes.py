@@ -67,7 +67,8 @@ def frame_place(frame: FrameType) -> ThreadPlace:
     while walked is not None:
         stack.append((walked.f_code.co_filename, walked.f_lineno, walked.f_code.co_name))
         walked = walked.f_back
-    root = _vllms_folder()
+    vllm_file = getattr(sys.modules.get("vllm"), "__file__", None) or "/vllm/__init__.py"
+    root = str(vllm_file).removesuffix("__init__.py")
     file, line, function = next((entry for entry in stack if entry[0].startswith(root)), stack[0])
     if "schedule" in (names := [name for _, _, name in stack]):  # maybe of a scheduler that is not vLLM's
         below = stack[: names.index("schedule") + 1]
@@ -82,12 +83,6 @@ def _is_beneath(file: str) -> bool:
     """Return whether a function is Python's own or schedtrace's, and was called by other code."""
     of_python = file.startswith(("<", _LIBRARY)) and "-packages" not in file
     return of_python or file.startswith(_OURS)
-
-
-def _vllms_folder() -> str:
-    """Return vLLM's folder, with a slash at its end."""
-    file = getattr(sys.modules.get("vllm"), "__file__", None) or "/vllm/__init__.py"
-    return str(file).removesuffix("__init__.py")
 
 
 def _at(functions: list[str], files: list[str]) -> At:

@@ -149,14 +149,15 @@ class Watchdog:
         own_wait_s: Callable[[], float] = own_wait_s,
     ) -> None:
         self._engine, self._place, self._causes = engine, place, causes
-        self._after_s, self._snapshot, self._stacks = after_s, snapshot, stacks or _all_stacks
+        self._after_s, self._snapshot = after_s, snapshot
+        self._stacks = stacks or (lambda: {"engine": stacks_here().splitlines(), **worker_stacks()})
         self._note, self._threads = note, threads or (lambda _place: {})
         self._own_wait_s = own_wait_s
         self._waited_s = 0.0
         """Time that the watchdog's thread had waited for a processor at the latest check."""
         self._queues = Queues(engine.scheduler)
         self._movement = Movement()
-        self._ids = ids or _as_the_server_asks
+        self._ids = ids or (lambda: WrittenIds(hash_ids=hides_ids()))
         self._places: list[ThreadPlace] = []
         """Places of the engine's thread at each check since the latest progress."""
         self._calls = Calls()
@@ -255,7 +256,9 @@ class Watchdog:
             self._calls.note_progress()
             self._places.clear()
         else:
-            absent_s = _absent_s(interval_s, own_wait_s)
+            # Time in which the whole process was stopped; in other time, a thread can wait for a processor.
+            late_s = interval_s - EVERY_S - own_wait_s
+            absent_s = late_s if late_s > ABSENT_S else 0.0
             self._moved_s += absent_s
             self._look_at_threads(now_s, interval_s - absent_s)
         waited_s = 0.0 if self._waits is None else self._waits.waited_s
@@ -289,7 +292,10 @@ class Watchdog:
     @property
     def _steps(self) -> bool:
         """Whether ``schedule()`` is called repeatedly."""
-        return self._calls.goes_on if self._calls.number is not None else _varies(self._places)
+        if self._calls.number is not None:
+            return self._calls.goes_on
+        places = {place.at for place in self._places}
+        return len(places) > 1 or "between" in places
 
     def _tell_starved(self, now_s: float) -> None:
         """Write into the log, if it has not for a while, that the engine waits for a processor."""
@@ -391,15 +397,6 @@ class Watchdog:
         log.log(level, "schedtrace: %s after %.0f s [%s]", how, now_s - self._reported_since_s, reported.kind)
 
 
-def _absent_s(interval_s: float, own_wait_s: float) -> float:
-    """Return for how long the whole process was stopped between two checks.
-
-    The watchdog's thread waits for a processor only while its process is not stopped.
-    """
-    late_s = interval_s - EVERY_S - own_wait_s
-    return late_s if late_s > ABSENT_S else 0.0
-
-
 def make_watchdog(
     engine: Any,
     thread: int,
@@ -448,14 +445,6 @@ def step_threads(own: int | None, place: ThreadPlace | None) -> Threads:
             if rank != pid and socket_of(rank, os.geteuid()).exists():
                 processes += [rank, *children(rank)]
     return thread_states([*([] if own is None else [(pid, own)]), *threads_of(processes)])
-
-
-def _as_the_server_asks() -> WrittenIds:
-    return WrittenIds(hash_ids=hides_ids())
-
-
-def _all_stacks() -> dict[str, list[str]]:
-    return {"engine": stacks_here().splitlines(), **worker_stacks()}
 
 
 _LINE_NUMBER = re.compile(r", line \d+ ")
@@ -508,10 +497,6 @@ class Calls:
     def still_s(self, now_s: float) -> float | None:
         """Return the seconds without a new call up to a check; None if calls are not counted."""
         return None if self.number is None else now_s - self._moved_s
-
-
-def _varies(places: list[ThreadPlace]) -> bool:
-    return len({place.at for place in places}) > 1 or any(place.at == "between" for place in places)
 
 
 def _tried(lines: Callable[[], list[str]]) -> list[str]:

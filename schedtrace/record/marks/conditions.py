@@ -63,14 +63,14 @@ class DecidedCondition:
     def test(self) -> ast.expr:
         """The condition rewritten so that it keeps these values; its truth and its effects are unchanged."""
         *before, last = self._flagged
-        with_flags = [self._with_flag(place, part) for place, part in enumerate(before)]
-        if not with_flags:
+        if not before:
             return last
+        with_flags = []
+        for place, part in enumerate(before):
+            flag = ast.Name(self._flag(place), ast.Store())
+            false = ast.NamedExpr(flag, ast.UnaryOp(ast.Not(), part))
+            with_flags.append(ast.UnaryOp(ast.Not(), false))
         return ast.BoolOp(ast.Or() if self.holds else ast.And(), [*with_flags, last])
-
-    def _with_flag(self, place: int, part: ast.expr) -> ast.expr:
-        false = ast.UnaryOp(ast.Not(), part)
-        return ast.UnaryOp(ast.Not(), ast.NamedExpr(ast.Name(self._flag(place), ast.Store()), false))
 
     def _flag(self, place: int) -> str:
         """Return the name of the variable that is true if this part was false."""

@@ -527,7 +527,10 @@ def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> t
                 event.status_name,
             )
         case guards.QUEUE_OR_INPUT_BUDGET | Cause.QUEUE_EMPTY:
-            cause_and_detail = _queue_cause(event)
+            if event.pause_word == "PAUSED_NEW" and (event.queued or event.request_id is not None):
+                cause_and_detail = Cause.PAUSED, event.pause_word  # somebody waits, in a closed queue
+            else:
+                cause_and_detail = Cause.OTHER if event.queued else Cause.QUEUE_EMPTY, None
         case guards.ZERO_TOKENS:
             cap = zeroed[1] if zeroed is not None and zeroed[0] == event.request_id else None
             cause_and_detail = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
@@ -542,13 +545,6 @@ def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> t
             whole = "full_sequence" if "can_fit_full_sequence" in site.guard else None
             cause_and_detail = cause, event.refusal.limit if event.refusal else whole
     return cause_and_detail
-
-
-def _queue_cause(event: Event) -> tuple[str, str | None]:
-    """Return cause and detail of an exit at a queue that holds no request, or reports that it holds none."""
-    if event.pause_word == "PAUSED_NEW" and (event.queued or event.request_id is not None):
-        return Cause.PAUSED, event.pause_word  # somebody waits, in a queue that is closed
-    return Cause.OTHER if event.queued else Cause.QUEUE_EMPTY, None
 
 
 def _values(event: Event, site: Site) -> str | None:

@@ -273,7 +273,10 @@ class Marker:
             return []
         kind: ExitKind = "continue" if isinstance(node, ast.Continue) else "break"
         refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
-        budget, request = self._budget(scope), self._request_of(scope)
+        bound = scope.fresh - self._unbound
+        # The request in question: the allocation's argument, or what the code peeked at.
+        name = next((name for name in (self._request, *self._peeked) if name in bound), "")
+        budget, request = self._budget(scope), self._name(name, bound)
         cause = self._exit_cause(test, loop, scope)
         guarded = Site(loop, kind, (cause,), ast.unparse(as_true(test, holds=not negated)), "", refuses_head)
         if cause == guards.NOT_ELIGIBLE:
@@ -286,12 +289,6 @@ class Marker:
         if refuses_head and isinstance(request, ast.Constant):
             return [self._mark(node, site, "exit_at_head", budget, queue, *details)]
         return [self._mark(node, site, "exit", budget, request, queue, *details)]
-
-    def _request_of(self, scope: _Scope) -> ast.expr:
-        """Return the request in question: the allocation's argument, or what the code peeked at."""
-        bound = scope.fresh - self._unbound
-        name = next((name for name in (self._request, *self._peeked) if name in bound), "")
-        return self._name(name, bound)
 
     def _with_part_causes(
         self, site: Site, test: ast.expr, loop: Loop, scope: _Scope, *, holds: bool
@@ -494,7 +491,9 @@ def instrument(base: type) -> Instrumented:
             if marked_class is not None:
                 classes.append(marked_class)
                 sites += numbers
-        goes_on = goes_on or _asks_super(owner)
+        # A method can call ``super().schedule()`` if its code contains both names.
+        methods = [value for value in vars(owner).values() if isinstance(value, FunctionType)]
+        goes_on = goes_on or any({"super", "schedule"} <= _mentioned(method.__code__) for method in methods)
     if not classes and not refused:
         refused.append(
             f"{_name(base)}.schedule: it stops nowhere, and does not go on with super().schedule()"
@@ -504,12 +503,6 @@ def instrument(base: type) -> Instrumented:
 
 def _name(owner: type) -> str:
     return f"{owner.__module__}.{owner.__qualname__}"
-
-
-def _asks_super(owner: type) -> bool:
-    """Return whether a method of the class can call ``super().schedule()``: its code contains both names."""
-    methods = [value for value in vars(owner).values() if isinstance(value, FunctionType)]
-    return any({"super", "schedule"} <= _mentioned(method.__code__) for method in methods)
 
 
 def _mentioned(code: CodeType) -> set[str]:

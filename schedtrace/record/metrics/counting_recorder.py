@@ -84,8 +84,17 @@ class StepCounter(Assembler):
             step = self._latest = self._counted(capture)
             if self.tally is not None:
                 self._add_counts(self.tally, step, capture)
-        elif self.tally is not None:
-            self.tally.note_step(self._repeated(capture), admitted=())
+        elif self.tally is not None:  # the latest step, with the times of a steady one after it
+            steady = self._latest._replace(
+                step=capture.step,
+                start_us=self._us(capture.start_ns),
+                schedule_us=(capture.end_ns - capture.start_ns) // 1000,
+                preempted=(),
+                arrived=(),
+                finished=(),
+                dummy_us=0,
+            )
+            self.tally.note_step(steady, admitted=())
         if result is not None:
             self.output(capture, result)
         return {}
@@ -112,18 +121,6 @@ class StepCounter(Assembler):
         self._write_preemptors(step.preempted)
         self.write_ids(step.arrived, step.finished, step.preempted)
         return step
-
-    def _repeated(self, capture: Capture) -> CountedStep:
-        """Return the latest step with the times of a steady one after it."""
-        return self._latest._replace(
-            step=capture.step,
-            start_us=self._us(capture.start_ns),
-            schedule_us=(capture.end_ns - capture.start_ns) // 1000,
-            preempted=(),
-            arrived=(),
-            finished=(),
-            dummy_us=0,
-        )
 
     def output(self, capture: Capture, result: Result) -> dict[str, Any]:
         """Add the times of an output that came back late; return an empty line, as for a step."""
@@ -235,21 +232,17 @@ class CountingRecorder(Recorder):
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:  # noqa: ARG002  # in no total
         """Note the time, and what happened since the call before."""
         if self._news or self._expects_inference:
-            self._take_news(scheduler)
+            try:
+                self._repeatable = NEVER
+                self._news, self._side_events = False, self.writer.take_events()
+                if self._expects_inference:  # no mark notes how the call ends
+                    self._inference.begin(scheduler, len(scheduler.running), self.num_waiting(scheduler))
+            except Exception as error:
+                self._fail("before schedule()", error)
         if self.active:
             self.events = []
             self._start_ns = self.clock()
             self.in_schedule = True
-
-    def _take_news(self, scheduler: Any) -> None:
-        """Take what happened since the call before; watch the call if no mark notes how it ends."""
-        try:
-            self._repeatable = NEVER
-            self._news, self._side_events = False, self.writer.take_events()
-            if self._expects_inference:
-                self._inference.begin(scheduler, len(scheduler.running), self.num_waiting(scheduler))
-        except Exception as error:
-            self._fail("before schedule()", error)
 
     def schedule_ended(self, scheduler: Any, output: Any) -> None:
         """Count what the call decided; note only its times if it decided what the call before it did."""
@@ -341,27 +334,23 @@ class CountingRecorder(Recorder):
         if new or resumed:
             call.admitted = [*(request.req_id for request in new), *resumed]
             self._prefilling.update(call.admitted)
-        if self._prefilling:
-            self._count_prefill(scheduler.requests, scheduled, call)
-        if len(scheduler.running) != call.requests:
-            names = [request.request_id for request in scheduler.running]
-            call.idle = [name for name in names if name not in scheduled]
-        if self._dropped:
-            call.ran = [name for name in scheduled if name not in call.admitted]
-
-    def _count_prefill(self, requests: Any, scheduled: dict[str, int], call: StepCounts) -> None:
-        """Take tokens that are prefill or recomputed out of the decodes, and forget who only decodes."""
-        for name in tuple(self._prefilling):
+        for name in tuple(self._prefilling):  # take tokens that are prefill or recomputed out of the decodes
             tokens = scheduled.get(name)
             if tokens is None:
                 continue
-            end = requests[name].num_computed_tokens
-            start, prompt, lost = end - tokens, requests[name].num_prompt_tokens, self._lost.get(name, 0)
+            request = scheduler.requests[name]
+            end = request.num_computed_tokens
+            start, prompt, lost = end - tokens, request.num_prompt_tokens, self._lost.get(name, 0)
             if start >= prompt and start >= lost:
                 self._prefilling.discard(name)
                 continue
             call.recomputed += max(0, min(end, lost) - start)
             call.decode -= tokens - max(0, end - max(prompt, lost))
+        if len(scheduler.running) != call.requests:
+            names = [request.request_id for request in scheduler.running]
+            call.idle = [name for name in names if name not in scheduled]
+        if self._dropped:
+            call.ran = [name for name in scheduled if name not in call.admitted]
 
     def output_came_back(
         self,

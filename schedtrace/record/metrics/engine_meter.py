@@ -151,17 +151,14 @@ class EngineMeter:
         now_s = time.monotonic()
         if now_s - self._looked_s >= EVERY_S:
             self._looked_s = now_s
-            self._look()
+            facts = self._facts()
+            if facts.progress_unix_s is not None:
+                self._series.gauge(families.PROGRESS, {"": facts.progress_unix_s})
+                kinds = families.STALLED.values or ()
+                self._series.gauge(families.STALLED, {kind: kind == facts.stall_kind for kind in kinds})
+            self._series.gauge(families.KV_BLOCKS, facts.kv_blocks)
             waits = {label: value for (family, label), value in now.items() if family is families.WAIT}
             self._series.gauge(families.LEADING, self._leading.judged(now_s, waits))
-
-    def _look(self) -> None:
-        facts = self._facts()
-        if facts.progress_unix_s is not None:
-            self._series.gauge(families.PROGRESS, {"": facts.progress_unix_s})
-            kinds = families.STALLED.values or ()
-            self._series.gauge(families.STALLED, {kind: kind == facts.stall_kind for kind in kinds})
-        self._series.gauge(families.KV_BLOCKS, facts.kv_blocks)
 
 
 def _by_series(tally: Tally) -> dict[tuple[Family, str], float]:

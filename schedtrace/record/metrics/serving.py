@@ -150,9 +150,12 @@ class MetricsServer:
     """
 
     def __init__(self, host: str, port: int, collector: Any, health: Callable[[], Health]) -> None:
-        handler = type(
-            "Handler", (_Handler,), {"health": staticmethod(health), "registry": _registry(collector)}
-        )
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry(auto_describe=False)
+        if collector is not None:
+            registry.register(collector)
+        handler = type("Handler", (_Handler,), {"health": staticmethod(health), "registry": registry})
         self._server = ThreadingHTTPServer((host, port), handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(
@@ -171,15 +174,6 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def _registry(collector: Any) -> Any:
-    from prometheus_client import CollectorRegistry
-
-    registry = CollectorRegistry(auto_describe=False)
-    if collector is not None:
-        registry.register(collector)
-    return registry
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -376,7 +376,11 @@ class Tally:
         self._change_places(step, gone, admitted)
         self._note_causes(step)
         self._note_unscheduled(step.step, left, scheduled)
-        self._note_tokens(step)
+        self.tokens["decode"] += step.decode_tokens
+        self.tokens["recompute"] += step.recomputed_tokens
+        prefill = step.token_budget - step.remaining_budget - step.decode_tokens - step.recomputed_tokens
+        self.tokens["prefill"] += prefill
+        self.unused_tokens[self._causes.waiting] += step.remaining_budget
         self._step_us = start_us
         self.steps += 1
         done_us = start_us + step.schedule_us
@@ -385,11 +389,7 @@ class Tally:
         if step.total_requests:
             self._done[step.step] = (done_us, start_us)
         if isinstance(step, Step):
-            self._output(step)
-
-    def note_output(self, output: Output | OutputTimes) -> None:
-        """Add the output of a step whose line came before it."""
-        self._output(output)
+            self.note_output(step)
 
     def note_events(self, events: Events, *, preempted: Iterable[str] = ()) -> None:
         """Add what happened between two steps, or instead of dropped ones.
@@ -558,15 +558,8 @@ class Tally:
         self.stalled_us[cause] += stalled_us - waits.counted_us
         waits.counted_us = stalled_us
 
-    def _note_tokens(self, step: Step | CountedStep) -> None:
-        used = step.token_budget - step.remaining_budget
-        self.tokens["decode"] += step.decode_tokens
-        self.tokens["recompute"] += step.recomputed_tokens
-        self.tokens["prefill"] += used - step.decode_tokens - step.recomputed_tokens
-        self.unused_tokens[self._causes.waiting] += step.remaining_budget
-
-    def _output(self, back: Step | Output | OutputTimes) -> None:
-        """Add the device's time of a step, and that of its update."""
+    def note_output(self, back: Step | Output | OutputTimes) -> None:
+        """Add the device's time of a step, and that of its update, if its output is back."""
         if back.output_us is None:
             return
         self.busy.note_work(back.output_us, back.output_us + (back.update_us or 0))

@@ -75,13 +75,11 @@ def _exporter(signal: Signal, module: str, name: str) -> Any:
         exporter = getattr(import_module(f"opentelemetry.exporter.otlp.proto.{package}.{module}"), name)
     except ImportError as error:
         raise ImportError(MISSING) from error
-    return exporter() if by == HTTP else exporter(insecure=_insecure(signal))
-
-
-def _insecure(signal: Signal) -> bool | None:
-    """Return True for ``grpc://``, which vLLM contacts without TLS; else None: the SDK decides."""
-    without_tls = urlsplit(signal_variable(signal, "ENDPOINT")).scheme == "grpc"
-    return True if without_tls and not signal_variable(signal, "INSECURE") else None
+    if by == HTTP:
+        return exporter()
+    without_tls = urlsplit(signal_variable(signal, "ENDPOINT")).scheme == "grpc"  # vLLM contacts it so
+    insecure = True if without_tls and not signal_variable(signal, "INSECURE") else None  # the SDK decides
+    return exporter(insecure=insecure)
 
 
 def sdk_resource() -> Any:

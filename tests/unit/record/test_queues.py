@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedtrace.record import vllms_own
-from schedtrace.record.queues import Queues, _heap_head, first_of, head
+from schedtrace.record.queues import Queues, _request_in, first_of, head
 from tests.toys import Queue
 
 
@@ -72,8 +72,7 @@ def test_before_vllm_0_18():
 
 
 def test_to_vllm_0_11_a_heap_holds_priority_arrival_and_request():
-    assert _heap_head(SimpleNamespace(_heap=[(1, 0.5, FIRST), (2, 0.1, SECOND)])) == FIRST
-    assert _heap_head(SimpleNamespace(_heap=[FIRST, SECOND])) == FIRST
+    assert [_request_in(entry) for entry in ((1, 0.5, FIRST), FIRST)] == [FIRST, FIRST]
 
 
 def test_a_foreign_queue_is_not_asked_and_who_neither_runs_nor_is_done_waits():
