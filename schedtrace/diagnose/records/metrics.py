@@ -23,7 +23,9 @@ NEARLY_ALL = 0.8
 LEAST_EQUAL = 3
 """Snapshots with a queue that must show the same number of running requests to suggest a limit on it."""
 
-Limit = Literal["kv", "some_kv", "seats", "both", "prompts", "none_run", "several", "unknown"]
+Limit = Literal[
+    "kv", "some_kv", "seats", "both", "prompts", "none_run", "between_steps", "several", "unknown"
+]
 
 
 class Moment(NamedTuple):
@@ -82,10 +84,12 @@ def queue_statement(
         ),
         usage=None if usage is None else _share(usage),
     )
-    wording = _WORDINGS[limit]
+    wording, showing = _WORDINGS[limit], _showing(limit, moments, at)
     values: dict[str, Worded] = {
         "counted": counted,
-        "shown": say("in {at:n} of these {all:n}", at=at, all=len(moments)) if len(moments) > 1 else None,
+        "shown": say("in {shown:n} of these {all:n}", shown=showing, all=len(moments))
+        if showing < len(moments)
+        else None,
         "seats": seats,
         "candidates": f"{', '.join(candidates[:-1])} or {candidates[-1]}" if candidates else None,
         "constant": None if seats is not None else round(running.high),
@@ -111,6 +115,23 @@ _SURER: frozenset[Limit] = frozenset({"kv", "both"})
 """Limits that prompts being computed do not make unlikely."""
 
 
+def _showing(limit: Limit, moments: Sequence[Moment], at: int) -> int:
+    """Return the number of moments at which what the sentence says is the case, whatever limited them.
+
+    Args:
+        limit: Limit that the sentence names.
+        moments: Moments with waiting requests.
+        at: Number of moments that suggest this limit.
+    """
+    if limit == "kv":
+        return sum((moment.kv_cache_usage_frac or 0) >= NEARLY_FULL for moment in moments)
+    if limit == "prompts":
+        return sum(bool(moment.prompts) for moment in moments)
+    if limit in {"none_run", "between_steps"}:
+        return sum(moment.running == 0 for moment in moments)
+    return at
+
+
 def _candidates(limit: Limit, moments: Sequence[Moment], seats: int | None, most_running: int) -> list[str]:
     """Return what requests may wait for where the moments suggest a limit that is possible only.
 
@@ -118,7 +139,8 @@ def _candidates(limit: Limit, moments: Sequence[Moment], seats: int | None, most
     """
     if limit not in {"some_kv", "prompts"}:
         return []
-    candidates = ["KV cache space"] if limit == "some_kv" else []
+    has_little_room = any((moment.kv_cache_usage_frac or 0) >= HALF_FULL for moment in moments)
+    candidates = ["KV cache space"] if limit == "some_kv" or has_little_room else []
     near = sum(moment.running >= NEARLY_ALL * (seats or most_running) for moment in moments)
     if 2 * near > len(moments):
         candidates.append("a seat")
@@ -134,8 +156,8 @@ def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
     refuses a request.
     """
     usage = moment.kv_cache_usage_frac
-    if moment.running == 0:  # between two steps, none may run although the next step admits the first one
-        return "none_run" if moment.is_idle else "unknown"
+    if moment.running == 0:
+        return "none_run" if moment.is_idle else "between_steps"
     if seats is not None and moment.running >= seats:
         return "seats"
     if usage is None:
@@ -182,6 +204,16 @@ _WORDINGS: dict[Limit, _Wording] = {
         "such as a KV transfer.",
         say(
             "While it lasts, {queue:code} shows what each request waits for.",
+            queue="schedtrace queue",
+        ),
+    ),
+    "between_steps": _Wording(
+        "unexplained-queue",
+        "recorded",
+        "Requests are waiting although none is running[ {shown}], and this record does not show why: "
+        "{counted}. Either the next step admits them, or nothing does.",
+        say(
+            "If it stays so, {queue:code} shows what each request waits for.",
             queue="schedtrace queue",
         ),
     ),

@@ -163,6 +163,38 @@ def test_a_number_of_running_requests_that_was_exceeded_is_no_limit(record):
     assert said(record(every_10_s(*later)))[0] == ("prompts-pending", "possible", 3, 3)
 
 
+def test_a_cache_that_fills_while_prompts_are_computed_is_a_limit_too(record):
+    """What the log shows in all five lines is not counted by what limits each of them."""
+    filling = [{"running": 10 * at, "waiting": 90 - at, "kv": 15 * at, "prompt": 9000} for at in range(1, 6)]
+    shown = record(every_10_s(*filling))
+    assert said(shown)[0] == ("several-limits", "possible", 3, 5)
+    assert plain(shown.statements[0].text).startswith(
+        "Requests may wait for KV cache space or the token budget, which this record cannot tell apart: in "
+        "all 5 snapshots, 85 to 89 requests are waiting"
+    )
+
+
+def test_a_sentence_counts_what_it_says(record):
+    """Where seats limit some of the moments, the sentence about the others counts over all of them."""
+    computing = [{"running": at, "waiting": 9, "kv": 20, "prompt": 9} for at in (30, 40, 50, 64)]
+    [statement] = record(START + every_10_s(*computing)).statements
+    assert plain(statement.text).endswith("prompts are being computed, and nothing suggests another limit.")
+    full = [{"running": at, "waiting": 9, "kv": 95} for at in (20, 30, 64)]
+    [statement] = record(START + every_10_s(*full)).statements
+    assert plain(statement.text).endswith("KV cache usage is 95 %.")
+
+
+def test_a_queue_while_none_runs_may_be_seen_between_two_steps(record):
+    between = {"running": 0, "waiting": 3, "kv": 0, "output": 80}
+    [statement] = record(every_10_s(between, {**between, "output": 0}, between)).statements
+    assert (statement.code, statement.certainty, statement.at) == ("unexplained-queue", "recorded", 2)
+    assert plain(statement.text) == (
+        "Requests are waiting although none is running, and this record does not show why: "
+        "in all 3 snapshots, 3 requests are waiting and 0 are running; KV cache usage is 0 %. Either the "
+        "next step admits them, or nothing does."
+    )
+
+
 def test_several_limits_are_all_named(record):
     lines = [{"running": 5 + at, "waiting": 3, "kv": 70, "prompt": 9} for at in range(3)]
     [statement] = record(every_10_s(*lines)).statements
