@@ -109,7 +109,7 @@ class DumpedStep(msgspec.Struct, kw_only=True):
     """The step that vLLM dumped when it failed: its ``SchedulerOutput`` and ``SchedulerStats``."""
 
     scheduled_tokens: int | None = None
-    """Tokens of the step; null: the log has its statistics only."""
+    """Tokens of the step; null: the log has its statistics only, or a part of the dump."""
     requests: list[DumpedRequest] = []
     """Requests of the step; empty where their tokens do not add up to ``scheduled_tokens``."""
     preempted_requests: list[str] | None = None

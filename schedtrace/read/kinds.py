@@ -313,6 +313,14 @@ KINDS: tuple[FileKind, ...] = (
         "its lines are broken: take the log from its file or docker logs, not from a terminal or a page",
     ),
     FileKind(
+        "a part of a step that vLLM dumped",
+        _text(
+            r"\bnum_(?:computed|output)_tokens=\[[\d, ]*\]\)?, num_scheduled_tokens=\{"
+            r"|\}, total_num_scheduled_tokens=\d"
+        ),
+        "its beginning is cut off: give the whole lines of Dumping scheduler output and of scheduler stats",
+    ),
+    FileKind(
         "a Python error in vLLM, without any line of an engine",
         _text(
             r"^Traceback \(most recent call last\):\n(?:  [^\n]*\n){0,500}? +"

@@ -384,10 +384,12 @@ def _step(step: DumpedStep) -> Statement:
     prompts = [request for request in step.requests if is_prefill(request)]
     decodes = [request for request in step.requests if not is_prefill(request)]
     text = say(
-        "[The dumped step has {tokens:n token}[: {mix}][{both:?}. ]][{alone:?}At the failure, ][{load}].",
+        "[The dumped step has {tokens:n token}[: {mix}][{both:?}. ]][{alone:?}At the failure, ][{load}]"
+        "[{cut:?}vLLM dumped the step at which the engine failed, but this log has only a part of the dump].",
         tokens=step.scheduled_tokens,
         both=step.running is not None,
-        alone=step.scheduled_tokens is None,
+        alone=step.scheduled_tokens is None and step.running is not None,
+        cut=step.scheduled_tokens is None and step.running is None,
         mix=_mix(prompts, decodes),
         load=_load(step),
     )

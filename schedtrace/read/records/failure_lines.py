@@ -6,6 +6,7 @@ The tokens of the requests must add up to the step's total; else they are left o
 """
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -172,6 +173,7 @@ class FailureLines:
 
 OUTPUT_MARKER, STATS_MARKER = b"SchedulerOutput(scheduled_new_reqs=", b"SchedulerStats(num_running_reqs="
 _OUTPUT = re.compile(r"SchedulerOutput\(scheduled_new_reqs=")
+_BEGUN = re.compile(r"\b(?:ERROR|WARNING|INFO|DEBUG) .*?\bSchedulerOutput\(scheduled_new_reqs=\[")
 _TOTAL = re.compile(r"\btotal_num_scheduled_tokens=(\d{1,12})\b")
 _SCHEDULED = re.compile(r"\)?\]?, num_scheduled_tokens=\{([^{}]*)\}")
 _NEW = re.compile(
@@ -215,6 +217,17 @@ def step_in(line: str) -> DumpedStep | None:
     if sum(request.scheduled_tokens for request in requests) != int(total[1]):
         requests = []
     return DumpedStep(scheduled_tokens=int(total[1]), requests=requests, preempted_requests=ids)
+
+
+def begins_dump(line: str) -> bool:
+    """Return whether vLLM logs a dumped step with this line, whose rest may be missing or on later lines."""
+    return OUTPUT_MARKER.decode() in line and _BEGUN.search(line) is not None
+
+
+def step_over_lines(lines: Sequence[str]) -> DumpedStep | None:
+    """Return the step of a dump that a terminal broke within words, or a person between them."""
+    steps = [step_in(text) for text in ("".join(lines), " ".join(" ".join(lines).split()))]
+    return max(filter(None, steps), key=lambda step: len(step.requests), default=None)
 
 
 def step_with_stats(line: str, step: DumpedStep | None) -> DumpedStep | None:

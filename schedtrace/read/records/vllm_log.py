@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from schedtrace.errors import InputError
 from schedtrace.model.records import DumpedStep, Failure, ServerStart
 from schedtrace.model.safe_files import opened
@@ -20,11 +22,13 @@ from schedtrace.read.records.failure_lines import (
     STATS_MARKER,
     FailureLines,
     announces_failure,
+    begins_dump,
     step_in,
+    step_over_lines,
     step_with_stats,
 )
 from schedtrace.read.records.start_lines import StartLines
-from schedtrace.read.text_stream import LatestLines, marked_lines
+from schedtrace.read.text_stream import LatestLines, marked_lines, text_lines
 
 NAME = "vLLM's console log"
 _OWN_MARKERS = (console_lines.SNAPSHOT_MARKER, OUTPUT_MARKER, *start_lines.MARKERS)
@@ -54,6 +58,8 @@ _OF_A_TRACEBACK = re.compile(
 _LINE_TIME = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d")
 _TAIL = 2**16
 """Bytes at the end of a file in which its last time is searched."""
+_LONGEST_DUMP = 2000
+"""Maximum number of lines over which a dumped step is broken."""
 MOST_SERVERS = 100
 """Maximum number of sources and starts in a file that are told apart."""
 
@@ -71,6 +77,8 @@ class ServerLog:
     engines: list[EngineLines] = field(default_factory=list)
     """Periodic lines, by the engine's rank."""
     step: DumpedStep | None = None
+    begun_dump: int | None = None
+    """Number of the line that begins a dumped step and does not end it."""
     failure: Failure | None = None
     worker_waits: int = 0
     """Number of reports that one of vLLM's processes waited long for another one."""
@@ -100,6 +108,7 @@ class _Server:
         self.failures = FailureLines()
         self.engines: dict[int | None, EngineLines] = {}
         self._step: DumpedStep | None = None
+        self._begun_dump: int | None = None
         self._latest: EngineLines | None = None
         self._worker_waits = 0
         self._serves = False
@@ -121,6 +130,8 @@ class _Server:
             self._latest.add(content)
         elif (step := step_in(line) or step_with_stats(line, self._step)) is not None:
             self._step = step
+        elif self._step is None and begins_dump(line):
+            self._step, self._begun_dump = DumpedStep(), number
         elif self._latest is not None and (acceptance := acceptance_in(line)) is not None:
             self._latest.add_acceptance(acceptance)
         elif _WORKER_WAIT in line:
@@ -136,7 +147,8 @@ class _Server:
         repeats = sum(engine.repeats for engine in engines)
         notices = [f"{repeats:,} repeated periodic lines are left out"] if repeats else []
         failure, step = self.failures.failure(has_engine=self._has_engine), self._step
-        if step is not None and step.scheduled_tokens is None and failure is None:
+        is_dump = step is not None and (step.scheduled_tokens is not None or self._begun_dump is not None)
+        if failure is None and not is_dump:
             step = None  # statistics that somebody logs are no dump
         return ServerLog(
             source=self.origin.source,
@@ -145,6 +157,7 @@ class _Server:
             start_lines=self.start.lines,
             engines=engines,
             step=step,
+            begun_dump=self._begun_dump,
             failure=failure,
             worker_waits=self._worker_waits,
             notices=notices,
@@ -188,6 +201,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     origins.add_front_ends(logs)
     for log in logs:
         log.notices += _about_dropped_lines(log, latest.left_out)
+        _complete_dump(path, log)
     if not logs:
         msg = f"{path}: not one line of vLLM's log is understood"
         raise InputError(msg)
@@ -281,6 +295,27 @@ def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
         yield "most lines are no log lines: if the file merely quotes a log, give the log itself"
 
 
+def _complete_dump(path: Path, log: ServerLog) -> None:
+    """Complete a dumped step from the lines after the one that begins it, or add a notice."""
+    first, step = log.begun_dump, log.step
+    if first is None or step is None or step.scheduled_tokens is not None:
+        return
+    lines: list[str] = []
+    for number, line in text_lines(path):
+        if number > first and (_LINE_TIME.search(line) or len(lines) >= _LONGEST_DUMP):
+            break
+        if number >= first:
+            lines.append(line)
+    if (joined := step_over_lines(lines)) is not None:
+        stats = {name: getattr(step, name) for name in ("running", "waiting", "kv_cache_usage_frac")}
+        log.step = msgspec.structs.replace(joined, **stats)
+    else:
+        log.notices.append(
+            f"line {first:,}: the dump of a step is cut off or broken, so that its tokens and requests are "
+            "unknown"
+        )
+
+
 def _last_time(path: Path) -> float | None:
     """Return the time of the last line that has vLLM's own; None of a packed file."""
     with reading(path), opened(path) as file:
@@ -299,7 +334,7 @@ def is_vllm_log(sample: FileSample) -> bool:
     for line in sample.lines:
         if any(marker in line for marker in markers):
             text = line[: quoted_from(line)]
-            if snapshot_in(text) or step_in(text) or StartLines().take(text):
+            if snapshot_in(text) or step_in(text) or begins_dump(text) or StartLines().take(text):
                 return True
             if not sample.is_json and announces_failure(text):
                 return True

@@ -162,6 +162,10 @@ def test_a_public_sample_is_recognized(name, kind):
             ITERATION.format(1).replace(" context tokens", "\n    context tokens"),
             "vLLM's console log with broken lines",
         ),
+        (
+            "64, 8], num_output_tokens=[12, 1]), num_scheduled_tokens={c-1: 1, c-2: 48}, total_num_sch\n",
+            "a part of a step that vLLM dumped",
+        ),
         (TRACEBACK, "a Python error in vLLM, without any line of an engine"),
         (b"BZh91AY", "a compressed file"),
         (b"\x1f\x8b\x08\x00", "a compressed file"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.errors import InputError
-from schedtrace.model.records import DumpedRequest, Failure, Range
+from schedtrace.model.records import DumpedRequest, DumpedStep, Failure, Range
 from schedtrace.read.kinds import kind_of
 from schedtrace.read.records import console_lines
 from schedtrace.read.records.console_lines import snapshot_in, time_in
@@ -594,6 +594,36 @@ def test_statistics_without_the_step_are_of_the_failure(logs):
     assert (log.step.scheduled_tokens, log.step.running, log.step.waiting) == (None, 65, 35)
     [log] = logs(stats + every_10_s({}))
     assert log.step is None
+
+
+BROKEN = DUMP.split("CachedRequestData", 1)
+"""A dump that somebody's terminal broke within a line."""
+
+
+@pytest.mark.parametrize(
+    "glue", ["CachedReque\nstData", "\n    CachedRequestData"], ids=["within a word", "between words"]
+)
+def test_a_dump_over_several_lines_is_joined(logs, glue):
+    [log] = logs(
+        message("ERROR", f"Dumping scheduler output: {glue.join(BROKEN)}")
+        + message("ERROR", "Dumping scheduler stats: SchedulerStats(num_running_reqs=2, num_waiting_reqs=1)")
+        + "total_num_scheduled_tokens=99\n"
+    )
+    assert (log.step.scheduled_tokens, len(log.step.requests)) == (step_in(DUMP).scheduled_tokens, 2)
+    assert (log.step.running, log.step.waiting) == (2, 1)
+    assert log.notices == []
+
+
+def test_a_dump_that_is_cut_off_has_no_tokens(logs):
+    begun = message("ERROR", f"Dumping scheduler output: {BROKEN[0]}", "dump_input.py:79")
+    [log] = logs(begun)
+    assert log.step == DumpedStep()
+    assert log.notices == [
+        "line 1: the dump of a step is cut off or broken, so that its tokens and requests are unknown"
+    ]
+    stats = "Dumping scheduler stats: SchedulerStats(num_running_reqs=2, num_waiting_reqs=1)"
+    [log] = logs(begun + message("ERROR", stats, "dump_input.py:81"))
+    assert log.step == DumpedStep(running=2, waiting=1)
 
 
 OLD_FAILURE = (
