@@ -234,7 +234,12 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
     """Return the statements that one or several dumps of metrics support."""
     engines = engine_metrics(dumps)
     broken = sum(dump.broken for dump in dumps)
-    notices = [say("{broken:n line} of vLLM's metrics are not understood", broken=broken)] if broken else []
+    verb = "is" if broken == 1 else "are"
+    notices = (
+        [say("{broken:n line} of vLLM's metrics {verb} not understood", broken=broken, verb=verb)]
+        if broken
+        else []
+    )
     if len(dumps) > 1 and any(engine.window is None for engine in engines):
         notices.append(
             say(

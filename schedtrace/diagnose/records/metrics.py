@@ -367,10 +367,11 @@ def _window(values: Values, window_s: float | None) -> MetricsWindow:
         count, total = values.get(f"{name}_count", 0.0), values.get(f"{name}_sum")
         return None if not count or total is None else factor * total / count
 
-    hits, queries = (
-        values.get(f"prefix_cache_{what}_total", values.get(f"gpu_prefix_cache_{what}_total"))
-        for what in ("hits", "queries")
+    caches = (
+        [values.get(f"{cache}_{what}_total") for what in ("hits", "queries")]
+        for cache in ("prefix_cache", "gpu_prefix_cache")
     )
+    hits, queries = next((counts for counts in caches if None not in counts), (None, None))
     latency, queue = (
         values.get("e2e_request_latency_seconds_sum"),
         values.get("request_queue_time_seconds_sum"),
@@ -410,14 +411,15 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
             each.values for each in dump.engines if (each.engine, each.model) == (engine.engine, engine.model)
         ):
             waiting = values.get("waiting_capacity", values.get("num_requests_waiting"))
-            if waiting is None:
+            running = values.get("num_requests_running")
+            if waiting is None or running is None:
                 continue
             seen += 1
             usage = values.get("kv_cache_usage_perc", values.get("gpu_cache_usage_perc"))
             if waiting:
                 moments.append(
                     Moment(
-                        round(values["num_requests_running"]),
+                        round(running),
                         round(waiting),
                         usage,
                         prompts=None,

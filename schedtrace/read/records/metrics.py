@@ -168,14 +168,15 @@ class _Reading:
         name, written = sample["name"], sample["labels"] or ""
         labels = dict(_LABEL.findall(written))
         self.has_v0 |= name in _V0
+        if name == "cache_config_info":
+            self._caches.append(_cache(labels))
+            return
         if _LABEL.sub("", written).strip(", "):  # somebody has left out labels, perhaps the engine's
             self.broken += 1
             return
         value = float(sample["value"])
         if name.startswith("num_requests_") and value % 1:
             self.broken += 1  # an average over time, as a recording rule writes it, is no number of requests
-        elif name == "cache_config_info":
-            self._caches.append(_cache(labels))
         elif name == "num_requests_waiting_by_reason":
             self._store(line, f"waiting_{labels.get('reason', '')}", labels, value)
         elif name in _WANTED:
@@ -198,8 +199,13 @@ class _Reading:
         values[name] = values.get(name, 0.0) + value
 
     def end_dump(self) -> None:
-        """Keep the dump so far, and begin the next one."""
-        engines = [engine for engine in self._engines.values() if "num_requests_running" in engine.values]
+        """Keep the dump so far, and begin the next one.
+
+        Each engine exports its running requests, which only a dump of which somebody gave a part may lack.
+        """
+        engines = [engine for engine in self._engines.values() if engine.values]
+        running = [engine for engine in engines if "num_requests_running" in engine.values]
+        engines = running or engines
         if engines and len(self.dumps) < MOST_DUMPS:
             self.dumps.append(MetricsDump(engines, _common(self._caches)))
         self._engines, self._caches, self._seen = {}, [], set()

@@ -413,6 +413,16 @@ def test_dumps_of_two_starts_are_no_window(other):
     assert plain(shown.notices[0]).startswith("no window between the dumps")
 
 
+def test_a_hit_rate_needs_both_counters_of_one_name():
+    """vLLM 0.10 exports the same counters under two names, of which a part of a dump may have one each."""
+    part = ["vllm:gpu_prefix_cache_hits_total 0", "vllm:prefix_cache_queries_total 32"]
+    [engine] = described_metrics("x", parsed_metrics("x", part)).metrics
+    assert (engine.running, engine.totals.prefix_cache_hit_frac) == (None, None)
+    part.append("vllm:gpu_prefix_cache_queries_total 40")
+    [engine] = described_metrics("x", parsed_metrics("x", part)).metrics
+    assert engine.totals.prefix_cache_hit_frac == 0.0
+
+
 def test_an_absent_counter_is_not_zero():
     [shown] = parsed_metrics("x", ["vllm:num_requests_running 1"])
     [engine] = described_metrics("x", [shown]).metrics

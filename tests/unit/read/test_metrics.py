@@ -83,6 +83,20 @@ def test_a_line_with_labels_left_out_is_not_understood():
     assert [set(engine.values) for engine in dump.engines] == [{"num_requests_running"}]
 
 
+def test_the_sizes_of_a_cache_count_although_labels_are_left_out():
+    elided = 'vllm:cache_config_info{...,kv_cache_max_concurrency="1.0",num_gpu_blocks="118",...} 1.0'
+    [dump] = parsed_metrics("x", [RUNNING, elided])
+    assert (dump.broken, dump.server.kv_blocks, dump.server.max_concurrency) == (0, 118, 1.0)
+
+
+def test_a_part_of_a_dump_without_running_requests_is_read():
+    part = ('vllm:kv_cache_usage_perc{engine="0"} 0.25', 'vllm:prompt_tokens_total{engine="0"} 32.0')
+    assert values(*part) == {"kv_cache_usage_perc": 0.25, "prompt_tokens_total": 32.0}
+    router = 'vllm:prompt_tokens_total{engine="1"} 9.0'
+    [dump] = parsed_metrics("x", [RUNNING, router])
+    assert [engine.engine for engine in dump.engines] == ["0"]
+
+
 def test_requests_are_whole_numbers():
     """An average over time, such as a recording rule writes, is no number of requests."""
     [dump] = parsed_metrics("x", [RUNNING, 'vllm:num_requests_waiting{engine="0",model_name="m"} 0.5'])
