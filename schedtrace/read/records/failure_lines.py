@@ -7,6 +7,7 @@ The tokens of the requests must add up to the step's total; else they are left o
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -25,6 +26,7 @@ OWN_MARKERS = (
     b"engine_core = EngineCoreProc(",
     b"engine_core.run_busy_loop()",
     b"Worker proc ",
+    b"/vllm/v1/",
 )
 """Byte strings, one of which is in each line that announces a failure."""
 MARKERS = (
@@ -35,6 +37,8 @@ MARKERS = (
     b"  Value error, ",
     b"Error: ",
     b"Exception: ",
+    b"    raise ",
+    b"KeyboardInterrupt",
     *(error.encode() for error in BARE_ERRORS),
 )
 _ANNOUNCEMENT = re.compile(
@@ -47,6 +51,18 @@ _ANNOUNCEMENT = re.compile(
 to 0.8.4 announce a start that failed as any other failure, so the frame shows it. A traceback that is not
 logged may be that of an interrupt.
 """
+_FRAME = re.compile(
+    r'File "[^"]{1,500}/vllm/v1/[^"]{1,300}", line \d{1,6}, in '
+    r"(?:(?P<start>_?check_enough_kv_cache_memory|get_kv_cache_(?:configs?|groups)|_initialize_kv_caches"
+    r"|_init_executor|init_device|load_model|determine_available_memory|compile_or_warm_up_model"
+    r"|initialize_(?:from_config|kv_cache))|run_busy_loop|_process_engine_step|step_with_batch_queue"
+    r"|execute_model)$"
+)
+"""Frame of a traceback of V1's engine: with it, a traceback whose beginning is cut off tells what failed."""
+_RAISED = re.compile(
+    r"""^.{0,300}? raise (?P<name>[\w.]{1,200}(?:Error|Exception))\(f?["'](?P<text>[^"'{]+)"""
+)
+"""Source line of a traceback that begins the text of its error."""
 _DEAD = re.compile(r"\bEngineDeadError\b")
 """Error of V1's front end; V0 has another one whose name ends so."""
 _ERROR = re.compile(
@@ -75,7 +91,20 @@ NEAR = 2000
 
 def announces_failure(line: str) -> bool:
     """Return whether a line announces a failure with words that only vLLM writes."""
-    return _ANNOUNCEMENT.search(line) is not None
+    return _ANNOUNCEMENT.search(line) is not None or _failing_stage(line) is not None
+
+
+def _failing_stage(line: str) -> Literal["start", "serving"] | None:
+    """Return the stage in which a frame of a traceback occurs; None if the line has no such frame.
+
+    A traceback that is not logged may be that of an interrupt, so that it shows a start only.
+    """
+    frame = _FRAME.search(line)
+    if frame is None:
+        return None
+    if frame["start"]:
+        return "start"
+    return "serving" if _STAMPED.search(line) else None
 
 
 class FailureLines:
@@ -93,17 +122,28 @@ class FailureLines:
         self._uncaught: int | None = None
         """Number of the line at which an uncaught traceback begins, before any announced failure."""
         self._uncaught_error: tuple[int, str] | None = None
+        self._in_start: int | None = None
+        """Number of the first line of an uncaught traceback that shows a start."""
+        self._interrupted = False
+        self._raised: str | None = None
+        """Error that the latest source line of a start's traceback raises."""
 
     def take(self, number: int, line: str) -> None:
         """Take what a line says about a failure."""
+        self._interrupted |= line.endswith("KeyboardInterrupt")
         if announcement := _ANNOUNCEMENT.search(line):
             self._take_announcement(number, announcement)
+        elif stage := _failing_stage(line):
+            self._take_frame(stage, number, is_logged=_STAMPED.search(line) is not None)
+        elif (self._stage == "start" or self._in_start) and (raised := _RAISED.search(line)):
+            is_consequence = _CONSEQUENCE.search(line) is not None
+            self._raised = None if is_consequence else f"{raised['name']}: {raised['text'].rstrip()}"
         elif _SHUTDOWN in line:
             self._shuts_down = True
         elif not self._shuts_down and (_EXITED in line or _DEAD.search(line)):
             self._exited |= _EXITED in line
             self._announce("serving", number)
-        elif _UNCAUGHT.search(line) and not _STAMPED.search(line):
+        elif _UNCAUGHT.search(line) and not _STAMPED.search(line) and not self._has_start_error:
             self._uncaught, self._uncaught_error = number, None
         self._take_uncaught(number, line)
         error = _ERROR.search(line)
@@ -126,6 +166,19 @@ class FailureLines:
             if _DETAIL.search(text):
                 self._uncaught_error = place, f"{text}: {line[line.index('Value error, ') :]}"
 
+    def _take_frame(self, stage: str, number: int, *, is_logged: bool) -> None:
+        """Take a frame of the engine: of a logged traceback, or of one that ends a process that starts."""
+        if is_logged:
+            self._take_stage(stage, number, is_sure=stage == "start")
+        else:
+            self._uncaught = self._uncaught or number
+            self._in_start = self._in_start or number
+
+    @property
+    def _has_start_error(self) -> bool:
+        """Whether an uncaught error ended a start; later ones are its consequences."""
+        return self._in_start is not None and self._uncaught_error is not None
+
     @property
     def announced(self) -> bool:
         """Whether a line says that the server fails."""
@@ -135,9 +188,14 @@ class FailureLines:
         if worker := announcement["worker"]:
             self._worker = self._worker or worker + (announcement["code"] or "")
         is_start = bool(announcement["start"] or announcement["in_start"])
-        self._announce("start" if is_start else "serving", number)
-        if announcement["in_start"] and number - self._stage_line < NEAR:
-            self._stage = "start"
+        is_sure = announcement["in_start"] is not None
+        self._take_stage("start" if is_start else "serving", number, is_sure=is_sure)
+
+    def _take_stage(self, stage: str, number: int, *, is_sure: bool) -> None:
+        """Take the stage that a line shows; a sure one corrects that of an announcement just before."""
+        self._announce(stage, number)
+        if is_sure and number - self._stage_line < NEAR:
+            self._stage = stage
 
     def _announce(self, stage: str, number: int) -> None:
         if self._stage is None:
@@ -151,10 +209,13 @@ class FailureLines:
         Args:
             has_engine: Whether the server started: an uncaught error before is then not why it ended.
         """
+        unnamed = self._raised or UNNAMED
         if self._stage is None:
-            if has_engine or self._uncaught_error is None:
+            in_start = None if self._interrupted else self._in_start
+            uncaught = self._uncaught_error or (in_start and (in_start, unnamed))
+            if has_engine or not uncaught:
                 return None
-            place, error = self._uncaught_error
+            place, error = uncaught
             reason = shortened(hide_in_text(error), LONGEST_REASON)
             return Failure(stage="start", reason=reason, line=place, worker_died=None)
         line, reason = self._error or (self._stage_line, "")
@@ -162,7 +223,7 @@ class FailureLines:
             reason = f"worker process {self._worker} died"
         elif not reason:
             gone = "the engine's process exited unexpectedly"
-            reason = gone if self._exited else UNNAMED
+            reason = gone if self._exited else shortened(hide_in_text(unnamed), LONGEST_REASON)
         return Failure(
             stage="start" if self._stage == "start" else "serving",
             reason=reason,

@@ -9,7 +9,7 @@ from schedtrace.model.records import DumpedRequest, DumpedStep, Failure, Range
 from schedtrace.read.kinds import kind_of
 from schedtrace.read.records import console_lines
 from schedtrace.read.records.console_lines import snapshot_in, time_in
-from schedtrace.read.records.failure_lines import step_in, step_with_stats
+from schedtrace.read.records.failure_lines import UNNAMED, step_in, step_with_stats
 from schedtrace.read.records.start_lines import arguments_in
 from schedtrace.read.records.vllm_log import NAME, read_vllm_log
 from tests.console_logs import START, every_10_s, message, periodic
@@ -553,6 +553,55 @@ def test_any_announcement_of_a_failure_makes_a_file_a_log(logs, announcement, st
     """Half of a traceback is what people paste."""
     [log] = logs(message("ERROR", announcement) + message("ERROR", "IndexError: tuple index out of range"))
     assert (log.failure.stage, log.failure.reason) == (stage, "IndexError: tuple index out of range")
+
+
+def frame(place, function):
+    return f'  File "/x/site-packages/vllm/v1/{place}", line 7, in {function}'
+
+
+NO_MEMORY = "ValueError: No available memory for the cache blocks."
+RAISED = '    raise ValueError("No available memory for the cache blocks. "'
+IN_START = frame("core/kv_cache_utils.py", "check_enough_kv_cache_memory")
+IN_STEP = frame("engine/core.py", "_process_engine_step")
+
+
+@pytest.mark.parametrize(
+    ("lines", "stage", "reason"),
+    [
+        ((IN_START, RAISED, NO_MEMORY), "start", NO_MEMORY),
+        ((IN_START, RAISED), "start", NO_MEMORY),
+        ((frame("worker/gpu_worker.py", "load_model"),), "start", UNNAMED),
+        ((IN_STEP, "RuntimeError: CUDA error"), "serving", "RuntimeError: CUDA error"),
+        ((frame("worker/gpu_worker.py", "compile_or_warm_up_model"), IN_STEP), "start", UNNAMED),
+    ],
+)
+def test_frames_show_whether_the_start_failed_where_the_beginning_is_cut(
+    logs, tmp_path, lines, stage, reason
+):
+    text = "".join(message("ERROR", line, "core.py:708") for line in lines)
+    [log] = logs(text)
+    assert (log.failure.stage, log.failure.reason) == (stage, reason)
+    path = tmp_path / "y.log"
+    path.write_text(text)
+    assert kind_of(path).name == NAME
+
+
+@pytest.mark.parametrize("process", ["(EngineCore_DP0 pid=7) ", ""])
+def test_a_traceback_of_a_start_needs_no_beginning(logs, process):
+    """A process prints the error that ends it without a level and a time, and its front end another one."""
+    started = "".join(f"{process}{line}\n\n" for line in (IN_START, RAISED, NO_MEMORY))
+    front_end = "(APIServer pid=1) Traceback (most recent call last):\n(APIServer pid=1)     main()\n"
+    [log] = logs(started + front_end)
+    assert log.failure == Failure(stage="start", reason=NO_MEMORY, line=5, worker_died=None)
+    [log] = logs(f"{process}{IN_START}\n{process}    raise ValueError(\n")
+    assert (log.failure.stage, log.failure.reason) == ("start", UNNAMED)
+
+
+def test_an_interrupted_start_is_no_failure(logs):
+    version = message("INFO", "vLLM API server version 0.11.0", "api_server.py:1839")
+    lines = "".join(f"(EngineCore_DP0 pid=7) {line}\n" for line in (IN_START, "KeyboardInterrupt"))
+    [log] = logs(version + lines)
+    assert log.failure is None
 
 
 def test_an_error_without_a_text_is_a_reason(logs):
