@@ -295,6 +295,16 @@ KINDS: tuple[FileKind, ...] = (
         f"it has latencies and no steps; {TO_RECORD}",
     ),
     FileKind(
+        "what AIPerf prints",
+        _text(r"\bNVIDIA AIPerf \| .{0,60}\bMetrics\b"),
+        f"it has latencies and no steps: analyze its profile_export_aiperf.json beside a trace; {TO_RECORD}",
+    ),
+    FileKind(
+        "what GuideLLM prints",
+        _text(r"^Benchmarks (?:Info|Stats):$|\b(?:Requests|Tokens) Data by Benchmark\b"),
+        f"it has latencies and no steps: analyze its benchmarks.json beside a trace; {TO_RECORD}",
+    ),
+    FileKind(
         "stacks dumped by py-spy",
         _text(r"^Process \d+: [^\n]*\n(?:Python v[\d.]+[^\n]*\n)?\s*Thread (?:0x)?[0-9A-Fa-f]+ \("),
         "it has stacks and no steps; see what the engine waits for with schedtrace queue",
@@ -337,6 +347,11 @@ KINDS: tuple[FileKind, ...] = (
         TO_RECORD,
     ),
     FileKind("JSON of another program", lambda sample: bool(sample.rows), TO_RECORD),
+    FileKind(
+        "JSON amid other text",
+        _text(r'^[ \t]*\{\s*"[^"\n]{1,200}"\s*:'),
+        "save the JSON alone in a file, and analyze that",
+    ),
 )
 TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
 EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
