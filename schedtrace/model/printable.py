@@ -257,7 +257,14 @@ def without_secrets(command: list[str]) -> list[str]:
 
 def hide_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with secrets hidden, also within texts; unset values stay unset."""
-    return {name: HIDDEN if value and is_secret(name) else _shown(value) for name, value in settings.items()}
+    return {
+        name: HIDDEN
+        if value and is_secret(name)
+        else hide_in_text(value)
+        if isinstance(value, str)
+        else value
+        for name, value in settings.items()
+    }
 
 
 def hide_in_text(text: str) -> str:
@@ -269,10 +276,6 @@ def hide_in_text(text: str) -> str:
 def vllm_environment() -> dict[str, str]:
     """Return the variables of this process that vLLM and schedtrace read, secrets hidden."""
     return hide_secrets({name: os.environ[name] for name in sorted(os.environ) if name.startswith(_KEPT)})
-
-
-def _shown(value: Any) -> Any:
-    return hide_in_text(value) if isinstance(value, str) else value
 
 
 def _hidden(match: re.Match[str]) -> str:

@@ -449,7 +449,8 @@ class Chain:
         if running.step == number - 1:
             if not self._deltas:
                 self._adds_up = running.tokens == self._size.used
-            size = _Size(*map(_value_or, _size_in(line), self._size))
+            both = zip(_size_in(line), self._size, strict=True)
+            size = _Size._make(before if value is UNSET else value for value, before in both)
             if running.can_follow(changes, size.total_requests, size.used if self._adds_up else None):
                 running.follow(number, size.trial, changes)
                 self._deltas, self._size = self._deltas + 1, size
@@ -474,11 +475,6 @@ class _Size(NamedTuple):
 
 
 _size_in = attrgetter(*_Size._fields)
-
-
-def _value_or(value: Any, before: Any) -> Any:
-    """Return a delta's value; that of the step before if it is absent."""
-    return before if value is UNSET else value
 
 
 _STEP: Any = AS_READ[Step]
@@ -507,7 +503,13 @@ def expanded_lines(path: Path) -> Iterator[bytes]:
         if read is None or isinstance(read, (_STEP, _DELTA)):
             if chain.take(read):
                 values = {name: column[0] for name, column in chain.columns().items()}
-                yield _full_line(values, read, chain, outputs)
+                if (late := outputs.get(values["step"])) is not None:
+                    values |= {name: getattr(late, name) for name in _LATE}
+                if isinstance(read, _STEP):
+                    requests = read.requests
+                else:
+                    requests = [ScheduledRequest(*row) for row in chain.running.request_rows()]
+                yield msgspec.json.encode(Step(**values, requests=requests))
         elif not isinstance(read, _OUTPUT):
             yield raw
 
@@ -516,14 +518,3 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Any]]:
     """Yield each line as it is and as read; None if it is broken."""
     for _, chunk in WholeLines(path):
         yield from ((line, decode_line(line)) for line in chunk if line.strip())
-
-
-def _full_line(values: dict[str, Any], read: Any, chain: Chain, outputs: dict[int, Any]) -> bytes:
-    late = outputs.get(read.step)
-    if late is not None:
-        values |= {name: getattr(late, name) for name in _LATE}
-    if isinstance(read, _STEP):
-        requests = read.requests
-    else:
-        requests = [ScheduledRequest(*row) for row in chain.running.request_rows()]
-    return msgspec.json.encode(Step(**values, requests=requests))

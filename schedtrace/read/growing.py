@@ -413,12 +413,22 @@ class GrowingParts(Growing):
             raise LostError(msg)
 
     def _read(self) -> Iterator[list[bytes]]:
+        """Yield the lines of this part, as they are, and of those that follow it."""
         while True:
-            self._list()
+            listed = files_of(self._path) if not self._later else []  # once every listed part has begun
+            if new := [part for part in listed if part not in self._listed]:
+                self._listed.update(new)
+                parts = parts_of(self._path)
+                self._later = [part for part in parts.files if part in new]
+                self.notes += [note for note in parts.left_out if note not in self.notes]
             yield from self._part_lines()  # after the look: a part with a later one is complete
             if not self._later:
                 return
-            self._joint.end(self._part, lacks=not self._is_whole())
+            frames = self._frames
+            frames.cut = frames.cut or bool(self._begun)
+            damaged = frames.broken or frames.cut or frames.oversized or frames.is_open
+            is_whole = 0 < self._at <= os.fstat(self._file).st_size and not damaged
+            self._joint.end(self._part, lacks=not is_whole)
             while self._later:
                 try:
                     self._begin_part(self._later[0])
@@ -427,22 +437,6 @@ class GrowingParts(Growing):
                 else:
                     self._later.pop(0)
                     break
-
-    def _list(self) -> None:
-        """List further parts once every listed part has begun."""
-        if self._later or not (new := [part for part in files_of(self._path) if part not in self._listed]):
-            return
-        self._listed.update(new)
-        parts = parts_of(self._path)
-        self._later = [part for part in parts.files if part in new]
-        self.notes += [note for note in parts.left_out if note not in self.notes]
-
-    def _is_whole(self) -> bool:
-        """Return whether all of the part has been read, as far as can be determined."""
-        frames = self._frames
-        frames.cut = frames.cut or bool(self._begun)
-        damaged = frames.broken or frames.cut or frames.oversized or frames.is_open
-        return 0 < self._at <= os.fstat(self._file).st_size and not damaged
 
     def _part_lines(self) -> Iterator[list[bytes]]:
         """Yield lines that were added to this part; ``GAP`` replaces a header that continues nothing."""

@@ -166,17 +166,12 @@ class _Engine:
                 f"{who}iterations are numbered from the start again {self._starts:,} times: several "
                 "engines wrote this file one after the other, or lines are repeated"
             )
-        return sentences + self._about_times(who)
-
-    def _about_times(self, who: str) -> list[str]:
-        """Return a notice on the time that passed: elapsed times are mostly waits for the model's result."""
         span = elapsed_s(self._first_s, self._last_s)
-        if span is None or span < LEAST_SPAN_S or self._starts or self._missing:
-            return []
-        iterations = self.rows.count - 1
-        notice = (
-            f"{who}{iterations:,} iterations within {span:,.0f} s by the times of their lines, "
-            f"one per {1e3 * span / iterations:,.1f} ms; their elapsed times add up to "
-            f"{self._elapsed_ms / 1e3:,.1f} s"
-        )
-        return [notice]
+        if span is not None and span >= LEAST_SPAN_S and not self._starts and not self._missing:
+            iterations = self.rows.count - 1  # elapsed times are mostly waits for the model's result
+            sentences.append(
+                f"{who}{iterations:,} iterations within {span:,.0f} s by the times of their lines, "
+                f"one per {1e3 * span / iterations:,.1f} ms; their elapsed times add up to "
+                f"{self._elapsed_ms / 1e3:,.1f} s"
+            )
+        return sentences

@@ -97,10 +97,6 @@ class Record(msgspec.Struct):
             return self.remaining_budget
         return self._put_together(-1, self.token_budget)
 
-    def repeat_key(self) -> bytes:
-        """Return a key that all repeats of a record share, however they are wrapped."""
-        return msgspec.json.encode(self)
-
     def _put_together(self, sign: int, tokens: int | None) -> int | None:
         used = self.scheduled_tokens
         return None if used is None or tokens is None else tokens + sign * used
@@ -288,7 +284,7 @@ class _Steps:
         self._computed: dict[str, int] = {}
 
     def add(self, logged_us: int | None, record: Record) -> None:
-        key = hash((logged_us, record.repeat_key()))
+        key = hash((logged_us, msgspec.json.encode(record)))  # however a repeat is wrapped
         if key in self._seen and (logged_us is not None or key == self._last):
             self._repeats += 1
             return

@@ -252,7 +252,13 @@ class Joint:
         head = decode_head(lines[0])
         if self._is_first:
             self._is_first = False
-            return lines if head is not None or not self._parts.header else [self._borrowed(lines), *lines]
+            if head is not None or not self._parts.header:
+                return lines
+            header = msgspec.json.decode(self._parts.header)  # of a later part
+            steps = (int(match[1]) for line in lines if (match := _STEP_LINE.match(line)) is not None)
+            first = next(steps, header.get("first_step", 0))
+            header["first_step"] = first if part_number(self._path) else 0
+            return [msgspec.json.encode(header), *lines]
         if head is not None and self._continues(head):
             self._blank = HEAD_LINES
         elif head is not None:
@@ -274,13 +280,6 @@ class Joint:
         at_us, head, self._begins = began_us(line), self._begins, None
         if head is not None and at_us is not None:
             self.begun_anew.append((head.first_step, at_us))
-
-    def _borrowed(self, lines: list[bytes]) -> bytes:
-        """Return the header of a later part, for a part whose own header is broken."""
-        header = msgspec.json.decode(self._parts.header)
-        steps = (int(match[1]) for line in lines if (match := _STEP_LINE.match(line)) is not None)
-        header["first_step"] = 0 if not part_number(self._path) else next(steps, header.get("first_step", 0))
-        return msgspec.json.encode(header)
 
 
 _TELLS = re.compile(rb'\s*\{\s*"type"\s*:\s*"(?:header|notice)"')

@@ -147,19 +147,14 @@ def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Trace
             left_out.append(error)
     if not traces:
         raise left_out[0]
-    _require_ranks(traces)
-    return Traces(traces), [f"{error}; this file is left out" for error in left_out]
-
-
-def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
-    """Raise InputError if two traces are of the same rank, because their figures could not be told apart."""
-    files: dict[int, Path] = {}
+    ranks: dict[int, Path] = {}
     for trace in traces:
         rank = trace.header.engine_rank
-        if rank in files:
-            msg = f"{files[rank]} and {trace.path} are both of rank {rank}: name or keep one of them"
+        if rank in ranks:  # the figures of two could not be told apart
+            msg = f"{ranks[rank]} and {trace.path} are both of rank {rank}: name or keep one of them"
             raise InputError(msg)
-        files[rank] = trace.path
+        ranks[rank] = trace.path
+    return Traces(traces), [f"{error}; this file is left out" for error in left_out]
 
 
 def _header(file: Path) -> Header | None:
@@ -244,7 +239,13 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEndRecord |
     Returns:
         The record; None if no front end wrote a line.
     """
-    lines = [line for file in sorted(folder.glob(FRONT_END_PATTERN)) for line in _front_end_lines(file)]
+    lines: list[Configured | RequestRefusal] = []
+    for file in sorted(folder.glob(FRONT_END_PATTERN)):
+        with suppress(InputError):
+            for _, chunk in WholeLines(file):
+                for line in chunk:
+                    with suppress(*UNREADABLE):
+                        lines += [] if HUGE_NUMBER.search(line) else [_decode_front_end_line(line)]
     if not lines:
         return None
     lines.sort(key=lambda line: line.at_unix_us)
@@ -254,17 +255,6 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEndRecord |
         configured=before[-1] if before else None,
         refused=[line for line in lines if isinstance(line, RequestRefusal)],
     )
-
-
-def _front_end_lines(file: Path) -> list[Configured | RequestRefusal]:
-    """Return the complete lines of one file; none if it cannot be read."""
-    decoded = []
-    with suppress(InputError):
-        for _, lines in WholeLines(file):
-            for line in lines:
-                with suppress(*UNREADABLE):
-                    decoded += [] if HUGE_NUMBER.search(line) else [_decode_front_end_line(line)]
-    return decoded
 
 
 @dataclass
@@ -377,28 +367,18 @@ def _inside(folder: Path) -> FoundRuns:
         if not child.is_file():
             contents.runs += [child] if traces_in(child) else []
             continue
-        why = _why_skipped(child)
-        if isinstance(why, RecordReader):
-            contents.records[child] = why
-        elif why is None:
+        try:
+            kind = kind_of(child)
+        except (InputError, OSError) as error:
+            contents.skipped.append(Skipped(child, str(error).removeprefix(f"{child}: ")))
+            continue
+        if kind is not None and kind.record is not None:
+            contents.records[child] = kind.record
+        elif kind is not None and kind.reader is not None:
             contents.runs.append(child)
         else:
-            contents.skipped.append(Skipped(child, why))
+            contents.skipped.append(Skipped(child, look_of(kind)))
     return contents
-
-
-def _why_skipped(file: Path) -> str | RecordReader | None:
-    """Return None if a file in a folder of runs is a run.
-
-    Otherwise return its record reader, or the reason why it is skipped.
-    """
-    try:
-        kind = kind_of(file)
-    except (InputError, OSError) as error:
-        return str(error).removeprefix(f"{file}: ")
-    if kind is not None and kind.record is not None:
-        return kind.record
-    return None if kind is not None and kind.reader is not None else look_of(kind)
 
 
 MOST_REASONS, MOST_NAMES = 8, 3
@@ -409,15 +389,13 @@ def skipped_lines(skipped: list[Skipped]) -> list[str]:
     files: dict[str, list[str]] = {}
     for file in skipped:
         files.setdefault(file.why, []).append(file.path.name)
-    lines = [f"skipped {_some(names)}: {why}" for why, names in islice(files.items(), MOST_REASONS)]
+    lines = []
+    for why, names in islice(files.items(), MOST_REASONS):
+        more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+        lines.append(f"skipped {', '.join(names[:MOST_NAMES])}{more}: {why}")
     left = sum(map(len, islice(files.values(), MOST_REASONS, None)))
     files_left = "1 more file" if left == 1 else f"{left:,} more files"
     return [*lines, *([f"skipped {files_left}"] if left else [])]
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def runs_without_trace(paths: list[Path]) -> list[Path]:

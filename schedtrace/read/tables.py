@@ -381,7 +381,8 @@ def columns_of(lines: Sequence[Any], before: Mapping[str, Any]) -> Columns:
     del columns["changes"]
     columns["exits"] = [exits and one_by_one(exits) for exits in columns["exits"]]
     for name in CARRIED_FIELDS:
-        columns[name] = _carried(columns[name], before.get(name))
+        latest = before.get(name)
+        columns[name] = [latest := latest if value is UNSET else value for value in columns[name]]
     absent: dict[str, Iterable[Any]] = dict.fromkeys(OUTPUT_FIELDS, repeat(None))
     for name, source in BEFORE_FIELDS.items():
         absent[name] = chain([before.get(source)], columns[source])
@@ -393,11 +394,6 @@ def columns_of(lines: Sequence[Any], before: Mapping[str, Any]) -> Columns:
         either = zip(columns[name], defaults, strict=False)
         columns[name] = [default if value is UNSET else value for value, default in either]
     return columns
-
-
-def _carried(values: Sequence[Any], latest: Any) -> list[Any]:
-    """Return the values, with the value before it for each absent value."""
-    return [latest := latest if value is UNSET else value for value in values]
 
 
 _REQUESTS = Step.__struct_fields__.index("requests")

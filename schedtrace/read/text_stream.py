@@ -231,7 +231,8 @@ def _searched(block: bytes, markers: tuple[bytes, ...]) -> SearchedBlock:
     A marker that overlaps another one in each of its places may be missing.
     """
     text = pl.Series([block.decode(errors="replace")])
-    present = {marker.encode() for marker in text.str.extract_all(_any_of(markers))[0]}
+    any_marker = "|".join(re.escape(marker.decode()) for marker in markers)
+    present = {marker.encode() for marker in text.str.extract_all(any_marker)[0]}
     return SearchedBlock(len(block), _line_count(block), frozenset(markers), frozenset(present))
 
 
@@ -243,10 +244,6 @@ def whole_line_blocks(file: BinaryIO) -> Iterator[bytes]:
         is_cut = not block.endswith(b"\n")
         while is_cut and (rest := file.readline(_BLOCK)):
             is_cut = not rest.endswith(b"\n")
-
-
-def _any_of(markers: tuple[bytes, ...]) -> str:
-    return "|".join(re.escape(marker.decode()) for marker in markers)
 
 
 def _marked_in(block: bytes, number: int, markers: Iterable[bytes]) -> list[tuple[int, bytes]]:

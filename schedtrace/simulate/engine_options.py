@@ -56,11 +56,6 @@ SPECULATION = "speculative_config"
 NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
 
 
-def _is_text_of_list(value: Any) -> bool:
-    """Return whether a value is a list recorded as text; no list affects the scheduler."""
-    return isinstance(value, str) and value.startswith("[")
-
-
 def engine_options(
     header: Header, changes: Mapping[str, Any] | None = None, *, ranks: int = 1
 ) -> dict[str, Any]:
@@ -83,7 +78,9 @@ def engine_options(
     configured = {
         RENAMED.get(name, name): value
         for name, value in header.scheduler_config.items()
-        if name in OF_SCHEDULER and value is not None and not _is_text_of_list(value)
+        if name in OF_SCHEDULER
+        and value is not None
+        and not (isinstance(value, str) and value.startswith("["))  # no list affects a scheduler
     }
     options = {name: value for name, value in configured.items() if name in NAMES}
     settings = header.settings

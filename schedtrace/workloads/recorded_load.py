@@ -133,23 +133,20 @@ def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workloa
 def _requests(trace: Trace, trial: int | None) -> pl.DataFrame:
     """Return the arrivals of a trial in the queue's order, each with its end.
 
-    ``nth``: how often its id had come before; ``cut_short``: it did not end by itself.
+    ``nth``: how often its id had come before; ``gone_us``: when it ended in a gap of the trace;
+    ``cut_short``: it did not end by itself.
     """
     nth = pl.int_range(pl.len()).over("request_id").alias("nth")
     ends = trace.finishes.select("request_id", nth, *_FINISHED)
     first = trace.arrivals.filter(~pl.col("streaming_update")).with_columns(nth)
-    first = first.join(_gone(trace), on="request_id", how="left", maintain_order="left")
+    gone = pl.DataFrame(schema={"request_id": pl.String, "gone_us": pl.Int64})
+    if not trace.gaps.is_empty():
+        gone = make_gone(make_timeline(trace, whole=True)).select("request_id", "gone_us")
+    first = first.join(gone, on="request_id", how="left", maintain_order="left")
     rows = first.join(ends, on=["request_id", "nth"], how="left", maintain_order="left")
     return rows.filter(pl.col("trial").eq_missing(trial)).with_columns(
         cut_short=pl.col("status").is_null() | pl.col("status").is_in(CUT_SHORT)
     )
-
-
-def _gone(trace: Trace) -> pl.DataFrame:
-    """Return ``request_id`` and ``gone_us`` of requests that ended in a gap of the trace."""
-    if trace.gaps.is_empty():
-        return pl.DataFrame(schema={"request_id": pl.String, "gone_us": pl.Int64})
-    return make_gone(make_timeline(trace, whole=True)).select("request_id", "gone_us")
 
 
 @dataclass(frozen=True)

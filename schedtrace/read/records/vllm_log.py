@@ -192,10 +192,10 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
             server = servers[origin] = _Server(origin)
         server.take(number, line)
         if place % console_lines.LATEST_SNAPSHOTS == 0:
-            _keep_latest(
-                [engine for log in logs for engine in log.engines]
-                + [engine for server in servers.values() for engine in server.engines.values()]
-            )
+            engines = [engine for log in logs for engine in log.engines]
+            engines += [engine for server in servers.values() for engine in server.engines.values()]
+            for engine in engines:  # equally many lines of each
+                engine.keep_latest(console_lines.LATEST_SNAPSHOTS // len(engines))
     logs += [server.log() for server in servers.values()]
     logs = [log for log in logs if not log.is_empty]
     origins.add_front_ends(logs)
@@ -270,12 +270,6 @@ def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str | None
         source = None if prefix is None else prefix["pod"] or prefix["container"]
         for record in records_in(line[: quoted_from(line)]):
             yield number, source, record
-
-
-def _keep_latest(engines: list[EngineLines]) -> None:
-    """Drop all but ``LATEST_SNAPSHOTS`` lines, equally many of each engine."""
-    for engine in engines:
-        engine.keep_latest(console_lines.LATEST_SNAPSHOTS // len(engines))
 
 
 def _about_dropped_lines(log: ServerLog, left_out: int) -> Iterator[str]:
