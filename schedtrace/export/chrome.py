@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from schedtrace.export.scene import ProcessTracks, TraceClock, Track, clock_of, process_tracks
+from schedtrace.export.scene import ProcessTracks, TraceClock, clock_of, process_tracks
 from schedtrace.model import safe_files
 from schedtrace.model.printable import json_of
 from schedtrace.read.run import Run
@@ -72,7 +72,8 @@ def _events(process: ProcessTracks, clock: TraceClock) -> Iterator[dict[str, Any
     yield about("process_labels", labels=", ".join(process.labels))
     yield about("process_sort_index", sort_index=pid)
     for track in process.tracks:
-        yield about("thread_name", _tid(track.number), name=_name(track))
+        name = track.name if track.group is None else f"{track.group}: {track.name}"
+        yield about("thread_name", _tid(track.number), name=name)
         yield about("thread_sort_index", _tid(track.number), sort_index=track.number)
         own = {"ph": "X", "pid": pid, "tid": _tid(track.number), "cat": track.group or "engine"}
         for span in track.slices():
@@ -101,7 +102,3 @@ def _events(process: ProcessTracks, clock: TraceClock) -> Iterator[dict[str, Any
 
 def _tid(number: int) -> int:
     return TIDS + number
-
-
-def _name(track: Track) -> str:
-    return track.name if track.group is None else f"{track.group}: {track.name}"

@@ -211,33 +211,22 @@ class ProcessTracks:
 def process_tracks(run: Run) -> Iterator[ProcessTracks]:
     """Yield the engines of a run, warm-up included."""
     for number, trace in enumerate(run.traces, 1):
-        yield _process(run, trace, number)
-
-
-def _process(run: Run, trace: Trace, number: int) -> ProcessTracks:
-    timeline = make_timeline(trace, run.manifest, whole=True)
-    offset_us = offset(trace.header, run.traces[0].header).us
-    tracks = _tracks(timeline, trace, offset_us)
-    of_request = {track.name: track.number for track in tracks if track.group == REQUESTS}
-    return ProcessTracks(
-        number=number,
-        name=encodable(f"{run.label}, rank {trace.header.engine_rank}"),
-        labels=[
-            f"model {trace.header.model}",
-            f"host {trace.header.host}",
-            f"clock {trace.header.clock}",
-            *([f"pid {trace.header.pid}"] if trace.header.pid else []),
-            *_missing(timeline),
-        ],
-        tracks=tracks,
-        counters=_counters(timeline, offset_us),
-        preemptions=list(_preemptions(timeline, of_request, offset_us)),
-    )
-
-
-def _missing(timeline: Timeline) -> list[str]:
-    steps = missing_steps(timeline)
-    return [f"incomplete: {steps:,} steps missing"] if not timeline.gaps.is_empty() else []
+        timeline = make_timeline(trace, run.manifest, whole=True)
+        offset_us = offset(trace.header, run.traces[0].header).us
+        tracks = _tracks(timeline, trace, offset_us)
+        of_request = {track.name: track.number for track in tracks if track.group == REQUESTS}
+        labels = [f"model {trace.header.model}", f"host {trace.header.host}", f"clock {trace.header.clock}"]
+        labels += [f"pid {trace.header.pid}"] if trace.header.pid else []
+        if not timeline.gaps.is_empty():
+            labels.append(f"incomplete: {missing_steps(timeline):,} steps missing")
+        yield ProcessTracks(
+            number=number,
+            name=encodable(f"{run.label}, rank {trace.header.engine_rank}"),
+            labels=labels,
+            tracks=tracks,
+            counters=_counters(timeline, offset_us),
+            preemptions=list(_preemptions(timeline, of_request, offset_us)),
+        )
 
 
 def _tracks(timeline: Timeline, trace: Trace, offset_us: int) -> list[Track]:

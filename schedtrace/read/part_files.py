@@ -141,15 +141,11 @@ def _copies(heads: dict[Path, Begins]) -> dict[Path, Path]:
         for files in alike.values():
             originals: dict[bytes, Path] = {}
             for file in files if len(files) > 1 else ():
-                same = originals.setdefault(_digest(file), file)
-                if same != file:
-                    copies[file] = same
+                with file.open("rb") as source:  # its head was read: it is a regular file
+                    original = originals.setdefault(file_digest(source, blake2b).digest(), file)
+                if original != file:
+                    copies[file] = original
     return copies
-
-
-def _digest(file: Path) -> bytes:
-    with file.open("rb") as source:  # its head was read: it is a regular file
-        return file_digest(source, blake2b).digest()
 
 
 def files_for(path: Path, last_us: int | None) -> list[Path]:
@@ -167,19 +163,14 @@ def last_of(files: list[Path], last_us: int | None) -> list[Path]:
         return files
     latest = None
     for at in reversed(range(len(files))):
-        began = _began_us(files[at])
-        if began is None:
+        head = head_of(files[at], HEAD_LINES)
+        began = began_us(head[1]) if len(head) == HEAD_LINES else None
+        if began is None:  # the first part, or one whose second line does not list the requests present
             continue
         latest = began if latest is None else latest
         if began <= latest - last_us:
             return files[at:]
     return files
-
-
-def _began_us(part: Path) -> int | None:
-    """Return a part's beginning from its second line; None for the first part, or without such a line."""
-    lines = head_of(part, HEAD_LINES)
-    return began_us(lines[1]) if len(lines) == HEAD_LINES else None
 
 
 def head_of(part: Path, count: int) -> list[bytes]:

@@ -103,7 +103,10 @@ def engine_options(
     if BLOCKS in changes:
         changes["num_blocks"] = changes.pop(BLOCKS)
     if SPECULATION in changes:
-        options |= _without_drafts(changes.pop(SPECULATION))
+        if changes.pop(SPECULATION) is not None:  # another way to speculate, whose drafts no trace shows
+            msg = f"--set {SPECULATION}: a replay can only do without drafts: --set {SPECULATION}=none"
+            raise UsageError(msg)
+        options |= {"drafts": 0, SPECULATION: None}
     options |= changes
     if not options["num_blocks"]:
         msg = f"the trace does not say how many KV blocks there are: --set {BLOCKS}=N"
@@ -111,18 +114,6 @@ def engine_options(
     _require_room(options, changes)
     groups = recorded_groups(header.cache_groups, options["block_size"])
     return options | ({"kv_groups": groups} if groups else {})
-
-
-def _without_drafts(speculation: Any) -> dict[str, Any]:
-    """Return the options of an engine that does not speculate.
-
-    Raises:
-        UsageError: the change is another way to speculate, whose drafts the trace does not show.
-    """
-    if speculation is not None:
-        msg = f"--set {SPECULATION}: a replay can only do without drafts: --set {SPECULATION}=none"
-        raise UsageError(msg)
-    return {"drafts": 0, SPECULATION: None}
 
 
 def _require_replayable(settings: Mapping[str, Any]) -> None:

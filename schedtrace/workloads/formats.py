@@ -297,10 +297,6 @@ def _sessions(path: Path, options: FormatOptions) -> WorkloadFormat:
     )
 
 
-def _serve_result(path: Path, _options: FormatOptions) -> WorkloadFormat:
-    return WorkloadFormat("vllm_bench", serve_rows, timed=serve_has_times(path), notes=[AS_MEASURED])
-
-
 def _claims_own(sample: FileSample) -> bool:
     keys = sample.row.keys()
     return not keys.isdisjoint(_OwnLine.__struct_fields__) and keys.isdisjoint(_OF_OTHERS)
@@ -357,7 +353,9 @@ FORMATS: tuple[FileFormat, ...] = (
     FileFormat(
         "a detailed result of vllm bench serve",
         lambda sample: sample.has("input_lens", "request_throughput"),
-        _serve_result,
+        lambda path, _options: WorkloadFormat(
+            "vllm_bench", serve_rows, timed=serve_has_times(path), notes=[AS_MEASURED]
+        ),
     ),
     FileFormat(
         "an export of AIPerf's requests",

@@ -158,7 +158,10 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
     Raises:
         UsageError: If the rows do not decide, with the option that does.
     """
-    shown = _evidence(path)
+    shown = _Evidence()
+    with suppress(InputError):  # an error in a row is reported where the row is used
+        for _, row in islice(json_rows(path, TimedRow), LOOKED_AT):
+            shown.add(row)
     size = block or shown.blocks.tokens(path)
     file_unit = unit or shown.unit(size)
     if file_unit is None and shown.has_gaps:
@@ -185,12 +188,3 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
         rows=shown.blocks.rows_with_ids,
     )
     return Units(file_unit or "ms", size or MOONCAKE_BLOCK, source, note if read_unit or read_block else None)
-
-
-def _evidence(path: Path) -> _Evidence:
-    """Return the evidence in the first rows; errors in a row are reported where it is used."""
-    evidence = _Evidence()
-    with suppress(InputError):
-        for _, row in islice(json_rows(path, TimedRow), LOOKED_AT):
-            evidence.add(row)
-    return evidence
