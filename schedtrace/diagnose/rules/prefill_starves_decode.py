@@ -109,7 +109,7 @@ def _find(timeline: Timeline) -> Findings:
     if not all_us or _waited_us(decoding.filter(pl.col("prefill_tokens") > 0)) / all_us < FOUND_FROM_FRAC:
         return
     mixed = stretched_steps(timeline)
-    stretch_us = float((mixed["stretch_us"] * mixed["decode_tokens"]).sum() or 0)
+    stretch_us = float((mixed["stretch_us"] * _decodes(mixed)).sum() or 0)
     if stretch_us / all_us < FOUND_FROM_FRAC:
         return
     failed = _failed_loads(timeline, mixed)
@@ -137,6 +137,7 @@ def _find(timeline: Timeline) -> Findings:
         "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
         "cost_error_frac": None if model is None else model.error_frac,
     }
+    again_frac = _computed_again_frac(timeline, mixed)
     smaller, usual_us = smaller_budget(timeline), evidence.median_decode_step_us
     if evidence.failed_tokens >= MOST_FRAC * fields["tokens"]:
         fields |= {
@@ -176,7 +177,8 @@ def _find(timeline: Timeline) -> Findings:
     elif (  # users notice such a step as a pause, and not only as a slightly slower stream
         usual_us is not None
         and evidence.mean_stretch_us >= PAUSE_TIMES * usual_us
-        and not (_came_too_late(timeline, mixed) or _computed_again(timeline, mixed))
+        and not _came_too_late(timeline, mixed)
+        and again_frac < MOST_FRAC
     ):
         fields |= {
             "title": "Large prefill chunks interrupt the decodes",
@@ -184,7 +186,7 @@ def _find(timeline: Timeline) -> Findings:
             "{most:n prefill token} took up to {max_busy_us:us}, where a step with decodes only takes "
             "{median_decode_step_us:us}; that is {stretch_frac:%} of the time between tokens.",
             "holder": _holder(_prefills(timeline, mixed)),
-            "share_frac": share_of_requests(timeline, stretch_us),
+            "share_frac": share_of_requests(timeline, stretch_us * (1 - again_frac)),
             "advice": [replay_advice(LONG_PREFILL)],
         }
     else:
@@ -203,11 +205,15 @@ def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
     return int(of_late) >= MOST_FRAC * int(mixed["prefill_tokens"].sum())
 
 
-def _computed_again(timeline: Timeline, mixed: pl.DataFrame) -> bool:
-    """Return whether most prefill is of tokens that earlier prompts had computed: the cache lost them."""
+def _computed_again_frac(timeline: Timeline, mixed: pl.DataFrame) -> float:
+    """Return the share of the prefill that computes what earlier prompts had computed: the cache lost it.
+
+    The time of these tokens is an effect, and ``prefix-cache`` states it.
+    """
     each = _prefills(timeline, mixed)
     missed = cache_use(timeline).join(each, on="request_id", how="semi")["missed_tokens"].sum() or 0
-    return int(missed) >= MOST_FRAC * int(mixed["prefill_tokens"].sum())
+    prefill = int(mixed["prefill_tokens"].sum())
+    return min(1.0, int(missed) / prefill) if prefill else 0.0
 
 
 def _loaded(timeline: Timeline) -> pl.DataFrame:
@@ -246,8 +252,13 @@ def _holder(prefills: pl.DataFrame) -> Message:
 
 
 def _waited_us(steps: pl.DataFrame) -> int:
-    """Return the busy time of these steps, counted once per decode token."""
-    return int((steps["busy_us"] * steps["decode_tokens"]).sum() or 0)
+    """Return the busy time of these steps, counted once per decode."""
+    return int((steps["busy_us"] * _decodes(steps)).sum() or 0)
+
+
+def _decodes(steps: pl.DataFrame) -> pl.Series:
+    """Return the number of decodes in each step: drafts belong to the decode that they follow."""
+    return steps["decode_tokens"] - steps["draft_tokens"]
 
 
 def stretched_steps(timeline: Timeline) -> pl.DataFrame:

@@ -71,6 +71,16 @@ def test_prompts_computed_here_because_their_loads_failed(found, recorded_words,
         recorded_words(finding.title, finding.verdict, finding.advice)
 
 
+def test_a_decode_with_drafts_waits_once(found):
+    """5 mixed steps delay a decode of a token and three drafts by 1,000 us each: 5 ms of 2,402 ms."""
+    lines = run(5, draft_tokens=3)
+    lines[0].arrived = [arrival("a", 0, prompt_tokens=500)]
+    lines[19].kv_loads = [KvLoad("a", "failed", 1_900_000)]
+    [finding] = found("prefill-starves-decode", *lines)
+    assert finding.share_frac == pytest.approx(5 / 2402, rel=0.01)
+    assert finding.evidence.stretch_frac == pytest.approx(5 / 30, rel=0.01)
+
+
 @pytest.mark.parametrize(("fixed_us", "per_token_us", "root"), [(4000, 2, True), (0, 40, False)])
 def test_a_cost_of_any_prefill_is_told_from_a_cost_of_each_token(found, fixed_us, per_token_us, root):
     [finding] = found("prefill-starves-decode", *mixed_steps(fixed_us, per_token_us))
@@ -117,18 +127,33 @@ def test_prefills_of_those_that_were_sent_with_the_decoding_ones_are_no_cause(vi
     assert bool(finding.title) is root
 
 
-@pytest.mark.parametrize(("hashes", "root"), [("aaaabbbb", False), (None, True)])
-def test_prefills_of_what_the_cache_has_lost_are_an_effect(view_of, hashes, root):
-    """Five prompts of 30 tokens beside decodes, of which the last four begin with 20 tokens of the first."""
+def prompts_beside_decodes(hashes):
+    """20 steps of decodes, and five with prompts of 30 tokens, whose blocks of 10 have these hashes."""
     lines = [timed(number, 0, 4) for number in range(20)]
     for number in range(20, 25):
         name = f"p{number}"
         line = timed(number, 30, 4, per_prefill=1000)
         line.requests = [*line.requests, ScheduledRequest(name, 0, 30, "new")]
-        line.arrived = [arrival(name, 0, prompt_tokens=30, prefix_hashes=hashes)]
+        line.arrived = [arrival(name, 0, prompt_tokens=30, prefix_hashes=hashes and hashes.format(number))]
         lines.append(line)
-    [finding] = RULES["prefill-starves-decode"](view_of(*lines))
+    return lines
+
+
+@pytest.mark.parametrize(("hashes", "root"), [("aaaabbbb", False), (None, True)])
+def test_prefills_of_what_the_cache_has_lost_are_an_effect(view_of, hashes, root):
+    """The last four prompts begin with 20 tokens of the first."""
+    [finding] = RULES["prefill-starves-decode"](view_of(*prompts_beside_decodes(hashes)))
     assert finding.is_root == root
+
+
+def test_what_the_cache_has_lost_is_no_part_of_the_share(view_of):
+    """The last four of five prompts begin with 10 tokens of the first: 40 of 150 tokens are its effect."""
+    [every, others] = (
+        RULES["prefill-starves-decode"](view_of(*prompts_beside_decodes(hashes)))[0]
+        for hashes in (None, "aaaab{}b")
+    )
+    assert others.is_root
+    assert others.share_frac == pytest.approx(every.share_frac * 110 / 150)
 
 
 def full(number, decode, prefill=0, **fields):
