@@ -12,7 +12,7 @@ from schedtrace.diagnose.throughput import SPAN, request_presence
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
-from schedtrace.read.follow import Chunk, Following
+from schedtrace.read.follow import Following
 from schedtrace.timeline.frames import Demand
 from schedtrace.timeline.pieces import waits_for
 from schedtrace.timeline.step_time import StepTime
@@ -82,7 +82,20 @@ class WatchedEngine:
         new = self.following.read()
         self._modified_s = self.following.trace_modified_s()
         if any(chunk.steps.height for chunk in new):
-            self._take(new)
+            timeline = make_timeline(self.following.trace(new), whole=True)
+            self.demand += timeline.demand
+            rows = per_step(timeline, timeline.header.wall_anchor_us)
+            self._usual, self._named = waits_for(timeline)
+            self._last = rows.select("running", "waiting", "kv_used", "kv_total").row(-1, named=True)
+            self._last_step_us = int(timeline.steps["start_us"][-1])
+            starts = pl.col("begin_us") - timeline.header.wall_anchor_us
+            self._recent = pl.concat(
+                [self._recent, rows.select(starts.alias("start_us"), *RECENT[1:])]
+            ).filter(pl.col("start_us") > self._last_step_us - RATES_S * 1_000_000)
+            for second, of_second in cells_by_second(rows).items():
+                self.cells[second] = added(self.cells.get(second, Cell()), of_second)
+            for second in [expired for expired in self.cells if expired < max(self.cells) - SECONDS_KEPT]:
+                del self.cells[second]
 
     def edge_us(self, now_s: float) -> int:
         """Return the time up to which the trace is complete, on its own clock."""
@@ -179,22 +192,6 @@ class WatchedEngine:
                 )
             )
         return requests
-
-    def _take(self, new: list[Chunk]) -> None:
-        timeline = make_timeline(self.following.trace(new), whole=True)
-        self.demand += timeline.demand
-        rows = per_step(timeline, timeline.header.wall_anchor_us)
-        self._usual, self._named = waits_for(timeline)
-        self._last = rows.select("running", "waiting", "kv_used", "kv_total").row(-1, named=True)
-        self._last_step_us = int(timeline.steps["start_us"][-1])
-        starts = pl.col("begin_us") - timeline.header.wall_anchor_us
-        self._recent = pl.concat([self._recent, rows.select(starts.alias("start_us"), *RECENT[1:])]).filter(
-            pl.col("start_us") > self._last_step_us - RATES_S * 1_000_000
-        )
-        for second, of_second in cells_by_second(rows).items():
-            self.cells[second] = added(self.cells.get(second, Cell()), of_second)
-        for second in [expired for expired in self.cells if expired < max(self.cells) - SECONDS_KEPT]:
-            del self.cells[second]
 
     def _waiting_for(self, waiting: int) -> dict[str, int]:
         """Return the number of waiting requests for each cause.

@@ -70,7 +70,12 @@ def part_of(base: RecordedLoad, findings: Sequence[Finding] = (), *, most_s: flo
     time = _Time(base.timelines)
     lead = next((root for root in leading([*findings]) if time.spans(root)), None)
     loads, timelines = _trials(base, most_s)
-    begin_us, end_us = time.first_us, time.first_us + _length_us(timelines)
+    lengths_us = (
+        timeline.end_us - int(timeline.steps["start_us"][0])
+        for timeline in timelines
+        if timeline.steps.height
+    )
+    begin_us, end_us = time.first_us, time.first_us + max(lengths_us, default=0)
     run = base.run
     if len(loads) == 1 and replay_s(timelines) > most_s:
         chosen = _choose(loads[0], timelines, most_s, time, lead)
@@ -226,18 +231,6 @@ def _cut(load: Workload, chosen: _Chosen) -> Workload:
         output_tokens=cut.output_tokens,
         last_arrival_us=cut.last_arrival_us,
         began_us=None if load.began_us is None else load.began_us + round(later),
-    )
-
-
-def _length_us(timelines: Sequence[Timeline]) -> int:
-    """Return the length from the first step to the end of the longest trial."""
-    return max(
-        (
-            timeline.end_us - int(timeline.steps["start_us"][0])
-            for timeline in timelines
-            if timeline.steps.height
-        ),
-        default=0,
     )
 
 

@@ -264,7 +264,7 @@ class Predictor:
             name: One of ``figures.METRICS``.
 
         Raises:
-            InputError: If it is off by more than ``misfit.MOST_FRAC``, or the load has no such figure.
+            InputError: If it is off by more than ``figures.MOST_FRAC``, or the load has no such figure.
             UsageError: If the replay of the unchanged load never ends.
         """
         if abs(self.misfit_frac(name)) > MOST_FRAC:

@@ -147,17 +147,12 @@ def _better(rows: Sequence[Configuration]) -> list[Configuration]:
     )
 
 
-def _chosen(rows: Sequence[Configuration]) -> list[Configuration]:
-    """Return at most ``MOST`` rows, each with different settings, not only different values."""
-    by_settings: dict[frozenset[str], Configuration] = {}
+def _proposals(rows: Sequence[Configuration], predictor: Predictor) -> list[Configuration]:
+    """Return at most ``MOST`` rows with figures that have intervals, and with the root causes that change."""
+    by_settings: dict[frozenset[str], Configuration] = {}  # of several values for the same settings, the best
     for row in _better(rows):
         by_settings.setdefault(frozenset(row.changes), row)
-    return list(by_settings.values())[:MOST]
-
-
-def _proposals(rows: Sequence[Configuration], predictor: Predictor) -> list[Configuration]:
-    """Return the chosen rows with figures that have intervals, and with the root causes that change."""
-    chosen = _chosen(rows)
+    chosen = [*by_settings.values()][:MOST]
     before = _roots(predictor.recorded) if chosen else []
     proposals = []
     for place, row in enumerate(chosen, 1):

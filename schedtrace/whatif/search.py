@@ -70,17 +70,12 @@ def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change
     """Yield smaller and larger numbers of seats, at most the number of requests present at once."""
     seats, most = now["max_num_seqs"], _peak(timelines, pl.col("num_running_after") + _WAITING)
     taken = _peak(timelines, pl.col("num_running_after"))
-    fewer = {taken // 2, taken // 4, 3 * taken // 4, *_captured_seats(timelines[0], now, taken)}
+    # Also the two numbers below those taken whose decodes fill a captured graph.
+    each = 1 + (now.get("drafts") or 0)
+    captured = sorted({size // each for size in graph_sizes(timelines[0].header) if 0 < size // each < taken})
+    fewer = {taken // 2, taken // 4, 3 * taken // 4, *captured[-2:]}
     more = {min(count, most) for count in (2 * seats, 4 * seats, most)} if most > seats else set()
     yield from (("max_num_seqs", count) for count in sorted(fewer | more) if count)
-
-
-def _captured_seats(timeline: Timeline, now: Mapping[str, Any], taken: int) -> set[int]:
-    """Return the two numbers of seats below ``taken`` whose decodes fill a captured graph."""
-    each = 1 + (now.get("drafts") or 0)
-    return set(
-        sorted({size // each for size in graph_sizes(timeline.header) if 0 < size // each < taken})[-2:]
-    )
 
 
 def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
@@ -284,7 +279,8 @@ class Search:
         figure = configuration.figure(self.name)
         if figure is None or figure.change_frac is None:
             return None
-        least, most = _saved_between(figure, figure.change_frac)
+        ends = [figure.change_frac if end is None else end for end in (figure.low_frac, figure.high_frac)]
+        least, most = sorted(saved_frac(figure, change_frac) for change_frac in ends)
         return Trial(configuration, most, least, saved_frac(figure, figure.change_frac))
 
     def _best_by_family(self) -> list[Trial]:
@@ -336,13 +332,6 @@ class Search:
         if not all(isinstance(trial.changes[0][1], int) for trial in enough):
             return best
         return min(enough, key=lambda trial: abs(trial.changes[0][1] - now))
-
-
-def _saved_between(figure: Figure, estimate_frac: float) -> tuple[float, float]:
-    """Return the least and the largest saving within a figure's interval (``saved_frac``)."""
-    ends = [estimate_frac if end is None else end for end in (figure.low_frac, figure.high_frac)]
-    low, high = sorted(saved_frac(figure, change_frac) for change_frac in ends)
-    return low, high
 
 
 def saved_frac(figure: Figure, change_frac: float) -> float:

@@ -147,8 +147,10 @@ def sweep_rows(
     for row, on_front in zip(rows, pareto_front(costs), strict=True):
         row.pareto = on_front
     for base in (row for row in rows if row.recorded):
-        for row in (row for row in rows if row is not base):
-            _compare(row, base)
+        for figure in (figure for row in rows if row is not base for figure in row.figures):
+            was = base.figure(figure.name)
+            if was is not None and was.value and figure.value is not None:
+                figure.before, figure.change_frac = was.value, figure.value / was.value - 1
     order = sorted(range(len(rows)), key=lambda at: (rows[at].refused is not None, -(outputs[at] or 0.0)))
     return [rows[at] for at in order]
 
@@ -195,11 +197,3 @@ def _figures(outcome: ReplayOutcome) -> Iterator[Figure]:
 
 def _figure(name: str, unit: str, value: float | None, *, higher_is_better: bool = False) -> Figure:
     return Figure(name=name, unit=unit, higher_is_better=higher_is_better, decided=False, value=value)
-
-
-def _compare(row: Configuration, base: Configuration) -> None:
-    """Compare a row's figures with those of the recorded configuration."""
-    for figure in row.figures:
-        was = base.figure(figure.name)
-        if was is not None and was.value and figure.value is not None:
-            figure.before, figure.change_frac = was.value, figure.value / was.value - 1
