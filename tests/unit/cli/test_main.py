@@ -68,7 +68,7 @@ def test_the_shell_completes_commands_and_formats(words, completions):
     assert (code, out.split()) == (0, completions)
 
 
-@pytest.mark.parametrize("output_format", ["text", "markdown", "html"])  # test_stories.py has JSON
+@pytest.mark.parametrize("output_format", ["text", "markdown", "html"])  # cli/test_stories.py has JSON
 @pytest.mark.parametrize("command", ["analyze", "step", "request", "diff", "findings"])
 def test_every_command_takes_every_format(cli, quiet, command, output_format):
     arguments = {

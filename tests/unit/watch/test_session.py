@@ -20,7 +20,7 @@ from schedtrace.watch.plain_lines import SCREENFUL, age, status_line, status_pag
 from schedtrace.watch.seen import Verdict
 from schedtrace.watch.session import WatchSession
 from tests.makers import arrival, finish, step
-from tests.unit.present.test_queue_page import entry, queue
+from tests.unit.present.test_pages import entry, queue
 from tests.unit.watch.growing import ANCHOR_S, LATER_S, STEP_US, Growing, session_of
 
 

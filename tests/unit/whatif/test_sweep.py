@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from schedtrace.errors import EngineError, UsageError
+from schedtrace.errors import EngineError, InputError, UsageError
 from schedtrace.model.say import say
-from schedtrace.whatif.replays import Work
-from schedtrace.whatif.sweep import SweepLog, combinations, parse_values, sweep
-from tests.unit.whatif.conftest import a_load
+from schedtrace.step_times.constants import Constants
+from schedtrace.whatif.prediction import recorded_load
+from schedtrace.whatif.replays import RecordedEngine, Work
+from schedtrace.whatif.sweep import SweepLog, combinations, digest, key, parse_values, recorded_loads, sweep
+from tests.makers import arrival, finish, header, manifest, step, workload
+from tests.unit.whatif.conftest import a_fit, a_load, an_outcome
 
 SEATS = [{"max_num_seqs": seats} for seats in (4, 8, 16)]
 
@@ -166,3 +169,110 @@ def test_requests_go_to_the_processes_as_data(work):
     sent: Work = pickle.loads(pickle.dumps(work.portable()))  # noqa: S301  # our own
     assert [list(load) for load in sent.loads] == [list(load) for load in work.loads]
     assert list(sent.loads[0]) == list(sent.loads[0])
+
+
+def test_outcomes_are_read_back(tmp_path):
+    outcomes = [an_outcome("a", {"max_num_seqs": 4}), an_outcome("b", refused="why", tpot_ms=[None, 1.5])]
+    log = SweepLog(tmp_path / "new" / "folder")
+    for outcome in outcomes:
+        log.add(outcome)
+    again = SweepLog(tmp_path / "new" / "folder")
+    assert list(again.finished.values()) == outcomes == list(log.finished.values())
+    assert again.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_cut_line_is_dropped_and_the_next_one_is_whole(tmp_path):
+    log = SweepLog(tmp_path)
+    log.add(an_outcome("a"))
+    with log.path.open("ab") as file:
+        file.write(b'{"key":"b","cha')
+    log = SweepLog(tmp_path)
+    log.add(an_outcome("c"))
+    assert list(SweepLog(tmp_path).finished) == ["a", "c"]
+
+
+def test_another_sort_of_line_is_named(tmp_path):
+    SweepLog(tmp_path).add(an_outcome("a"))
+    with (tmp_path / "sweep.jsonl").open("ab") as file:
+        file.write(b'{"no":"key"}\n')
+    with pytest.raises(InputError, match=r"sweep\.jsonl:2: not a line of a sweep"):
+        SweepLog(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file/out: Not a directory"):
+        SweepLog(tmp_path / "file" / "out")
+
+
+def test_the_order_of_changes_does_not_matter():
+    assert key("d", {"a": 1, "b": 2}) == key("d", {"b": 2, "a": 1})
+    assert len({key("d", {"a": 1}), key("e", {"a": 1}), key("d", {"a": 2}), key("d", {})}) == 4
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"loads": [a_load(requests=5)]}, id="load"),
+        pytest.param({"loads": [replace(a_load(), prefix_block=16)]}, id="prefix block"),
+        pytest.param({"engine": RecordedEngine(header(), Constants(1.0))}, id="step times"),
+        pytest.param({"engine": RecordedEngine(header(token_budget=1), Constants())}, id="engine"),
+        pytest.param({"keep_prefix_cache": True}, id="prefix cache"),
+        pytest.param({"warmups": 1}, id="warm-up"),
+    ],
+)
+def test_whatever_decides_an_outcome_is_in_the_digest(work, changed):
+    assert digest(work) == digest(replace(work, loads=[a_load("another name")])) == digest(work.portable())
+    assert digest(replace(work, **changed)) != digest(work)
+
+
+@pytest.mark.parametrize("name", ["required_vllm_version", "schedtrace"])
+def test_another_version_replays_anew(work, monkeypatch, name):
+    before = digest(work)
+    if name == "schedtrace":
+        monkeypatch.setattr("schedtrace.whatif.sweep.__version__", "9")
+    else:
+        monkeypatch.setattr(f"schedtrace.whatif.sweep.{name}", lambda: "9")
+    assert digest(work) != before
+
+
+SEEN = step(0, got={"a": 100}, new="a", arrived=[arrival("a", 0)], finished=[finish("a")])
+
+
+def of_trials(*trials):
+    """One request a trial."""
+    for number, trial in enumerate(trials):
+        name = f"t{trial}-0"
+        came, ended = arrival(name, number * 10_000), finish(name)
+        yield step(number, trial=trial, got={name: 100}, new=[name], arrived=[came], finished=[ended])
+
+
+def test_the_loads_of_a_run_on_its_engine(run_of):
+    times = a_fit()
+    work = recorded_load(run_of("base", SEEN), times).work
+    assert [request.request_id for load in work.loads for request in load] == ["a"]
+    assert isinstance(work.engine, RecordedEngine)
+    assert (work.engine.header.model, work.engine.times) == ("tiny", times)
+    assert (work.keep_prefix_cache, work.warmups) == (False, 0)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_warm_up_counts_for_what_it_leaves_in_the_cache(run_of, keep):
+    about = manifest(workload=workload(keep_prefix_cache=keep))
+    run = run_of("base", *of_trials(0, 1, 2), about=about, trial_ids=True)
+    work = recorded_load(run, a_fit()).work
+    assert (work.keep_prefix_cache, work.warmups, len(work.loads)) == (keep, int(keep), 2 + keep)
+    assert [request.request_id for load in work.measured for request in load] == ["t1-0", "t2-0"]
+
+
+def test_the_engines_of_a_run_have_one_load(run_of):
+    run_of("base", SEEN)
+    work = recorded_load(run_of("base", SEEN, engine_rank=1), a_fit()).work
+    assert [request.data_parallel_rank for load in work.loads for request in load] == [0, 1]
+    assert work.engine.ranks == 2
+
+
+def test_for_another_engine_no_request_names_a_rank(run_of):
+    run_of("base", SEEN)
+    [load] = recorded_loads(run_of("base", SEEN, engine_rank=1))
+    assert [request.data_parallel_rank for request in load] == [None, None]

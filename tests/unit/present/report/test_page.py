@@ -1,12 +1,22 @@
+"""The page with a timeline: its document, its script's data, and its stories."""
+
 import json
 from html import unescape
 from pathlib import Path
 
 import pytest
 
+from schedtrace.errors import UsageError
+from schedtrace.explain.request import explain_request
+from schedtrace.explain.step import explain_step
+from schedtrace.model.manifest import write_manifest
+from schedtrace.present.pages.story import request_page, step_page
+from schedtrace.present.renderers.html import fragment
 from schedtrace.present.report.data import step_ranges
-from schedtrace.present.report.page import in_script
-from tests.makers import arrival, manifest, run_folder, step
+from schedtrace.present.report.page import in_script, stories
+from schedtrace.read.run import read_run
+from schedtrace.timeline.timeline import make_timeline
+from tests.makers import arrival, header, manifest, run_folder, step, write_trace
 
 RECORDED = Path(__file__).parents[3] / "data" / "findings"
 
@@ -86,3 +96,40 @@ def test_of_two_runs_a_note_says_which_it_is_about(cli, run, tmp_path, monkeypat
         run_folder(tmp_path / "many", step(0, got={"a": 1}, new="a"), engine_rank=rank)
     assert cli("report", run, tmp_path / "many", "-o", tmp_path / "both.html")[0] == 0
     assert '<p class="hint">New run: 2 of 3 engines are drawn;' in (tmp_path / "both.html").read_text()
+
+
+HOSTILE = "a/<b>\u202e&"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Two ranks, each with two steps and a request."""
+    folder = tmp_path_factory.mktemp("two")
+    write_manifest(folder, manifest(label="two"))
+    for rank, name in enumerate(["t1", HOSTILE]):
+        lines = [step(0, got={name: 9}, new=[name], arrived=[arrival(name, 0)]), step(1, got={name: 1})]
+        write_trace(folder / f"engine-{rank}.jsonl", header(engine_rank=rank), *lines)
+    return read_run(folder)
+
+
+@pytest.fixture(scope="module")
+def second(ranks):
+    """The timeline of rank 1."""
+    return make_timeline(ranks.traces[1], ranks.manifest, whole=True)
+
+
+def test_stories_are_the_pages_of_step_and_request_by_their_links(ranks, second):
+    found = stories(ranks, second, [(1, 0)], [HOSTILE, "t1", "gone"])
+    assert found == {
+        "step=0&rank=1": fragment(step_page(explain_step(ranks, 0, engine=1)).sections, rank=1, level=2),
+        "request=a%2F%3Cb%3E%5Cu202e%26": fragment(
+            request_page(explain_request(ranks, HOSTILE)).sections, rank=1, level=2
+        ),
+    }
+    assert 'href="#request=a%2F%3Cb%3E%5Cu202e%26"' in found["step=0&rank=1"]
+    assert 'href="#step=0&amp;rank=1"' in found["request=a%2F%3Cb%3E%5Cu202e%26"]
+
+
+def test_a_step_that_is_not_there_is_an_error(ranks, second):
+    with pytest.raises(UsageError, match="step 7"):
+        stories(ranks, second, [(1, 7)], [])
