@@ -173,7 +173,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         exits=exit_counts(timeline),
         caps=cap_counts(timeline),
         use=use_of(timeline),
-        problems=[*_begin_problems(timeline), *_queue_problems(timeline), *findings.problems],
+        problems=[*_notices(timeline), *findings.problems],
         warmup_steps=timeline.warmup_steps,
         requests_missing=timeline.requests_missing,
     )
@@ -194,25 +194,21 @@ def judge(timeline: Timeline) -> Judged:
     return replace(result, problems=problems)
 
 
-def _begin_problems(timeline: Timeline) -> list[Message]:
-    """Return a notice about requests that were present when the trace began."""
-    if timeline.there_first.is_empty():
-        return []
-    return [
-        say(
-            "{there:n request} {were} there when the recording began: what happened to them before is not "
-            "known, and none counts as an arrival.",
-            there=timeline.there_first.height,
-            were="was" if timeline.there_first.height == 1 else "were",
+def _notices(timeline: Timeline) -> list[Message]:
+    """Return notices about requests present at the beginning, and about queues that are not as rebuilt."""
+    problems: list[Message] = []
+    if not timeline.there_first.is_empty():
+        problems.append(
+            say(
+                "{there:n request} {were} there when the recording began: what happened to them before is "
+                "not known, and none counts as an arrival.",
+                there=timeline.there_first.height,
+                were="was" if timeline.there_first.height == 1 else "were",
+            )
         )
-    ]
-
-
-def _queue_problems(timeline: Timeline) -> list[Message]:
-    """Return notices about a queue that is not vLLM's, and about a rebuilt queue of another length."""
     if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
-        return []
-    problems, wrong = [], timeline.mismatches
+        return problems
+    wrong = timeline.mismatches
     if timeline.header.foreign_queues:
         problems.append(
             say(
@@ -279,7 +275,9 @@ class Timelines:
         return self.at([header.engine_rank for header in self._run.traces.headers].index(rank))
 
     def _made(self, trace: Trace) -> Timeline:
-        self.problems = _trace_problems(trace)
+        notices = [f"{trace.path}: {notice}" for notice in trace.notices]
+        texts = (*trace.problems.sentences(trace.path), *notices)
+        self.problems = [say("{problem}", problem=text) for text in texts]
         timeline = make_timeline(trace, self._run.manifest, front_end=self._run.front_end)
         timeline.offset_us = offset(trace.header, self._run.traces.headers[0]).us
         if self._window is None:
@@ -301,12 +299,6 @@ class Timelines:
                 f"{self._steps:,} steps lie between {first:,.6g} s and {last:,.6g} s into the recording"
             )
             raise UsageError(msg)
-
-
-def _trace_problems(trace: Trace) -> list[Message]:
-    """Return the problems of a trace's file, and the notices that its recorder wrote."""
-    notices = [f"{trace.path}: {notice}" for notice in trace.notices]
-    return [say("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
 
 
 def analyze_run(

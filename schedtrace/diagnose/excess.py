@@ -21,7 +21,6 @@ from schedtrace.diagnose.excess_features import (
     UPDATE,
     Array,
     Feature,
-    WorkFit,
     exposed_us,
     features,
     fit_work,
@@ -259,9 +258,18 @@ def part_excess(
         count: Number of steps that have this part.
     """
     fit = fit_work(times, work_columns(part, steps))
-    recorded = _recorded_features(timeline, part, steps, fit)
+    recorded = []
+    if np.abs(fit.relative_excess).max() > SLOW_ERRORS * LEAST_ERROR:  # else the work predicts every time
+        suspects = _suspects(timeline, steps, fit.errors, times) if part == EXECUTION else []
+        recorded = features(timeline, steps, suspects)
+        is_slow = fit.relative_excess > SLOW_ERRORS * typical_error(fit.relative_excess)
+        if (returning := returning_phases(steps, slow_phases(steps, is_slow))) is not None:
+            recorded.append(Feature("period", returning[1], f"{returning[0]:.3g}"))
     explanations = search(fit, recorded) if recorded else []
-    measures = [_measure(explanation) for explanation in explanations]
+    measures = [
+        explanation.effect_units([term.feature.values for term in explanation.terms])
+        for explanation in explanations
+    ]
     shapes = [
         measure if explanation.multiplies is None else measure * explanation.multiplies
         for explanation, measure in zip(explanations, measures, strict=True)
@@ -278,7 +286,9 @@ def part_excess(
     explained = np.minimum(excess, np.clip(added, 0, None).sum(axis=1))
     reasons = [not is_clock_range(explanation) for explanation in explanations]
     explained_why = np.minimum(excess, np.clip(added[:, reasons], 0, None).sum(axis=1))
-    candidates = slow & ~_interrupted(timeline, part, steps)
+    kinds = (FIRST, PERIODIC, EPISODE, SCATTERED, NO_CALL)  # ``interruption`` reports these steps
+    events = timeline.events.filter(pl.col("kind").is_in(kinds), pl.col("part") == EVENT_PARTS[part])
+    candidates = slow & ~steps["step"].is_in(events["step"].drop_nulls().implode()).to_numpy()
     left = _still_slow(times, excess - explained_why, error, candidates)
     phases = slow_phases(steps, left > 0)
     if len(phases) < SEVERAL:
@@ -299,24 +309,9 @@ def part_excess(
     )
 
 
-def _recorded_features(timeline: Timeline, part: str, steps: pl.DataFrame, fit: WorkFit) -> list[Feature]:
-    """Return the features that may explain an excess; none if the work predicts the time of every step."""
-    if np.abs(fit.relative_excess).max() <= SLOW_ERRORS * LEAST_ERROR:
-        return []
-    suspects = _suspects(timeline, steps, fit.errors, fit.times_us) if part == EXECUTION else []
-    return [*features(timeline, steps, suspects), *_returning(fit, steps)]
-
-
 def _still_slow(times: Array, left: Array, error: float, candidates: Array) -> Array:
     """Return what is left of the excess of the candidates that are slow beside their explanations, too."""
     return np.where(candidates & (left > SLOW_ERRORS * error * (times - left)), left, 0.0)
-
-
-def _interrupted(timeline: Timeline, part: str, steps: pl.DataFrame) -> Array:
-    """Return whether ``interruption`` reports each step, because this part of it is far too long."""
-    kinds = (FIRST, PERIODIC, EPISODE, SCATTERED, NO_CALL)
-    events = timeline.events.filter(pl.col("kind").is_in(kinds), pl.col("part") == EVENT_PARTS[part])
-    return steps["step"].is_in(events["step"].drop_nulls().implode()).to_numpy()
 
 
 def _costs(steps: pl.DataFrame, added: Array, exposed: Array, scale: float) -> tuple[float, float]:
@@ -326,20 +321,9 @@ def _costs(steps: pl.DataFrame, added: Array, exposed: Array, scale: float) -> t
     return float(cost.sum()) * scale, float((cost * running.to_series().to_numpy()).sum()) * scale
 
 
-def _returning(fit: WorkFit, steps: pl.DataFrame) -> list[Feature]:
-    """Return the position in the period, in seconds, if phases of slow steps return at a period."""
-    slow = fit.relative_excess > SLOW_ERRORS * typical_error(fit.relative_excess)
-    returning = returning_phases(steps, slow_phases(steps, slow))
-    return [] if returning is None else [Feature("period", returning[1], f"{returning[0]:.3g}")]
-
-
 def is_clock_range(explanation: Explanation) -> bool:
     """Return whether the clock alone marks the steps: it tells when they are slow, not why."""
     return not explanation.slope and all(term.feature.kind == "clock" for term in explanation.terms)
-
-
-def _measure(explanation: Explanation) -> Array:
-    return explanation.effect_units([term.feature.values for term in explanation.terms])
 
 
 def _effect(

@@ -258,7 +258,11 @@ def features(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> li
         requests: Requests whose presence is a feature.
     """
     candidates = [
-        *_columns(steps),
+        *(
+            Feature(kind, _numbers(steps[name]))
+            for kind, (_, _, name) in KINDS.items()
+            if name and name in steps.columns and steps[name].null_count() < steps.height
+        ),
         *_computed(timeline, steps),
         *_listed(timeline, steps),
         *_members(timeline, steps, requests),
@@ -267,12 +271,6 @@ def features(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> li
     order = {kind: place for place, kind in enumerate(KINDS)}
     varying = [feature for feature in candidates if np.ptp(feature.values) > 0]
     return sorted(varying, key=lambda feature: (order[feature.kind], feature.detail))
-
-
-def _columns(steps: pl.DataFrame) -> Iterator[Feature]:
-    for kind, (_, _, name) in KINDS.items():
-        if name and name in steps.columns and steps[name].null_count() < steps.height:
-            yield Feature(kind, _numbers(steps[name]))
 
 
 def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:

@@ -186,8 +186,15 @@ def _best(fit: WorkFit, features: Sequence[Feature]) -> Explanation | None:
         return None
     single = [fitted for fitted in judged if len(fitted.terms) == 1]
     alone = max(single, key=_explained_frac, default=None)
-    judged = [
-        fitted for fitted in judged if len(fitted.terms) == 1 or alone is None or _is_needed(fitted, alone)
+    judged = [  # a pair must predict or separate the steps clearly better than the best single condition
+        fitted
+        for fitted in judged
+        if len(fitted.terms) == 1
+        or alone is None
+        or (
+            (_is_better(fitted, alone) or _separates_better(fitted, alone))
+            and fitted.explained >= alone.explained + BETTER
+        )
     ]
     return _named(fit, before, features, judged) if judged else None
 
@@ -321,11 +328,13 @@ def _pairs(
         first = _refined(fit, singles.about[at]).terms[0]
         first = replace(first, above=bool(scores[at] > 0))
         held = first.mask(first.feature.values)
-        joined = [
-            place
-            for place, single in enumerate(singles.about)
-            if not single.slope and _may_join(first.feature, single.terms[0].feature)
-        ]
+        own = first.feature
+        joined = []  # two different correlates are no pair
+        for place, single in enumerate(singles.about):
+            added = single.terms[0].feature
+            are_correlates = own.identity != added.identity and own.role == added.role == CORRELATE
+            if not single.slope and not are_correlates:
+                joined.append(place)
         splits = singles.at(np.array(joined, int))
         for above in (True, False):
             inside, joint = joint_scores(fit, splits, held, above)
@@ -334,11 +343,6 @@ def _pairs(
             if len(joint) and joint.max() >= FAR_PAIR * chance:
                 second = replace(splits.about[int(joint.argmax())].terms[0], above=above)
                 yield _pair_refined(fit, Explanation((first, second), False, 0.0, False, 0.0))
-
-
-def _may_join(first: Feature, second: Feature) -> bool:
-    """Return whether two features may form a pair: two different correlates may not."""
-    return first.identity == second.identity or not first.role == second.role == CORRELATE
 
 
 def _pair_refined(fit: WorkFit, pair: Explanation) -> Explanation:
@@ -499,12 +503,6 @@ def _is_better(explanation: Explanation, rival: Explanation) -> bool:
     if float(gain.mean()) < RESOLVED:
         return False
     return float(gain.sum()) > SURELY * float(np.sqrt((gain**2).sum()))
-
-
-def _is_needed(pair: Explanation, alone: Explanation) -> bool:
-    """Return whether a pair predicts or separates the steps clearly better than the best single condition."""
-    surely = _is_better(pair, alone) or _separates_better(pair, alone)
-    return surely and pair.explained >= alone.explained + BETTER
 
 
 def _separates_better(explanation: Explanation, rival: Explanation) -> bool:

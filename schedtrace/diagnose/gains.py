@@ -18,7 +18,7 @@ import polars as pl
 
 from schedtrace.diagnose.offered_load import offered_load
 from schedtrace.diagnose.waits import Charged, mean
-from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Advice, Gain
 from schedtrace.model.say import say
 from schedtrace.timeline.frames import NOT_RECORDED
@@ -118,19 +118,15 @@ def steps_saved(timeline: Timeline, waited: float, widest: float) -> tuple[float
         widest: Most requests of a step then.
     """
     working = timeline.steps.filter(RAN > 0)
-    shared, longest = int(working["total_requests"].sum()) / widest, _longest(timeline)
-    least = max(0.0, min(waited, working.height - shared - longest))
-    return least, max(waited, working.height - max(shared, longest))
-
-
-def _longest(timeline: Timeline) -> int:
-    """Return the steps of the request with the most steps, summed over the trials."""
     of_trial = timeline.known_requests[["request_id", "trial"]]
     each = timeline.stretches.group_by("request_id").agg(
         (pl.col("last_step") - pl.col("step") + 1).sum().alias("steps")
     )
-    longest = each.collect().join(of_trial, on="request_id").group_by("trial").agg(pl.col("steps").max())
-    return int(longest["steps"].sum())
+    most = each.collect().join(of_trial, on="request_id").group_by("trial").agg(pl.col("steps").max())
+    # The request with the most steps of each trial needs them in any case.
+    shared, longest = int(working["total_requests"].sum()) / widest, int(most["steps"].sum())
+    least = max(0.0, min(waited, working.height - shared - longest))
+    return least, max(waited, working.height - max(shared, longest))
 
 
 def _least_step_us(model: StepTime) -> pl.Expr:
@@ -253,35 +249,29 @@ def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> li
     share = fixed_share(timeline, waits)
     shown = share is not None and share.favours_fuller
     unshown = {RESERVE} if shown else {*LIMITS, RESERVE}
-    return [
-        _to_replay(piece, None if piece.setting == RESERVE else share)
-        if piece.setting in unshown and piece.value is not None
-        else piece
-        for piece in advice
-    ]
-
-
-def _to_replay(advice: Advice, share: FixedShare | None) -> Advice:
-    """Return advice whose value only a replay can justify."""
-    message = say(
-        "{advice}, if a replay of this load shows that it helps ({command:code}){reason}",
-        advice=advice.message,
-        command="schedtrace analyze --predict",
-        reason=_reason(share),
-    )
-    return msgspec.structs.replace(advice, message=message, setting=None, value=None)
-
-
-def _reason(share: FixedShare | None) -> Message:
-    if share is None:
-        return NOTHING
-    return say(
-        ": by the step times seen, {low:%}[{wide:?} to {high:%}] of the time of these steps does not depend "
-        "on their requests, so fuller steps may lengthen latencies more than they shorten waits",
-        low=share.low_frac,
-        high=share.high_frac,
-        wide=share.high_frac - share.low_frac >= 0.01,  # noqa: PLR2004  # else both are printed alike
-    )
+    pieces = []
+    for piece in advice:
+        if piece.setting not in unshown or piece.value is None:
+            pieces.append(piece)
+            continue
+        reason = NOTHING
+        if share is not None and piece.setting != RESERVE:
+            reason = say(
+                ": by the step times seen, {low:%}[{wide:?} to {high:%}] of the time of these steps does not "
+                "depend on their requests, so fuller steps may lengthen latencies more than they shorten "
+                "waits",
+                low=share.low_frac,
+                high=share.high_frac,
+                wide=share.high_frac - share.low_frac >= 0.01,  # noqa: PLR2004  # else both are printed alike
+            )
+        message = say(
+            "{advice}, if a replay of this load shows that it helps ({command:code}){reason}",
+            advice=piece.message,
+            command="schedtrace analyze --predict",
+            reason=reason,
+        )
+        pieces.append(msgspec.structs.replace(piece, message=message, setting=None, value=None))
+    return pieces
 
 
 def budget_times(timeline: Timeline, waits: Charged, share: FixedShare) -> float | None:

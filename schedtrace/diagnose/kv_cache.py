@@ -95,8 +95,8 @@ def need_at_refusals(timeline: Timeline, request_id: str | None = None) -> Need:
     )
     if request_id is not None:
         refused = refused.filter((pl.col("request_id") == request_id).fill_null(value=True))
-    of_step = _with_set_aside(
-        timeline,
+    of_step = at_steps(
+        level(timeline.waits.filter(pl.col("set_aside")), "since_step", "left_step", set_aside=1),
         timeline.steps[["step", "kv_blocks_total", "kv_blocks_free_after", "num_running_after"]],
     )
     seen = refused[["step", "blocks_needed", "blocks_free"]].join(of_step, on="step", how="inner")
@@ -124,12 +124,6 @@ def need_at_refusals(timeline: Timeline, request_id: str | None = None) -> Need:
         largest_holder_blocks=blocks,
         set_aside=row.get("set_aside", 0),
     )
-
-
-def _with_set_aside(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
-    """Add to each step the number of requests that were ``set_aside`` after it."""
-    aside = timeline.waits.filter(pl.col("set_aside"))
-    return at_steps(level(aside, "since_step", "left_step", set_aside=1), steps)
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:

@@ -244,7 +244,15 @@ _METRICS = (
 def tails(timeline: Timeline) -> list[LatencyTail]:
     """Return the tails of TTFT, TPOT and end-to-end latency, if the slowest requests form a tail."""
     requests = request_latencies(timeline).unique("request_id", keep="last", maintain_order=True)
-    prefills = _prefill_tokens(timeline)
+    admitted = timeline.admitted.filter(pl.col("phase") == "new").unique("request_id", keep="last")
+    computed = (pl.col("prompt_tokens") - pl.col("computed_tokens")).clip(
+        0
+    )  # not cached when it was admitted
+    prefills = (
+        timeline.known_requests.unique("request_id", keep="last")
+        .join(admitted, on="request_id")
+        .select("request_id", prefill_tokens=computed)
+    )
     requests = requests.join(prefills, on="request_id", how="left", maintain_order="left")
     return [tail for metric in _METRICS if (tail := _tail(timeline, requests, metric)) is not None]
 
@@ -290,15 +298,6 @@ def _tail(timeline: Timeline, requests: pl.DataFrame, metric: _Metric) -> Latenc
         usual_prefill_tokens=_mean(middle["prefill_tokens"]),
         output_tokens=_mean(slowest["output_tokens"]),
         usual_output_tokens=_mean(middle["output_tokens"]),
-    )
-
-
-def _prefill_tokens(timeline: Timeline) -> pl.DataFrame:
-    """Return ``request_id`` and ``prefill_tokens``, prompt tokens not cached when it was admitted."""
-    requests = timeline.known_requests.unique("request_id", keep="last")
-    admitted = timeline.admitted.filter(pl.col("phase") == "new").unique("request_id", keep="last")
-    return requests.join(admitted, on="request_id").select(
-        "request_id", prefill_tokens=(pl.col("prompt_tokens") - pl.col("computed_tokens")).clip(0)
     )
 
 

@@ -54,7 +54,10 @@ class Reached:
 
 def reached_by(timeline: Timeline) -> Reached:
     """Return the use that one engine made of its settings."""
-    depth, batches = _pipeline(timeline)
+    stages, depth = timeline.header.pipeline_parallel_size, timeline.header.batches_in_flight
+    batches = executed_batches(timeline)
+    if not (stages and depth and min(stages, depth) > 1):  # no pipeline
+        depth, batches = 0, batches.clear()
     finishes, model = timeline.finishes, timeline.step_time
     drafts, accepted = (
         int(finishes[name].sum() or 0) if name in finishes.columns else 0
@@ -63,7 +66,11 @@ def reached_by(timeline: Timeline) -> Reached:
     each = timeline.header.settings.get("speculative_config.num_speculative_tokens")
     round_us = model.per_decode_token_us * each if model and drafts and isinstance(each, int) else None
     graph_steps, graph_tokens, padded, larger = _graphs(timeline)
-    prompt, shareable, cached = _beginnings(timeline)
+    prompt, shareable, cached = 0, 0, 0
+    if {Fact.CACHE, Fact.REQUESTS, Fact.LIVES} <= timeline.facts:
+        use = cache_use(timeline)
+        names = ("prompt_tokens", "shareable_tokens", "cached_tokens")
+        prompt, shareable, cached = (int(use[name].sum() or 0) for name in names)
     return Reached(
         depth=depth,
         batches=batches.height,
@@ -81,14 +88,6 @@ def reached_by(timeline: Timeline) -> Reached:
     )
 
 
-def _pipeline(timeline: Timeline) -> tuple[int, pl.DataFrame]:
-    """Return a pipeline's configured number of batches in flight, and its executed batches."""
-    stages, depth = timeline.header.pipeline_parallel_size, timeline.header.batches_in_flight
-    batches = executed_batches(timeline)
-    is_pipeline = bool(stages and depth and min(stages, depth) > 1)
-    return (depth or 0, batches) if is_pipeline else (0, batches.clear())
-
-
 def _graphs(timeline: Timeline) -> tuple[int, int, int, int]:
     """Return the steps, tokens and padded tokens in captured graphs, and the steps too large for them."""
     sizes = graph_sizes(timeline.header)
@@ -101,16 +100,6 @@ def _graphs(timeline: Timeline) -> tuple[int, int, int, int]:
     inside = place.filter(fits)
     tokens = int(steps["used_tokens"].filter(fits).sum())
     return inside.len(), tokens, int(captured.gather(inside).sum()), int((~fits).sum())
-
-
-def _beginnings(timeline: Timeline) -> tuple[int, int, int]:
-    """Return the prompt tokens, and how many of them were shareable and cached; 0 if not recorded."""
-    if not {Fact.CACHE, Fact.REQUESTS, Fact.LIVES} <= timeline.facts:
-        return 0, 0, 0
-    use = cache_use(timeline)
-    names = ("prompt_tokens", "shareable_tokens", "cached_tokens")
-    prompt, shareable, cached = (int(use[name].sum() or 0) for name in names)
-    return prompt, shareable, cached
 
 
 def reached_message(setting: EffectiveSetting, engines: Sequence[Reached]) -> Message:

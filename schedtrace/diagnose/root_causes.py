@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 import polars as pl
@@ -147,7 +146,9 @@ def _placed(roots: list[Finding], findings: Sequence[Finding]) -> list[Finding]:
     unplaced = []
     for symptom in (finding for finding in findings if not finding.is_root):
         causes = {*KINDS[symptom.code].symptom_of}
-        root = next((root for root in roots if _codes(root) & causes), None)
+        root = next(
+            (root for root in roots if causes & {root.code, *(folded.code for folded in root.symptoms)}), None
+        )
         if root is None:
             keeps = KINDS[symptom.code].holds_up
             unplaced.append(symptom if keeps else msgspec.structs.replace(symptom, severity="info"))
@@ -173,11 +174,6 @@ def _specific_first(roots: list[Finding]) -> list[Finding]:
 
 def _share(root: Finding) -> float:
     return root.share_frac or 0.0
-
-
-def _codes(root: Finding) -> set[str]:
-    """Return the finding's code, and the codes of the root causes folded under it."""
-    return {root.code, *(symptom.code for symptom in root.symptoms)}
 
 
 def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
@@ -272,14 +268,13 @@ def on_engine(rank: int, sentence: Message) -> Message:
 def _set_share(finding: Finding, share: float) -> None:
     if quotes_share(finding):
         arguments = {
-            name: NOTHING if _has_share(value) else value for name, value in finding.verdict.arguments.items()
+            name: NOTHING
+            if isinstance(value, Message) and any(isinstance(part, Share) for part in value.parts())
+            else value
+            for name, value in finding.verdict.arguments.items()
         }
         finding.verdict = Message(finding.verdict.template, {**arguments, QUOTED: Share(share)})
     finding.share_frac = share
-
-
-def _has_share(value: Any) -> bool:
-    return isinstance(value, Message) and any(isinstance(part, Share) for part in value.parts())
 
 
 def _saving(gain: Gain, saved_frac: float) -> Gain:

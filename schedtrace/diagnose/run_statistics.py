@@ -36,12 +36,11 @@ from schedtrace.model.statistics import (
     Durations,
     EngineFigures,
     Outcomes,
-    Percentiles,
     PrefixCacheUse,
     Statistics,
 )
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import RankLoads, RecordedRanks, kv_used_frac
+from schedtrace.timeline.engine_ranks import RecordedRanks, kv_used_frac
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US
@@ -139,27 +138,37 @@ def _report(
     """
     first = timelines[0]
     finishes = _together([timeline.trial_rows(timeline.finishes, trial) for timeline in timelines])
-    steps = _together(
-        [_on_clock_of(first, timeline, timeline.trial_rows(timeline.steps, trial)) for timeline in timelines]
-    )
+    steps_of_each = []
+    for timeline in timelines:
+        later_us = offset(timeline.header, first.header).us
+        rows = timeline.trial_rows(timeline.steps, trial)
+        on_clock = pl.col("start_us", "output_us") + later_us
+        steps_of_each.append(rows.with_columns(on_clock) if later_us else rows)
+    steps = _together(steps_of_each)
     working = steps.filter(pl.col("total_requests") > 0)
     begins = trial is not None or all(timeline.begins for timeline in timelines)
     begin = working.row(0, named=True) if working.height and begins else None
     done = finishes.filter(pl.col("status").is_in(FINISHED))
     latencies = _together([timeline.trial_rows(request_latencies(timeline), trial) for timeline in timelines])
-    lives = Fact.LIVES in first.facts
+    lives, back, new = Fact.LIVES in first.facts, steps["output_us"].drop_nulls(), working["num_new"]
+    preemptions, queued_ms = None, None
+    if len(timelines) == 1 and Fact.PREEMPTIONS in first.facts:
+        preemptions = first.trial_rows(first.preemptions, trial).filter(pl.col("in_schedule")).height
+    if queued:
+        queues = _together([timeline.trial_rows(timeline.queue_times, trial) for timeline in timelines])
+        queued_ms = percentiles(queues, pl.col("queue_us") / 1e3)
     report = TrialReport(
         trial=trial,
         engine_rank=first.rank,
         complete=True,
         steps=steps.height,
-        duration_s=_duration_s(steps),
+        duration_s=(max(back.to_list()) - min(steps["start_us"].to_list())) / 1e6 if back.len() else None,
         first_step_requests=None if begin is None else begin["total_requests"],
         first_step_tokens=None if begin is None else begin["used_tokens"],
-        new_per_step=_new_per_step(working),
+        new_per_step=None if new.null_count() else new.filter(new > 0).to_list(),
         budget_use_frac=_use(working),
         budget_use_waiting_frac=_use(working.filter(pl.col("num_waiting_after") > 0)),
-        preemptions=_preemptions(first, trial) if len(timelines) == 1 else None,
+        preemptions=preemptions,
         requests_finished=done.height if lives else None,
         requests_aborted=finishes.height - done.height if lives else None,
         requests_per_s=None,
@@ -168,14 +177,16 @@ def _report(
         throughput_from=None,
         throughput_over=None,
         throughput_s=None,
-        queue_ms=_queue_ms(timelines, trial) if queued else None,
+        queue_ms=queued_ms,
         ttft_ms=percentiles(latencies, pl.col("ttft_us") / 1e3),
         tpot_ms=percentiles(latencies, pl.col("tpot_us") / 1e3),
         e2e_ms=percentiles(latencies, pl.col("e2e_us") / 1e3),
         iteration_ms=percentiles(steps, pl.col("elapsed_us") / 1e3)
         if "elapsed_us" in steps.columns
         else None,
-        kv_cache_usage_max_frac=_largest(steps, "kv_cache_usage_frac"),
+        kv_cache_usage_max_frac=steps.select(pl.col("kv_cache_usage_frac").max()).item()
+        if "kv_cache_usage_frac" in steps.columns
+        else None,
     )
     if result is not None and result.elapsed_s > 0:
         work = result.num_requests, result.input_tokens, result.output_tokens
@@ -192,45 +203,13 @@ def _report(
     return report
 
 
-def _queue_ms(timelines: Sequence[Timeline], trial: int | None) -> Percentiles | None:
-    queued = _together([timeline.trial_rows(timeline.queue_times, trial) for timeline in timelines])
-    return percentiles(queued, pl.col("queue_us") / 1e3)
-
-
 def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:
     return frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
-
-
-def _on_clock_of(first: Timeline, timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
-    later_us = offset(timeline.header, first.header).us
-    return steps.with_columns(pl.col("start_us", "output_us") + later_us) if later_us else steps
-
-
-def _duration_s(steps: pl.DataFrame) -> float | None:
-    back = steps["output_us"].drop_nulls().to_list()
-    return (max(back) - min(steps["start_us"].to_list())) / 1e6 if back else None
-
-
-def _largest(steps: pl.DataFrame, column: str) -> float | None:
-    """Return the largest value; None if it is not recorded."""
-    return steps.select(pl.col(column).max()).item() if column in steps.columns else None
-
-
-def _new_per_step(working: pl.DataFrame) -> list[int] | None:
-    """Return the newly scheduled requests per step; None if they are not recorded for each step."""
-    new = working["num_new"]
-    return None if new.null_count() else new.filter(new > 0).to_list()
 
 
 def _use(steps: pl.DataFrame) -> float | None:
     mean = steps.select(pl.col("use_frac").mean()).item()
     return None if mean is None else float(mean)
-
-
-def _preemptions(timeline: Timeline, trial: int | None) -> int | None:
-    if Fact.PREEMPTIONS not in timeline.facts:
-        return None
-    return timeline.trial_rows(timeline.preemptions, trial).filter(pl.col("in_schedule")).height
 
 
 def strip(timeline: Timeline) -> list[StripCell]:
@@ -421,26 +400,22 @@ def statistics(engines: Sequence[EngineSums], ranks: RecordedRanks) -> Statistic
     lives = len(requests) == len(engines)
     tokens = [engine.inter_token for engine in engines if engine.inter_token is not None]
     sums = _added(engines)
+    outcomes = None
+    if lives:
+        outcomes = Outcomes(**{name: sums[name] for name in Outcomes.__struct_fields__})
+        outcomes.present = outcomes.present or msgspec.UNSET
+        outcomes.unrecorded = outcomes.unrecorded or msgspec.UNSET
     return Statistics(
         latency=_latency(pl.concat(requests)) if lives else [],
         prefix_cache=_cache_use(sums) if all("requests" in engine.counts for engine in engines) else None,
         drafts=_draft_use(sums),
-        outcomes=_ended(sums) if lives else None,
+        outcomes=outcomes,
         durations=Durations(
             device_ms=distribution(pl.concat([engine.device for engine in engines])),
             start_to_start_ms=distribution(pl.concat([engine.apart for engine in engines])),
             inter_token_ms=distribution(pl.concat(tokens)) if len(tokens) == len(engines) else None,
         ),
         engines=_engines(engines, ranks),
-    )
-
-
-def _ended(sums: dict[str, int]) -> Outcomes:
-    outcomes = Outcomes(**{name: sums[name] for name in Outcomes.__struct_fields__})
-    return msgspec.structs.replace(
-        outcomes,
-        present=outcomes.present or msgspec.UNSET,
-        unrecorded=outcomes.unrecorded or msgspec.UNSET,
     )
 
 
@@ -529,8 +504,12 @@ def _engines(engines: Sequence[EngineSums], ranks: RecordedRanks) -> list[Engine
     figures = [_figures([engine], engine.rank, seconds) for engine in engines]
     if len(engines) > 1:
         figures.append(_figures(engines, None, seconds))
-        if ranks.loads is not None:
-            _at_the_same_time(ranks.loads, figures)
+        if ranks.loads is not None:  # over the time in which any rank had a request: ranks are comparable
+            means = {rank: (running, waiting) for rank, running, waiting in ranks.loads.means().iter_rows()}
+            for row in figures:
+                own = [mean for rank, mean in means.items() if row.engine_rank in {None, rank}]
+                row.mean_running = sum(running for running, _ in own)
+                row.mean_waiting = sum(waiting for _, waiting in own)
     if ranks.lockstep:
         _add_lockstep(ranks, figures)
     return figures
@@ -570,15 +549,6 @@ def _mean(parts: Sequence[tuple[float, int]]) -> float | None:
         return parts[0][0]
     count = sum(count for _, count in parts)
     return sum(mean * count for mean, count in parts) / count if count else None
-
-
-def _at_the_same_time(loads: RankLoads, figures: list[EngineFigures]) -> None:
-    """Set means over the time in which any rank had a request, so that ranks are comparable."""
-    means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
-    for row in figures:
-        own = [mean for rank, mean in means.items() if row.engine_rank in {None, rank}]
-        row.mean_running = sum(running for running, _ in own)
-        row.mean_waiting = sum(waiting for _, waiting in own)
 
 
 def _add_lockstep(ranks: RecordedRanks, figures: list[EngineFigures]) -> None:

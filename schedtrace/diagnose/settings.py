@@ -14,7 +14,7 @@ from schedtrace.diagnose.reached import Reached, reached_by, reached_message
 from schedtrace.model.causes import Cap
 from schedtrace.model.manifest import OFFLINE_CONTEXT, Configured
 from schedtrace.model.message import NOTHING, Code, Message, Number, given, joined
-from schedtrace.model.report import Advice, EffectiveSetting, Finding, Origin
+from schedtrace.model.report import EffectiveSetting, Finding, Origin
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
@@ -147,7 +147,9 @@ def _not_given(name: str, value: Any, run: Run) -> tuple[Origin, Message]:
     if name == "max_num_scheduled_tokens" and (reserved := _reserved_for_drafts(header)):
         return "reduced", reserved
     if name == "num_gpu_blocks":
-        return "derived", _blocks_from(header)
+        names = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
+        decisive = next((name for name in names if VALUES[name](header) is not None), None)
+        return "derived", say("[by {setting:setting}]", setting=decisive)
     if configured is None:
         return "unknown", NOTHING
     if name in BY_CONTEXT:
@@ -185,13 +187,6 @@ def _reserved_for_drafts(header: Header) -> Message:
         return NOTHING
     sentence = "every scheduled request also takes {slots:n} of {setting:setting} for draft tokens"
     return say(sentence, slots=slots, setting=setting)
-
-
-def _blocks_from(header: Header) -> Message:
-    """Return the setting that decided the number of blocks."""
-    names = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
-    by = next((name for name in names if VALUES[name](header) is not None), None)
-    return say("[by {setting:setting}]", setting=by)
 
 
 LOCAL_INTERVAL_SINCE = (0, 33)
@@ -459,7 +454,11 @@ def without_followed(findings: list[Finding], settings: Sequence[EffectiveSettin
 
 
 def _without(finding: Finding, overridden: dict[str, EffectiveSetting]) -> Finding:
-    remaining = [advice for advice in finding.advice if not _was_given(advice, overridden)]
+    remaining = []
+    for advice in finding.advice:
+        setting = overridden.get(advice.setting or "")
+        if setting is None or advice.value is None or setting.given != advice.value:
+            remaining.append(advice)
     if len(remaining) == len(finding.advice):
         return finding
     first = finding.advice[0]
@@ -469,11 +468,6 @@ def _without(finding: Finding, overridden: dict[str, EffectiveSetting]) -> Findi
         gain=finding.gain if first in remaining else None,
         refuted=finding.refuted if remaining else [*finding.refuted, _why(overridden[str(first.setting)])],
     )
-
-
-def _was_given(advice: Advice, overridden: dict[str, EffectiveSetting]) -> bool:
-    setting = overridden.get(advice.setting or "")
-    return setting is not None and advice.value is not None and setting.given == advice.value
 
 
 def _why(setting: EffectiveSetting) -> Message:

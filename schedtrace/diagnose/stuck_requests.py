@@ -63,6 +63,8 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
         .group_by("request_id")
         .agg(pl.len().alias("self_preemptions"), pl.col("lost_tokens").max())
     )
+    last = pl.col("last_step").max().alias("scheduled_step")
+    scheduled = timeline.stretches.group_by("request_id").agg(last).collect()
     long = pl.col("until_us") - pl.col("since_us") >= LONG_US
     refused_often = ((pl.col("refusals") >= FEWEST_REFUSALS) | long) & ~pl.col("runs_later")
     return (
@@ -83,7 +85,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
             maintain_order="left",
         )
         .join(preempted, on="request_id", how="left", maintain_order="left")
-        .join(_last_scheduled(timeline), on="request_id", how="left", maintain_order="left")
+        .join(scheduled, on="request_id", how="left", maintain_order="left")
         .with_columns(
             pl.col("self_preemptions", "lost_tokens").fill_null(0),
             runs_later=pl.col("scheduled_step").fill_null(-1) > pl.col("last_step"),
@@ -131,12 +133,6 @@ def _too_long(timeline: Timeline, asked: pl.DataFrame) -> list[str]:
         return []
     prompts = asked[["request_id", "prompt_tokens"]].iter_rows()
     return [name for name, tokens in prompts if sum(blocks_needed(timeline.header, tokens) or []) > usable]
-
-
-def _last_scheduled(timeline: Timeline) -> pl.DataFrame:
-    """Return ``request_id`` and ``scheduled_step``, the last step that scheduled tokens for the request."""
-    got = timeline.stretches.group_by("request_id").agg(pl.col("last_step").max().alias("scheduled_step"))
-    return got.collect()
 
 
 FEWEST_STEPS = 10

@@ -246,7 +246,11 @@ def _verdict(
     main = max(engines, key=lambda engine: engine.requests_us)
     if not leads or (leads[0].code in RULES and KINDS[leads[0].code].quiet is not None):
         facts = ALL_FACTS.intersection(*(engine.facts for engine in engines))
-        return _untold(engines, facts) if not facts >= SHOWS_LIMITS else _nothing_leads(engines, leads, split)
+        if facts >= SHOWS_LIMITS:
+            return _nothing_leads(engines, leads, split)
+        longest = max(engines, key=lambda engine: engine.steps)
+        shown = on_engine(longest.rank, longest.contents) if len(engines) > 1 else longest.contents
+        return [sentence for sentence in (cannot_tell(facts), shown, RECORD_IT) if sentence]
     first, *following = leads
     equal = [root for root in following if root.weight >= NEARLY * first.weight and not first.leads]
     also = say("[Nearly as much: {title}.]", title=_lowered(equal[0].title) if equal else None)
@@ -260,13 +264,6 @@ def _verdict(
     return [sentence for sentence in (first.verdict, grows, holder, open_, loop, also) if sentence][:3]
 
 
-def _untold(engines: Sequence[Unlimited], facts: frozenset[Fact]) -> list[Message]:
-    """Return the contents of a record that cannot show what limits the engines."""
-    longest = max(engines, key=lambda engine: engine.steps)
-    shown = on_engine(longest.rank, longest.contents) if len(engines) > 1 else longest.contents
-    return [sentence for sentence in (cannot_tell(facts), shown, RECORD_IT) if sentence]
-
-
 def _nothing_leads(
     engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart]
 ) -> list[Message]:
@@ -276,7 +273,13 @@ def _nothing_leads(
     if load and main.load.grows:
         return [say("The engine is the limit: no setting held requests back for long."), load]
     explained = main.capped or (findings[0].verdict if findings else NOTHING)
-    sentences = [explained] if explained else [main.nothing, _split(split)]
+    parts = [
+        say("{share:%} {part}", share=part.share_frac, part=PARTS.get(part.part, part.part))
+        for part in split
+        if part.share_frac >= SAID_FROM_FRAC
+    ]
+    spent = say("[The requests' time: {parts}.]", parts=joined(parts, ", "))
+    sentences = [explained] if explained else [main.nothing, spent]
     open_ = left_open(ALL_FACTS.intersection(*(engine.facts for engine in engines)))
     of_client = findings and findings[0].code == client_limited.RULE.code and not main.capped
     last = open_ or (NOTHING if of_client else load or _idle(engines))
@@ -369,15 +372,6 @@ def _capped(timeline: Timeline) -> Message:
         steps=int(held["steps"][0]),
         own=int(own[0]),
     )
-
-
-def _split(split: list[TimePart]) -> Message:
-    parts = [
-        say("{share:%} {part}", share=part.share_frac, part=PARTS.get(part.part, part.part))
-        for part in split
-        if part.share_frac >= SAID_FROM_FRAC
-    ]
-    return say("[The requests' time: {parts}.]", parts=joined(parts, ", "))
 
 
 def _idle(engines: Sequence[Unlimited]) -> Message:

@@ -200,7 +200,9 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
         failure=log.failure,
         statements=_in_order(statements),
         cannot_tell=_cannot_tell(log),
-        commands=_log_commands(log),
+        commands=[ATTACH, RESTART]
+        if log.failure is None
+        else [RESTART if log.failure.stage == "start" else KEEP],  # it should next keep its last minutes
         notices=[say("{notice}", notice=notice) for notice in log.notices],
     )
 
@@ -273,10 +275,3 @@ def _in_order(statements: list[Statement]) -> list[Statement]:
         return _FIRST.index(statement.code) if statement.code in _FIRST else len(_FIRST)
 
     return sorted(statements, key=place)
-
-
-def _log_commands(log: ServerLog) -> list[str]:
-    """Return commands that record what the log lacks; a failed server should next keep its last minutes."""
-    if log.failure is not None and log.failure.stage == "start":
-        return [RESTART]
-    return [KEEP] if log.failure is not None else [ATTACH, RESTART]
