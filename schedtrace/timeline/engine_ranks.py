@@ -111,13 +111,16 @@ def rank_of(timeline: Timeline) -> RankSummary:
     steps = timeline.steps
     arrivals = timeline.first_arrivals
     most = steps["num_running_after"].max()
+    columns = [pl.col(name) if name in steps.columns else pl.lit(None).alias(name) for name in STEPS]
+    sizes = ("used_tokens", "decode_tokens", "context_tokens")
+    computing = steps.filter(pl.col("total_requests") > 0)
     return RankSummary(
         header=timeline.header,
         facts=timeline.facts,
         seats=timeline.seats,
         requests_us=timeline.requests_us,
         most_running=most if isinstance(most, int) else 0,
-        steps=_steps(steps),
+        steps=computing.select(*columns, *sizes, requests=pl.col("total_requests")).cast(pl.Int64),
         presence=_presence(timeline),
         arrived=arrivals.height,
         pinned=arrivals["pinned_rank"].count() if "pinned_rank" in arrivals.columns else 0,
@@ -163,13 +166,6 @@ def _pace(steps: pl.DataFrame) -> Pace | None:
 def kv_used_frac() -> pl.Expr:
     """Return the share of KV blocks in use after a step; vLLM's null block is not counted."""
     return 1 - pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")
-
-
-def _steps(steps: pl.DataFrame) -> pl.DataFrame:
-    columns = [pl.col(name) if name in steps.columns else pl.lit(None).alias(name) for name in STEPS]
-    computing = steps.filter(pl.col("total_requests") > 0)
-    sizes = ("used_tokens", "decode_tokens", "context_tokens")
-    return computing.select(*columns, *sizes, requests=pl.col("total_requests")).cast(pl.Int64)
 
 
 def _presence(timeline: Timeline) -> pl.DataFrame:
@@ -238,9 +234,14 @@ def rank_loads(ranks: list[RankSummary], offsets_us: dict[int, int]) -> RankLoad
         _tokens(ranks, offsets_us, parts), on=("part", "rank"), how="left", maintain_order="left"
     )
     busy = (pl.col("running") + pl.col("waiting")).sum().over("part") > 0
+    avoidable_us = {}  # time in which a rank refused requests while another had room
+    for rank, presence in spans.items():
+        waits = presence.filter(pl.col("waiting") > 0)
+        within = time_within(waits, room, {"us": pl.col("room")})
+        avoidable_us[rank] = int((within["us"] * waits["waiting"]).sum())
     return RankLoads(
         loads=loads.filter(busy).with_columns(pl.col("tokens").fill_null(0)),
-        avoidable_us={rank: _waiting_us(presence, room) for rank, presence in spans.items()},
+        avoidable_us=avoidable_us,
         waited_us={
             rank: int((presence["waiting"] * presence.select(LENGTH_US).to_series()).sum())
             for rank, presence in spans.items()
@@ -290,13 +291,6 @@ def _with_room(
         .select(begin_us="at", end_us="until", room=pl.col("open") > 0)
         .drop_nulls()
     )
-
-
-def _waiting_us(spans: pl.DataFrame, room: pl.DataFrame) -> int:
-    """Return the time in which a rank refused requests while another had room, in microseconds."""
-    waits = spans.filter(pl.col("waiting") > 0)
-    within = time_within(waits, room, {"us": pl.col("room")})
-    return int((within["us"] * waits["waiting"]).sum())
 
 
 FEWEST_PASSES = 20

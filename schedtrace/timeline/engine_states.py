@@ -360,11 +360,6 @@ def slow_spans(frames: EngineFrames, engine: pl.DataFrame, starving: pl.Series) 
     return pl.concat(slow).sort("begin_us")
 
 
-def _usual_us(frames: EngineFrames) -> float:
-    """Return the median step time, in microseconds."""
-    return median(frames.steps.filter(pl.col("total_requests") > 0)["busy_us"])
-
-
 def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
     """Return the times without device work that are far longer than usual times of their kind."""
     steps = (
@@ -379,7 +374,7 @@ def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
             there=pl.col("num_running_before") + pl.col("num_waiting_before"),
         )
     )
-    least = _usual_us(frames)
+    least = median(frames.steps.filter(pl.col("total_requests") > 0)["busy_us"])  # a usual step
     long = engine.with_columns(us=LENGTH_US).filter(pl.col("us") >= least).sort("end_us")
     if long.is_empty():
         return _slow([])

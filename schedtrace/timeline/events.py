@@ -109,8 +109,15 @@ def make_events(
     asked = _asked(frames)
     asked = _table([asked, _without(_hung(frames), asked)])
     asked = _table([asked, _without(_stalled(frames), asked)])
-    lost = _starved(frames, engine, starved, asked)
-    slow = _without(_outside(slow, starved), asked)
+    lost = pl.DataFrame(schema=SCHEMA)
+    if not starved.is_empty():
+        lost = lost_spans(frames, engine, starved).with_columns(kind=pl.lit(STARVED))
+        lost = lost.filter(
+            overlap_us(lost, merged(asked)) < 0.5 * LENGTH_US
+        )  # mostly outside of what was asked
+        if not slow.is_empty():  # of the slow spans those that lie mostly outside of starved periods
+            slow = slow.filter(overlap_us(slow, starved) < 0.5 * LENGTH_US)
+    slow = _without(slow, asked)
     if slow["step"].n_unique() > MOST_FRAC * frames.steps.height:
         slow = slow.clear()
     interruptions = _table([asked, *_by_position(frames, slow), lost])
@@ -287,16 +294,6 @@ def _stalled(frames: EngineFrames) -> pl.DataFrame:
     )
 
 
-def _starved(
-    frames: EngineFrames, engine: pl.DataFrame, starved: pl.DataFrame, asked: pl.DataFrame
-) -> pl.DataFrame:
-    """Return the lost time of starved periods that lies mostly outside of requested interruptions."""
-    if starved.is_empty():
-        return pl.DataFrame(schema=SCHEMA)
-    lost = lost_spans(frames, engine, starved).with_columns(kind=pl.lit(STARVED))
-    return lost.filter(overlap_us(lost, merged(asked)) < 0.5 * LENGTH_US)
-
-
 def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
     """Return the slow spans that lie mostly outside of requested interruptions and of each other."""
     if slow.is_empty():
@@ -312,13 +309,6 @@ def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
         ):
             taken.insert(at, span)
     return pl.DataFrame(taken, schema=slow.schema)
-
-
-def _outside(slow: pl.DataFrame, starved: pl.DataFrame) -> pl.DataFrame:
-    """Return the slow spans that lie mostly outside of the periods in which the engine was starved."""
-    if slow.is_empty() or starved.is_empty():
-        return slow
-    return slow.filter(overlap_us(slow, starved) < 0.5 * LENGTH_US)
 
 
 def _by_position(frames: EngineFrames, slow: pl.DataFrame) -> list[pl.DataFrame]:

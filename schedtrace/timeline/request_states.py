@@ -67,9 +67,12 @@ def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: p
         .drop_nulls(["begin_us", "end_us"])  # a damaged line may lack the time
         .filter((pl.col("end_us") > pl.col("begin_us")) | (pl.col("tokens") > 0))
     )
+    of_stretches = frames.stretches.select("request_id", "trial").unique("request_id").collect()
+    by_request = [frame[["request_id", "trial"]] for frame in (frames.present, frames.arrivals)]
+    trials = pl.concat([*by_request, of_stretches]).unique("request_id", keep="first", maintain_order=True)
     return (
         cut_by_gaps(_merged(rows), frames.gaps)
-        .join(_trials(frames), on="request_id", how="left", maintain_order="left")
+        .join(trials, on="request_id", how="left", maintain_order="left")
         .select(
             pl.lit(frames.rank, pl.Int64).alias("engine_rank"),
             *("request_id", "trial", "begin_us", "end_us", "state", "cause"),
@@ -94,12 +97,6 @@ def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
         gone_in_gaps = departures[["request_id", "gone_us"]]
         left, moments = left.join(gone_in_gaps, on="request_id", how="left"), ["finished_us", "gone_us"]
     return left.select("request_id", end_us=pl.coalesce(*moments, pl.lit(frames.end_us)))
-
-
-def _trials(frames: EngineFrames) -> pl.DataFrame:
-    of_stretches = frames.stretches.select("request_id", "trial").unique("request_id").collect()
-    by_request = [frame[["request_id", "trial"]] for frame in (frames.present, frames.arrivals)]
-    return pl.concat([*by_request, of_stretches]).unique("request_id", keep="first", maintain_order=True)
 
 
 def _merged(rows: pl.DataFrame) -> pl.DataFrame:

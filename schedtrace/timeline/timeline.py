@@ -9,7 +9,7 @@ draws; the page also draws ``request_states`` and ``preemptions``.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Literal, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import polars as pl
@@ -290,7 +290,13 @@ def make_timeline(
             .with_columns(trial=pl.coalesce("trial_of_arrival", "trial"))
             .drop("trial_of_arrival")
         )
-    exits = _exits(trace)
+    # An exit that ends a loop is a refusal only if a request is left in the queue.
+    left = (pl.col("loop") == "running") | (pl.col("num_waiting_after") > 0)
+    refusal = left & ~pl.col("cause").is_in([str(cause) for cause in NOT_A_REFUSAL])
+    exits = _with_step(trace, trace.exits(), "num_waiting_after").with_columns(refusal=refusal)
+    waiting = pl.col("num_waiting_after")  # it tells the cause of a waiting loop without a recorded one
+    nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
+    inferred = nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER)))
     measured_steps = (
         without_warmup(_as_scheduled(steps, exits))
         .with_columns(
@@ -302,13 +308,19 @@ def make_timeline(
         )
         .join(context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
         .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
-        .with_columns(_waiting_cause(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
+        .with_columns(
+            pl.col("waiting_cause").fill_null(inferred), pl.col("waiting_via").fill_null("inferred")
+        )
     )
     arrivals, finishes, present = map(without_warmup, (trace.arrivals, finishes, trace.present))
     stalls = _stalls(trace)
-    gaps = trace.gaps.filter(
-        pl.col("next_step").is_between(*_ends(measured_steps["step"]), closed=_closed(trace, measured_steps))
-    )
+    gaps, numbers = trace.gaps.clear(), measured_steps["step"]
+    if numbers.len():  # a gap before the first step counts unless it lacks only the warm-up
+        is_first = numbers[0] == trace.steps["step"][0]
+        inside = pl.col("next_step").is_between(
+            numbers[0], numbers[-1], closed="both" if is_first else "right"
+        )
+        gaps = trace.gaps.filter(inside)
     return Timeline(
         header=trace.header,
         steps=measured_steps,
@@ -362,16 +374,6 @@ def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
     return listed.filter(is_outside)
 
 
-def _closed(trace: Trace, steps: pl.DataFrame) -> Literal["both", "right"]:
-    """Return "both" if a gap before the first step counts; it does not if it lacks only the warm-up."""
-    is_first = steps.height > 0 and steps["step"][0] == trace.steps["step"][0]
-    return "both" if is_first else "right"
-
-
-def _ends(numbers: pl.Series) -> tuple[int, int]:
-    return (int(numbers[0]), int(numbers[-1])) if numbers.len() else (0, -1)
-
-
 def _stalls(trace: Trace) -> pl.DataFrame:
     """Return the watchdog's stalls, with ``open``: whether there was no progress until the trace's end."""
     later = [trace.cpu["at_us"].max(), trace.end.at_us if trace.end is not None else None]
@@ -412,20 +414,6 @@ def _used() -> pl.Expr:
     """Return the scheduled tokens, from the budget or, without it, from the tokens of the two kinds."""
     of_both = pl.col("prefill_tokens") + pl.col("decode_tokens")
     return pl.coalesce(pl.col("token_budget") - pl.col("remaining_budget"), of_both)
-
-
-def _waiting_cause(cause: pl.Expr) -> pl.Expr:
-    """Return the cause that ended the waiting loop; if none was recorded, take it from the queue's length."""
-    waiting = pl.col("num_waiting_after")
-    nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
-    return cause.fill_null(nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER))))
-
-
-def _exits(trace: Trace) -> pl.DataFrame:
-    """Return all exits; an exit that ends a loop is a refusal only if a request is left in the queue."""
-    left = (pl.col("loop") == "running") | (pl.col("num_waiting_after") > 0)
-    refusal = left & ~pl.col("cause").is_in([str(cause) for cause in NOT_A_REFUSAL])
-    return _with_step(trace, trace.exits(), "num_waiting_after").with_columns(refusal=refusal)
 
 
 def _with_step(trace: Trace, rows: pl.LazyFrame, column: str) -> pl.DataFrame:
