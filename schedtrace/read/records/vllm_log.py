@@ -47,6 +47,11 @@ MARKERS = _OWN_MARKERS + _ALSO
 """Byte strings, one of which is in each line that is read."""
 _SOURCE = re.compile(r"^(?:\[pod/(?P<pod>[^\]\s]{1,300})\] |(?P<container>[\w.-]{1,100}) +\| )")
 """Prefixes with which ``kubectl logs --prefix`` and ``docker compose logs`` name where a line is from."""
+_STERN = re.compile(
+    r"(?P<names>(?:[a-z0-9][a-z0-9.-]{0,252} ){2,3})(?:[\d-]{10}T?\S{8,20} )?"
+    r"(?:\([A-Z]\w{1,40} pid=\d|(?:DEBUG|INFO|WARNING|ERROR) )"
+)
+"""Prefix of ``stern``, namespace, pod and container, where vLLM's own prefix follows."""
 _FRONT_END = re.compile(r"\((APIServer pid=\d{1,10})\)")
 """Name of the process that prints the periodic lines of a server."""
 _PROCESS_PREFIX = 200
@@ -265,11 +270,24 @@ class _Origins:
 
 def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str | None, str]]:
     """Yield line number, source and text of each log record, without what clients sent."""
+    pods: set[str] = set()
     for number, line in lines:
         prefix = _SOURCE.match(line)
         source = None if prefix is None else prefix["pod"] or prefix["container"]
+        if source is None and (names := _stern_names(line, pods)):
+            if len(pods) < MOST_SERVERS:
+                pods.add(names)
+            source = names.rstrip().replace(" ", "/")
         for record in records_in(line[: quoted_from(line)]):
             yield number, source, record
+
+
+def _stern_names(line: str, pods: set[str]) -> str | None:
+    """Return the names with which ``stern`` begins a line; None if neither they nor vLLM's prefix show it."""
+    match = _STERN.match(line)
+    if match is not None and "-" in match["names"]:  # as in a pod's name, not in words of a sentence
+        return match["names"]
+    return next((names for names in pods if line.startswith(names)), None)
 
 
 def _about_dropped_lines(log: ServerLog, left_out: int) -> Iterator[str]:

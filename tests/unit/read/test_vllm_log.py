@@ -120,6 +120,7 @@ def test_other_lines_are_none(line):
         "2026-05-19T08:13:11.123456789Z stdout F (APIServer pid=1) INFO 05-19 10:13:11 [loggers.py:271] ",
         "2026-05-19T08:13:11.123456789Z (APIServer pid=1) INFO 05-19 10:13:11 [loggers.py:271] ",
         "May 19 10:13:11 host vllm[123]: INFO 05-19 10:13:11 [loggers.py:271] ",
+        "then we saw (APIServer pid=1) INFO 05-19 10:13:11 [loggers.py:271] ",
         "> ",
         "    ",
     ],
@@ -138,6 +139,9 @@ def test_any_prefix_may_stand_before_it(logs, prefix):
     [
         ("vllm-1  | (APIServer pid=1) ", "vllm-1"),
         ("[pod/llm-7d9f/vllm] ", "llm-7d9f/vllm"),
+        ("llm-7d9f vllm (APIServer pid=1) INFO 05-19 10:13:11 [loggers.py:271] ", "llm-7d9f/vllm"),
+        ("ns llm-7d9f vllm INFO 05-19 10:13:11 [loggers.py:271] ", "ns/llm-7d9f/vllm"),
+        ("llm-7d9f vllm 2026-05-19T08:13:11.123Z (APIServer pid=1) ", "llm-7d9f/vllm"),
     ],
 )
 def test_the_source_of_a_line_is_kept(logs, prefix, source):
@@ -153,6 +157,17 @@ def test_sources_in_one_file_are_told_apart(logs):
         [0, 2, 4],
         [1, 3, 5],
     ]
+
+
+def test_pods_that_stern_names_are_told_apart(logs):
+    """A line of a traceback without vLLM's prefix belongs to a pod that another line has named."""
+    pods = ("llm-prefill-6458459f69-qxv6j vllm", "llm-decode-6c7676b65c-xfqp6 vllm")
+    lines = [f"{pods[place % 2]} {periodic(10 * place, running=place)}" for place in range(6)]
+    lines.append(f"{pods[1]} EngineCore encountered a fatal error.")
+    prefill, decode = logs("\n".join(lines))
+    assert [snapshot.running for snapshot in prefill.engines[0].snapshots] == [0, 2, 4]
+    assert [snapshot.running for snapshot in decode.engines[0].snapshots] == [1, 3, 5]
+    assert (prefill.failure, decode.failure.stage) == (None, "serving")
 
 
 def test_servers_that_write_to_one_terminal_are_told_apart(logs):
