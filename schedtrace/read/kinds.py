@@ -338,6 +338,11 @@ KINDS: tuple[FileKind, ...] = (
         ),
         "no engine ran: the last line of the traceback says why",
     ),
+    FileKind(
+        "a part of a traceback from vLLM",
+        _text(r'\bFile "(?:[^"\n]*/)?vllm/[^"\n]*\.py", line \d+, in \w'),
+        "it does not show whether an engine failed, nor why: give the complete log, which names the error",
+    ),
     FileKind("a dump of Prometheus metrics", _text(r"^# (?:HELP|TYPE) [\w:]+ ", least=2), TO_RECORD),
     FileKind(
         "vLLM's log without iteration lines",

@@ -171,6 +171,11 @@ def test_a_public_sample_is_recognized(name, kind):
             "a part of a step that vLLM dumped",
         ),
         (TRACEBACK, "a Python error in vLLM, without any line of an engine"),
+        (
+            '(EngineCore) ERROR 07-16 08:23:49 [core.py:12]   File "/x/vllm/v1/a.py", line 95, in _wait\n',
+            "a part of a traceback from vLLM",
+        ),
+        ('    File "vllm/v1/executor/x.py", line 3, in get_response\n', "a part of a traceback from vLLM"),
         (b"BZh91AY", "a compressed file"),
         (b"\x1f\x8b\x08\x00", "a compressed file"),
         (
