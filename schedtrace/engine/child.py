@@ -266,11 +266,6 @@ def watch_engine_core(client: Any) -> None:
     threading.Thread(target=await_death, name="schedtrace-watchdog", daemon=True).start()
 
 
-def stop_watching() -> None:
-    """Stop watching the engine core, because it was asked to end."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
 RESET_TRIES = 20
 RESET_PAUSE_S = 0.05
 PROGRESS_EVERY_S = 0.1
@@ -320,7 +315,7 @@ def main(pipe: int) -> None:
         send_event(run_spec.Failed(_in_one_line(error)))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        stop_watching()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the engine core is asked to end
         if session is not None:
             with contextlib.suppress(Exception):
                 session.front_end.shutdown()

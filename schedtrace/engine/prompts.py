@@ -62,7 +62,10 @@ def read_prompts(spec: RunSpec) -> PromptSet:
     """
     if spec.dataset == RANDOM:
         _refuse_options_of_files(spec)
-        return PromptSet(_random(spec), [])
+        output_len = spec.output_len or DEFAULT_RANDOM_OUTPUT_LEN
+        lengths = random_lengths(spec.input_len, output_len, range_ratio=spec.range_ratio, seed=spec.seed)
+        drawn = islice(lengths, spec.num_prompts or DEFAULT_RANDOM_PROMPTS)
+        return PromptSet([Prompt(input_len=prompt, output_len=output) for prompt, output in drawn], [])
     path = Path(spec.dataset)
     if not path.exists():
         msg = f"--dataset {spec.dataset}: no such file; expected 'random' or a workload file"
@@ -81,7 +84,10 @@ def _sent_as_texts(spec: RunSpec, path: Path, kind: WorkloadFormat) -> PromptSet
         msg = f"{path}: no usable prompt in it"
         raise InputError(msg)
     if spec.output_len is not None:
-        counts[OVERRIDDEN] = sum(_has_other_output(prompt, spec.output_len) for prompt in prompts)
+        counts[OVERRIDDEN] = sum(
+            prompt.completion is not None or prompt.output_len not in {None, spec.output_len}
+            for prompt in prompts
+        )
         prompts = [msgspec.structs.replace(prompt, output_len=spec.output_len) for prompt in prompts]
     elif any(prompt.output_len is None and prompt.completion is None for prompt in prompts):
         msg = f"{path}: some prompts have no output_len or output_tokens; give --output-len"
@@ -89,10 +95,6 @@ def _sent_as_texts(spec: RunSpec, path: Path, kind: WorkloadFormat) -> PromptSet
     count = spec.num_prompts or len(prompts)
     repeated = [prompts[i % len(prompts)] for i in range(count)]
     return PromptSet(repeated, [*kind.notes, *counted_notes(counts)])
-
-
-def _has_other_output(prompt: Prompt, output_len: int) -> bool:
-    return prompt.completion is not None or prompt.output_len not in {None, output_len}
 
 
 def _refuse_options_of_files(spec: RunSpec) -> None:
@@ -173,13 +175,6 @@ def check_ranks(spec: RunSpec, prompts: list[Prompt]) -> None:
             f"(ranks count from 0): give --data-parallel-size {wanted + 1} or more"
         )
         raise UsageError(msg)
-
-
-def _random(spec: RunSpec) -> list[Prompt]:
-    output_len = spec.output_len or DEFAULT_RANDOM_OUTPUT_LEN
-    lengths = random_lengths(spec.input_len, output_len, range_ratio=spec.range_ratio, seed=spec.seed)
-    count = spec.num_prompts or DEFAULT_RANDOM_PROMPTS
-    return [Prompt(input_len=prompt, output_len=output) for prompt, output in islice(lengths, count)]
 
 
 class PromptRequest(msgspec.Struct):

@@ -330,11 +330,6 @@ def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
     return AsyncEngineArgs.from_cli_args(parsed), explicit
 
 
-def keep_options() -> None:
-    """Write vLLM's options to the cache."""
-    write_options(options_of(_parser()))
-
-
 def _parser() -> argparse.ArgumentParser:
     """Return vLLM's own parser, which raises ``UsageError`` for invalid arguments."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -502,4 +497,4 @@ def import_vllm() -> None:
         if collects:
             gc.enable()
     if read_options() is None:
-        keep_options()
+        write_options(options_of(_parser()))

@@ -100,20 +100,6 @@ class LatestExits:
         return self.exits, self._caps
 
 
-class LatestFacts:
-    """Facts other than decisions as fields of a line, rebuilt only if they changed."""
-
-    def __init__(self) -> None:
-        self._state: State = ()
-        self._fields: dict[str, Any] = {}
-
-    def state_fields(self, state: State) -> dict[str, Any]:
-        """Return the fields of the next step's facts."""
-        if state is not self._state:
-            self._state, self._fields = state, dict(zip(FIELDS, state, strict=True))
-        return self._fields
-
-
 class Assembler:
     """Builder of the lines of one engine's trace, in the order of its steps.
 
@@ -148,7 +134,9 @@ class Assembler:
         self._only_decodes = False
         """Whether no request of the latest step had prompt tokens left, or tokens to recompute."""
         self._exits = LatestExits(self._ids, long_prefill_threshold)
-        self._facts = LatestFacts()
+        self._state: State = ()
+        self._state_fields: dict[str, Any] = {}
+        """Facts of the latest step other than its decisions, as fields of a line."""
         self._deltas = Deltas()
         self._after_dropped = False
         self.progress = TraceProgress()
@@ -170,6 +158,9 @@ class Assembler:
             self._lives.note_waiting(aside.request_id, aside.wanted_tokens)
         start_us = self._us(capture.start_ns)
         changes = self._follow_rows(capture, start_us)
+        if capture.state is not self._state:
+            self._state = capture.state
+            self._state_fields = dict(zip(FIELDS, capture.state, strict=True))
         self.progress.advance_to(capture.step, self._us(capture.end_ns))
         step = Step(
             step=capture.step,
@@ -193,7 +184,7 @@ class Assembler:
             arrived=arrived,
             finished=finished,
             **self.pass_fields(capture.side_events),
-            **self._facts.state_fields(capture.state),
+            **self._state_fields,
             **({} if capture.happened is None else capture.happened.step_fields()),
         )
         self._count(step, capture.rows)

@@ -349,10 +349,15 @@ class Writer:
         return lines
 
     def _late_outputs(self) -> list[AnyLine | dict[str, Any]]:
-        done = [capture for capture in self._early if capture.result is not None]
-        if done:
-            self._early = [capture for capture in self._early if capture.result is None]
-        return [self._assembler.output(capture, capture.result) for capture in done if capture.result]
+        """Return the outputs that have come back since their steps were written without them."""
+        lines: list[AnyLine | dict[str, Any]] = []
+        early, self._early = self._early, []
+        for capture in early:
+            if (result := capture.result) is None:  # as above: look once
+                self._early.append(capture)
+            else:
+                lines.append(self._assembler.output(capture, result))
+        return lines
 
     def _idle_events(self, *, last: bool) -> list[AnyLine]:
         """Return the arrivals and departures that have been in no step for half a second."""

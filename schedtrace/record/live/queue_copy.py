@@ -134,7 +134,10 @@ def present_entry(seen: CopiedRequest, salt: facts.Salt, anchor_ns: int, wall_an
     """
     request = seen.request
     lora = getattr(request, "lora_request", None)
-    times = dict(_times(seen.events, anchor_ns))
+    # The first event of each kind; vLLM's times are monotonic seconds.
+    times = {
+        event.type.name: int(event.timestamp * 1e6) - anchor_ns // 1000 for event in reversed(seen.events)
+    }
     fields = facts.requested(request)
     if (sibling := facts.sibling(request.request_id, salt)) is not None:
         fields["sibling_index"], fields["parent"] = sibling
@@ -153,12 +156,6 @@ def present_entry(seen: CopiedRequest, salt: facts.Salt, anchor_ns: int, wall_an
         lora=None if lora is None else lora.lora_name,
         **fields,
     )
-
-
-def _times(events: Iterable[Any], anchor_ns: int) -> Iterable[tuple[str, int]]:
-    """Yield the name and time of the first event of each kind; vLLM's times are monotonic seconds."""
-    for event in reversed(tuple(events)):
-        yield event.type.name, int(event.timestamp * 1e6) - anchor_ns // 1000
 
 
 MOST_WAITED_S = 5.0

@@ -46,9 +46,10 @@ def binds(node: ast.AST) -> frozenset[str]:
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
             parts = [target]
         case ast.If(body=body, orelse=orelse):
-            bound = [
-                frozenset[str]().union(*map(binds, side)) for side in (body, orelse) if not _leaves(side)
-            ]
+            leaves = ast.Break | ast.Continue | ast.Return | ast.Raise
+            # Control passes the end of a side unless its last statement leaves it.
+            sides = [side for side in (body, orelse) if not (side and isinstance(side[-1], leaves))]
+            bound = [frozenset[str]().union(*map(binds, side)) for side in sides]
             return frozenset.intersection(*bound) if bound else frozenset()
         case _:
             parts = []
@@ -59,11 +60,6 @@ def stores(target: ast.expr) -> frozenset[str]:
     """Return the names that an assignment to ``target`` binds."""
     names_in = (part for part in ast.walk(target) if isinstance(part, ast.Name))
     return frozenset(part.id for part in names_in if isinstance(part.ctx, ast.Store))
-
-
-def _leaves(statements: list[ast.stmt]) -> bool:
-    """Return whether control never passes the end of these statements."""
-    return bool(statements) and isinstance(statements[-1], ast.Break | ast.Continue | ast.Return | ast.Raise)
 
 
 def rebinds(node: ast.AST) -> frozenset[str]:

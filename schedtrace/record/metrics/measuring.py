@@ -1,11 +1,14 @@
 """Connection of a writer with a receiver of totals, which comes and goes while the writer works."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from schedtrace.record.log import logger
 from schedtrace.record.metrics.tally import Tally
 from schedtrace.record.otel.histories import Histories
+
+if TYPE_CHECKING:
+    from schedtrace.record.assemble import Assembler
 
 
 class Meter(Protocol):
@@ -33,18 +36,6 @@ class EngineFacts(NamedTuple):
     """KV blocks by holder; empty if they cannot be read."""
 
 
-class CountsLines(Protocol):
-    """Assembler of lines, which adds each to totals."""
-
-    tally: Tally | None
-
-    def count_with(self, tally: Tally | None) -> None:
-        """Add the next lines to these totals."""
-
-    def follow_with(self, histories: Histories | None, wall_anchor_us: int) -> None:
-        """Add the next lines to these histories."""
-
-
 class Measuring:
     """Metrics of one writer.
 
@@ -53,7 +44,7 @@ class Measuring:
         wall_anchor_us: Unix time in microseconds at which the trace's clock read 0.
     """
 
-    def __init__(self, assembler: CountsLines, wall_anchor_us: int = 0) -> None:
+    def __init__(self, assembler: "Assembler", wall_anchor_us: int = 0) -> None:
         self.meter: Meter | None = None
         """Receiver of the totals, set on any thread; None if nobody asked for metrics."""
         self.begun: Callable[[], Any] = lambda: None

@@ -122,6 +122,29 @@ def test_a_step_without_output_is_written_after_half_a_second_and_completed_late
     assert lines(made) == [("step", 0), ("output", 0)]
 
 
+def test_an_output_that_comes_back_within_a_round_is_written_in_the_next(writer_of):
+    made = writer_of()
+    first, second = (capture(number, ended_ns=time.monotonic_ns() - 10**9) for number in (0, 1))
+    work(made, first, second)
+
+    class Coming:
+        """The second capture, whose output comes back right after it was looked for."""
+
+        looks = 0
+        __getattr__ = staticmethod(lambda name: getattr(second, name))
+
+        @property
+        def result(self):
+            self.looks += 1
+            return None if self.looks == 1 else done(second).result
+
+    done(first)
+    made._early[1] = Coming()
+    work(made)
+    work(made)
+    assert lines(made) == [("step", 0), ("step", 1), ("output", 0), ("output", 1)]
+
+
 def test_closing_writes_what_has_no_output_yet_and_the_end(writer_of):
     made = writer_of(anchor_ns=time.monotonic_ns() - 10**9)
     made.put_step(done(capture(0)))
