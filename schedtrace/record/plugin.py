@@ -35,7 +35,7 @@ def register() -> None:
 
             record_from_the_start()
         if "spans=" in environment_value(METRICS):
-            from schedtrace.record.otel.parents import choose_span_ids
+            from schedtrace.record.otel.spans import choose_span_ids
 
             choose_span_ids()
     except Exception as error:

@@ -17,7 +17,7 @@ from schedtrace.record.metrics.engine_meter import EngineMeter
 from schedtrace.record.metrics.families import FAMILIES
 from schedtrace.record.metrics.measuring import EngineFacts
 from schedtrace.record.otel.export import choice
-from schedtrace.record.otel.parents import PARENT
+from schedtrace.record.otel.spans import PARENT
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 from schedtrace.timeline.request_states import QUEUED

@@ -26,7 +26,7 @@ NOT_RUN = {
     ),
     **dict.fromkeys(
         ["schedtrace probe", "schedtrace probe all"],
-        "likewise; tests/unit/engine/test_probes.py has sockets that answer",
+        "likewise; tests/unit/engine/test_running_engines.py has sockets that answer",
     ),
     "schedtrace attach --metrics on": "likewise; tests/contract/test_metrics.py switches metrics on",
     "schedtrace attach --metrics otlp": "likewise; tests/contract/test_otlp.py has a receiver",

@@ -233,9 +233,6 @@ class _Engine:
             return self._attachment.exits_now(glance=wait and bool(self._core.scheduler.requests))
         return []
 
-    def _exits_without_glance(self, *, wait: bool) -> list[Exit]:  # noqa: ARG002  # a protocol's
-        return self._exits(wait=False)
-
     def _facts(self) -> EngineFacts:
         """Return what the metrics tell beside the steps."""
         watchdog, progress_s = self._watchdog, None
@@ -257,7 +254,10 @@ class _Engine:
 
     def _queue(self, *, glance: bool) -> QueueNow:
         ids = self._attachment.ids
-        exits = self._exits if glance else self._exits_without_glance
+
+        def exits(*, wait: bool) -> list[Exit]:
+            return self._exits(wait=wait and glance)
+
         return QueueNow(queue=queue_now(self._core, self._between_steps, exits, ids))
 
     def _measure_from_the_start(self) -> None:

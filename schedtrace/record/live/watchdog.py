@@ -565,7 +565,8 @@ class Movement:
         seen = dict(map(_computed, running))
         moved = any(self._seen.get(name) != tokens for name, tokens in seen.items())  # mostly the first has
         self._seen = seen
-        if any(map(_ended_by_itself, self._ran)):
+        ended = (str(getattr(request.status, "name", "")) for request in self._ran)
+        if any(name.startswith("FINISHED") and name != "FINISHED_ABORTED" for name in ended):
             self.circles.clear()
         again = self._watch(
             [request for request in (*running, queues.head(scheduler)) if _preemptions(request)], now_s
@@ -626,8 +627,3 @@ def has_work(engine: Any, waiting: Queues) -> bool:
 def _preemptions(request: Any) -> int:
     """Return the request's number of preemptions, which vLLM counts since 0.11.2."""
     return getattr(request, "num_preemptions", 0)
-
-
-def _ended_by_itself(request: Any) -> bool:
-    name = str(getattr(request.status, "name", ""))
-    return name.startswith("FINISHED") and name != "FINISHED_ABORTED"

@@ -1,10 +1,14 @@
 """Spans of sampled requests: their states, under the trace context that the client sent.
 
-vLLM makes one span per request, ``llm_request``, in its front end when the request has ended. Its own id
-reaches the engine only if ``parents.py`` has told it; ``schedtrace.request`` is then its child, and otherwise
+vLLM makes one span per request, ``llm_request``, in its front end when the request has ended, and the SDK
+then draws its id. While spans are on, the front end draws the id when the request begins and sends it to the
+engine beside the client's trace context (``choose_span_ids``); vLLM's propagator reads only the headers that
+it knows, and nothing else about vLLM's span changes. ``schedtrace.request`` is then its child, and otherwise
 its sibling under the client's ``traceparent``. ``gen_ai.request.id`` is the same in both.
 """
 
+import contextlib
+import os
 import re
 import threading
 import time
@@ -15,11 +19,11 @@ from typing import Any
 
 from schedtrace.model.causes import Cause, entries
 from schedtrace.model.trace import Exit
+from schedtrace.record.hooks import Method, wrap
 from schedtrace.record.log import logger
 from schedtrace.record.metrics.families import known_cause
 from schedtrace.record.otel.exporters import destination, sdk_resource, span_exporter
 from schedtrace.record.otel.histories import History, RequestState, StepRefusals
-from schedtrace.record.otel.parents import PARENT
 from schedtrace.version import __version__
 
 MOST_QUEUED = 1000
@@ -290,3 +294,65 @@ def _place(exit_: Exit) -> Attributes:
         "schedtrace.blocks_free": exit_.blocks_free,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+PARENT = "schedtrace-llm-request"
+"""Key, among a request's trace headers, of the id of its ``llm_request``: 16 hex digits."""
+_chosen = threading.local()
+
+
+def choose_span_ids() -> None:
+    """Install the wrappers; a process that is not a front end never calls the wrapped methods."""
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    wrap(OutputProcessor, "add_request", _add_request)
+    wrap(OutputProcessor, "do_tracing", _trace)
+
+
+class ChosenIds:
+    """Generator of ids whose next span id may have been chosen.
+
+    Args:
+        original: Generator of the SDK's provider.
+    """
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def generate_span_id(self) -> int:
+        """Return the chosen id, once, or else one that the SDK draws."""
+        chosen, _chosen.span_id = getattr(_chosen, "span_id", None), None
+        return int(self._original.generate_span_id() if chosen is None else chosen)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+def _add_request(original: Method, processor: Any, request: Any, *args: object, **kwargs: object) -> Any:
+    with contextlib.suppress(Exception):
+        if processor.tracing_enabled and request.trace_headers and _takes_ids():
+            span_id = int.from_bytes(os.urandom(8), "big") or 1
+            request.trace_headers = {**request.trace_headers, PARENT: f"{span_id:016x}"}
+    return original(processor, request, *args, **kwargs)
+
+
+def _trace(original: Method, processor: Any, output: Any, *args: object, **kwargs: object) -> Any:
+    with contextlib.suppress(Exception):
+        _chosen.span_id = int(output.trace_headers[PARENT], 16)
+    try:
+        return original(processor, output, *args, **kwargs)
+    finally:
+        _chosen.span_id = None
+
+
+def _takes_ids() -> bool:
+    """Have vLLM's provider take chosen ids; return whether it does."""
+    from opentelemetry.trace import get_tracer_provider
+
+    provider = get_tracer_provider()
+    original = getattr(provider, "id_generator", None)
+    if original is None:
+        return False
+    if not isinstance(original, ChosenIds):
+        provider.id_generator = ChosenIds(original)
+    return True

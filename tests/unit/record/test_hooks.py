@@ -1,12 +1,16 @@
 """Hooks outside the scheduler: what they note, and that they call the original where nobody records."""
 
+import os
+from dataclasses import dataclass
 from queue import Queue
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
+import msgspec
 import pytest
 
 from schedtrace.model.trace_facts import Grammar
-from schedtrace.record import engine_hooks
+from schedtrace.record import engine_hooks, front_end_hooks, traced
 from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.engine_hooks import MOST_KEPT, Inputs
 from schedtrace.record.hooks import wrap
@@ -134,3 +138,67 @@ def test_a_received_request(clock, noted):
     noted.note_prepared(SimpleNamespace(request_id="a", data_parallel_rank=1), 2_000)
     assert noted.input_times("a") == {"received_us": 2, "input_queue_us": 5, "pinned_rank": 1}
     assert noted.input_times("a") == {}
+
+
+@dataclass
+class Arguments:
+    max_num_seqs: int | None = None
+    block_size: int | None = None
+    max_model_len: int | None = None
+
+
+CONFIG = SimpleNamespace(cache_config=SimpleNamespace(block_size=["a secret"]), model_config=None)
+
+
+def test_a_vllm_without_defaults_by_context_and_a_value_that_is_put_together(monkeypatch, tmp_path):
+    monkeypatch.setattr(front_end_hooks.settings, "claim_run_dir", lambda: tmp_path / "run")
+    context = SimpleNamespace(value="LLM_CLASS")
+    assert front_end_hooks._configure(lambda *_: CONFIG, Arguments(max_num_seqs=4), context) is CONFIG
+    line = msgspec.json.decode((tmp_path / "run" / f"front-end-{os.getpid()}.jsonl").read_bytes())
+    assert (line["usage_context"], line["given"]) == ("LLM_CLASS", {"max_num_seqs": 4})
+    assert line["derived"] == {"block_size": "(given)", "max_model_len": None}
+    assert "context_defaults" not in line
+
+
+KEYWORDS = {"delay": True}
+HOOKS = {
+    "_preempt_request": [call.request_preempted, call.request_was_preempted],
+    "_free_request": [call.request_freed, call.request_was_freed],
+    "_update_from_kv_xfer_finished": [call.kv_loads_ended],
+    "add_request": [call.request_arrives],
+    "shutdown": [call.close],
+}
+
+
+def answers(name):
+    return lambda _, *given, **keywords: (name, given, keywords)
+
+
+Scheduler = type("Scheduler", (), {name: answers(name) for name in HOOKS})
+"""Its methods answer with their name and what they were given."""
+
+
+def made(monkeypatch, recorder):
+    monkeypatch.setattr(traced, "open_recorder", lambda scheduler: RECORDERS.put(scheduler, recorder))
+    return traced.traced_class(Scheduler)()
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_call_is_handed_on_where_nothing_is_recorded(monkeypatch, name):
+    assert getattr(made(monkeypatch, None), name)("a", 1, **KEYWORDS) == (name, ("a", 1), KEYWORDS)
+
+
+@pytest.mark.parametrize(("name", "notes"), HOOKS.items())
+def test_a_call_is_noted_and_handed_on(monkeypatch, name, notes):
+    recorder = Mock()
+    scheduler = made(monkeypatch, recorder)
+    given = {"_free_request": ("a",), "shutdown": ()}.get(name, (scheduler, "a"))
+    after = {"_free_request": (scheduler, "a")}.get(name, ())
+    expected = [note(*given) for note in notes[:1]] + [note(*after) for note in notes[1:]]
+    assert getattr(scheduler, name)("a", 1, **KEYWORDS) == (name, ("a", 1), KEYWORDS)
+    assert recorder.mock_calls == expected
+
+
+def test_a_scheduler_without_these_methods_gets_none():
+    bare = traced.traced_class(type("Bare", (), {}))
+    assert not any(hasattr(bare, name) for name in list(HOOKS)[:3])

@@ -4,6 +4,9 @@ import textwrap
 
 import pytest
 
+from schedtrace.record.marks import guards
+from schedtrace.record.marks.guards import Guard, Registered, end_cause, exit_cause
+
 RUNNING = """\
 while req_index < len(self.running) and token_budget > 0:
     request = self.running[req_index]
@@ -286,3 +289,27 @@ def test_a_full_batch_may_end_a_loop_by_its_condition(sites):
     head = "while self.waiting and len(self.running) < self.max_num_running_reqs"
     [site] = sites(within(WAITING, "pass").replace("while self.waiting and token_budget > 0", head))
     assert site[2] == ("queue_empty", "max_num_seqs")
+
+
+NAMES = frozenset({"self", "running_on_ranks", "max_running_per_rank"})
+NO_NAMES: frozenset[str] = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("module", "loop", "names", "enclosing", "cause"),
+    [
+        ("theirs", "waiting", NAMES, NO_NAMES, "rank_balance"),
+        ("theirs", "running", NAMES | {"more", "64"}, {"outer"}, "rank_balance"),
+        ("vllm.v1.core.sched.scheduler", "waiting", NAMES, NO_NAMES, "other"),
+        ("theirs", "waiting", NAMES - {"running_on_ranks"}, NO_NAMES, "other"),
+        ("theirs", "waiting", {"self", "more"}, NAMES, "other"),
+        ("theirs", "waiting", {"self", "len", "running", "max_num_running_reqs"}, NO_NAMES, "max_num_seqs"),
+    ],
+)
+def test_a_guard_that_somebody_has_named_is_known_in_that_module_by_all_its_names(
+    module, loop, names, enclosing, cause, monkeypatch
+):
+    guard = Guard("theirs", NAMES - {"self"}, "rank_balance", "...")
+    monkeypatch.setattr(guards, "registered_guards", lambda: Registered((guard,), ()))
+    assert exit_cause(module, loop, frozenset(names), frozenset(enclosing)) == cause
+    assert end_cause("theirs", "waiting", NAMES) == "rank_balance"
