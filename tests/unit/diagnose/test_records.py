@@ -1,16 +1,29 @@
-"""What weaker records support: each rule on hand-made moments, and what must not be said."""
+"""What weaker records support: each rule on hand-made moments, and what must not be said.
 
+Facts that a record lacks remove sentences and figures, and change none: absent is not zero. What a log and
+metrics of a run support never contradicts the run's trace. ``tools/bench/weaker_records.py`` and
+``tools/bench/four_records.py`` do the same with many more combinations, and with any runs.
+"""
+
+import json
+import random
 from pathlib import Path
 
 import pytest
 
 from schedtrace.diagnose.records import described, described_metrics
 from schedtrace.diagnose.records.metrics import is_window
+from schedtrace.model.message import Count, Steps
 from schedtrace.model.records import MetricsWindow, Range
 from schedtrace.present.phrases import plain
 from schedtrace.read.records.metrics import parsed_metrics, read_metrics
 from schedtrace.read.records.vllm_log import read_vllm_log
+from schedtrace.read.run import read_run
 from tests.console_logs import START, every_10_s, message, periodic
+from tests.other_records import claimed_causes, console_lines, disagreements, metrics_dump
+from tests.samples import FINDINGS
+from tests.unit.diagnose.test_recorded_findings import CODES
+from tests.weaker import FACTS, LOGS, contradictions, lines_of, report_of, weaker_run
 
 FILES = Path(__file__).parents[2] / "data" / "files"
 
@@ -427,3 +440,104 @@ def test_an_absent_counter_is_not_zero():
     [shown] = parsed_metrics("x", ["vllm:num_requests_running 1"])
     [engine] = described_metrics("x", [shown]).metrics
     assert (engine.waiting, engine.kv_cache_usage_frac, engine.totals) == (None, None, MetricsWindow())
+
+
+RUNS = sorted(random.Random(7).sample(CODES, 6))  # noqa: S311  # a sample, no secret
+
+
+@pytest.mark.parametrize("code", RUNS)
+def test_facts_taken_away_add_and_change_nothing(samples, tmp_path, code):
+    chance = random.Random(code)  # noqa: S311  # likewise
+    names = [name for name in FACTS if chance.random() < 0.5]
+    weak = report_of(weaker_run(FINDINGS / code / "shows", tmp_path / "run", names))
+    assert contradictions(weak, samples(code)) == [], names
+
+
+@pytest.mark.parametrize("code", ["kv-bound", "preemption"])
+@pytest.mark.parametrize("names", [["preemptions"], ["kv"]], ids=str)
+def test_a_scheduler_or_kv_manager_that_is_not_vllms(samples, tmp_path, code, names):
+    weak = report_of(weaker_run(FINDINGS / code / "shows", tmp_path / "run", names))
+    assert contradictions(weak, samples(code)) == []
+    assert weak.lacks
+
+
+@pytest.mark.parametrize("kind", LOGS)
+@pytest.mark.parametrize("code", ["kv-bound", "arrival-limited"])
+def test_a_log_of_a_run_contradicts_its_trace_in_nothing(samples, tmp_path, code, kind, recorded_words):
+    log = tmp_path / "server.log"
+    log.write_bytes(LOGS[kind](lines_of(FINDINGS / code / "shows" / "engine-0.jsonl")))
+    weak = report_of(log)
+    assert contradictions(weak, samples(code), log=True) == []
+    assert (weak.time_split, weak.request_time, weak.engine_time) == ([], [], [])
+    recorded_words(weak.verdict[0], weak.verdict[-1])
+
+
+def test_a_log_shows_the_figures_that_the_trace_has(tmp_path, recorded_words):
+    """Steps of 5, 6, ... requests; the thread's log also knows who is new in a step."""
+    trace = FINDINGS / "kv-bound" / "shows" / "engine-0.jsonl"
+    steps = [line for line in map(json.loads, lines_of(trace)) if line["type"] == "step"]
+    worked = [step for step in steps if step["total_requests"]]
+    sizes = [step["total_requests"] for step in worked]
+    new = [(step["num_new"], step["step"]) for step in worked if step.get("num_new")]
+    for kind in ("iteration lines", "thread"):
+        log = tmp_path / f"{kind}.log"
+        log.write_bytes(LOGS[kind](lines_of(trace)))
+        shown = report_of(log).verdict[1]
+        counts = [part.count for part in shown.parts() if isinstance(part, Count)]
+        assert counts[:3] == [len(worked), max(sizes), 256]
+        admissions = [(part.first, part.last) for part in shown.parts() if isinstance(part, Steps)]
+        assert admissions == ([(number, number) for _, number in new] if kind == "thread" else [])
+        recorded_words(shown)
+
+
+NAMES = (
+    "client-limited",
+    "decode-starves-prefill",
+    "head-of-line",
+    "interruption",
+    "kv-bound",
+    "kv-held-idle",
+    "long-prompt",
+    "long-tail",
+    "max-num-seqs-bound",
+    "never-fits",
+    "other-limit",
+    "prefix-cache",
+    "rank-imbalance",
+    "stall",
+    "token-budget-bound",
+)
+RECORDS = {
+    "console lines": console_lines,
+    "console lines with a start": lambda run: console_lines(run, with_start=True),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weaker_records_of_a_run_do_not_contradict_its_trace(name, samples, tmp_path):
+    run = read_run(FINDINGS / name / "shows")
+    report = samples(name)
+    path = tmp_path / "record"
+    for record, lines in RECORDS.items():
+        path.write_text("\n".join(lines(run)))
+        [shown] = described("console.log", read_vllm_log(path))
+        assert list(disagreements(shown.statements, report)) == [], record
+        codes = {finding.code for finding in report.findings}
+        if {"no-queue"} == {each.code for each in shown.statements} and len(run.traces) == 1:
+            assert not codes & {"kv-bound", "max-num-seqs-bound", "token-budget-bound"}
+    for places in ((0.5,), (0.3, 0.7)):
+        path.write_text("".join(metrics_dump(run, place) for place in places))
+        [shown] = described("metrics.txt", read_metrics(path))
+        assert list(disagreements(shown.statements, report)) == [], places
+
+
+def test_the_limit_of_a_run_is_named(tmp_path):
+    path = tmp_path / "console.log"
+    for name, code, cause in (
+        ("max-num-seqs-bound", "seats-taken", "max_num_seqs"),
+        ("kv-bound", "several-limits", "kv_blocks"),
+    ):
+        path.write_text("\n".join(console_lines(read_run(FINDINGS / name / "shows"), with_start=True)))
+        [shown] = described("console.log", read_vllm_log(path))
+        [statement] = [each for each in shown.statements if claimed_causes(each)]
+        assert (statement.code, cause in claimed_causes(statement)) == (code, True)

@@ -1,22 +1,27 @@
-"""Settings with their origin, and those that do nothing."""
+"""Settings with their origin, what engines made of them, and those that do nothing or make no sense."""
 
 import pytest
 
-from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.analyze import analyze, analyze_run
+from schedtrace.diagnose.reached import reached_by, reached_message
 from schedtrace.diagnose.settings import (
     capped_steps,
     effective_settings,
     use_of,
     without_followed,
 )
-from schedtrace.model.causes import Cap
+from schedtrace.errors import InputError
+from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.manifest import Configured
 from schedtrace.model.report import Advice, EffectiveSetting, Evidence, Finding, Gain
 from schedtrace.model.say import say
-from schedtrace.model.trace import ChunkCap
-from schedtrace.read.run import FrontEndRecord
+from schedtrace.model.trace import ChunkCap, ScheduledRequest
+from schedtrace.model.trace_facts import Admission, CacheGroup
+from schedtrace.present.pages.report import report_page
+from schedtrace.read.lines import KnownSettings
+from schedtrace.read.run import FrontEndRecord, read_run
 from schedtrace.timeline.timeline import make_timeline
-from tests.makers import SEATS, manifest, step
+from tests.makers import SEATS, arrival, finish, manifest, run_folder, step
 
 DEFAULTS = {"max_num_seqs": {"LLM_CLASS": 256, "OPENAI_API_SERVER": 128}}
 
@@ -305,3 +310,157 @@ def test_async_scheduling_that_vllm_keeps_off_is_not_advised_again(run_of):
         run.front_end = FrontEndRecord(Configured(at_unix_us=0, usage_context="LLM_CLASS", given=given))
         [found] = [one for one in analyze_run(run).every_finding() if one.code == "scheduler-overhead"]
         assert len(found.advice) == advice
+
+
+LINES = [
+    step(0, got={"a": 10}, new="a", waiting=1, waiting_tokens_after=9, ended=Cause.MAX_NUM_SEQS),
+    step(1, got={"a": 1000}, waiting=1, waiting_tokens_after=9, ended=Cause.TOKEN_BUDGET),
+    step(2, got={"a": 10}, waiting=1, waiting_tokens_after=9, ended=Cause.KV_BLOCKS),
+]
+
+
+def accepts(name, odd):
+    """Return whether a setting may have this value; None where a whole number stands for a float."""
+    types = KnownSettings.__annotations__[name].__args__
+    if isinstance(odd, types) and (type(odd) in types or not isinstance(odd, bool)):
+        return True
+    return None if float in types and type(odd) is int else False
+
+
+ODD = ["x", [], {}, [1], {"a": 1}, -1, 0, 0.5, True, ""]
+OF_A_TYPE = ["max_num_seqs", "enable_chunked_prefill", "policy", "watermark"]
+"""One setting of each type; all others are given a list only."""
+
+
+def test_these_settings_have_all_types():
+    types = KnownSettings.__annotations__
+    assert {types[name] for name in OF_A_TYPE} == {*types.values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "odd"),
+    [
+        *((name, odd) for name in OF_A_TYPE for odd in ODD),
+        *((name, []) for name in KnownSettings.__struct_fields__ if name not in OF_A_TYPE),
+    ],
+    ids=repr,
+)
+def test_a_setting_is_of_its_type_or_the_header_is_broken(tmp_path, name, odd):
+    folder = run_folder(tmp_path / "r", *LINES, scheduler_config={name: odd})
+    accepted = accepts(name, odd)
+    if accepted:
+        assert read_run(folder).traces
+    elif accepted is False:
+        with pytest.raises(InputError, match=rf"engine-0\.jsonl:1: broken header \(.*{name}"):
+            read_run(folder)
+
+
+@pytest.mark.parametrize("odd", [-1, 0, 0.5, True, "x", ""], ids=repr)
+def test_settings_that_make_no_sense_are_no_reason_to_fail(tmp_path, odd):
+    """Every setting that may have this value has it."""
+    names = [name for name in KnownSettings.__struct_fields__ if accepts(name, odd)]
+    assert names
+    folder = run_folder(tmp_path / "r", *LINES, scheduler_config=dict.fromkeys(names, odd))
+    assert report_page(analyze([read_run(folder)])).sections
+
+
+def test_no_setting_need_be_known(tmp_path):
+    folder = run_folder(
+        tmp_path / "r", *LINES, scheduler_config=dict.fromkeys(KnownSettings.__struct_fields__)
+    )
+    assert report_page(analyze([read_run(folder)])).sections
+
+
+def test_settings_that_the_analysis_does_not_know_may_be_anything(tmp_path):
+    run = read_run(run_folder(tmp_path / "r", *LINES, scheduler_config={"new_thing": [{"a": None}]}))
+    assert run.traces[0].header.scheduler_config == {"new_thing": [{"a": None}]}
+
+
+@pytest.mark.parametrize("name", ["token_budget", "max_num_running_reqs", "block_size", "kv_blocks_total"])
+@pytest.mark.parametrize("odd", [0, -1, 2**40])
+def test_odd_limits_are_no_reason_to_fail(tmp_path, name, odd):
+    assert report_page(analyze([read_run(run_folder(tmp_path / "r", *LINES, **{name: odd}))])).sections
+
+
+@pytest.mark.parametrize("odd", [0, -1, 2**40])
+def test_odd_blocks_of_a_cache_group_are_no_reason_to_fail(tmp_path, odd):
+    group = CacheGroup("FullAttention", odd, 1)
+    folder = run_folder(tmp_path / "r", *LINES, cache_groups=[group], max_model_len=100)
+    assert report_page(analyze([read_run(folder)])).sections
+
+
+GRAPHS = {
+    "compilation_config.cudagraph_mode": "FULL",
+    "compilation_config.cudagraph_capture_sizes": [1, 2, 4],
+}
+
+
+@pytest.fixture
+def explained(view_of):
+    """``explained("cudagraph_capture_sizes", *lines, **header)``: what was reached of it."""
+
+    def explain(name, *lines, **header):
+        return reached_message(
+            EffectiveSetting(name=name, value=1, origin="given"), [reached_by(view_of(*lines, **header))]
+        )
+
+    return explain
+
+
+def decodes(count, steps=20):
+    names = [f"r{number}" for number in range(count)]
+    lines = [step(number, got=dict.fromkeys(names, 1), decode_tokens=count) for number in range(steps)]
+    lines[0].arrived.extend(arrival(name, 0) for name in names)
+    return lines
+
+
+def test_the_padding_of_captured_graphs(explained, recorded_words):
+    """Three tokens in graphs of four: a quarter."""
+    recorded_words(explained("cudagraph_capture_sizes", *decodes(3), settings=GRAPHS))
+
+
+def test_steps_larger_than_every_graph(explained, recorded_words):
+    recorded_words(explained("cudagraph_capture_sizes", *decodes(5), settings=GRAPHS))
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings"),
+    [
+        (decodes(3), {}),
+        (decodes(3), GRAPHS | {"compilation_config.cudagraph_mode": "NONE"}),
+        (decodes(3, steps=19), GRAPHS),
+    ],
+    ids=["not recorded", "no graphs", "few"],
+)
+def test_graphs_that_nothing_is_known_of(explained, lines, settings):
+    assert not explained("cudagraph_capture_sizes", *lines, settings=settings)
+
+
+@pytest.mark.parametrize(("overlap", "stages"), [(1, 4), (4, 4), (4, 1)])
+def test_the_batches_in_flight_of_a_pipeline(explained, overlap, stages, recorded_words):
+    lines = [
+        step(number, start=1000 * number, took=0, got={"a": 1}, execute_after_us=0, execute_us=1000 * overlap)
+        for number in range(40)
+    ]
+    header = {"pipeline_parallel_size": stages, "batches_in_flight": 4}
+    message = explained("pipeline_parallel_size", *lines, **header)
+    assert bool(message) == (stages > 1)
+    recorded_words(*[message] if message else [])
+
+
+def test_the_drafts_that_were_accepted(explained, recorded_words):
+    lines = [*decodes(1), step(20, finished=[finish("r0", drafts=40, drafts_accepted=10)])]
+    recorded_words(explained("num_speculative_tokens", *lines))
+
+
+def test_the_beginnings_that_were_found(explained, recorded_words):
+    lines = [
+        step(
+            number,
+            requests=[ScheduledRequest(f"r{number}", 10 * number, 30, "new")],
+            arrived=[arrival(f"r{number}", 0, prompt_tokens=45, prefix_hashes="aaaabbbbccccdddd")],
+            admitted=[Admission(f"r{number}", 10 * number, 0, 4)],
+        )
+        for number in range(3)
+    ]
+    recorded_words(explained("enable_prefix_caching", *lines))

@@ -1,14 +1,20 @@
 import numpy as np
+import polars as pl
 import pytest
 
 from schedtrace.diagnose import excess
-from schedtrace.diagnose.excess import step_excesses
-from schedtrace.diagnose.excess_features import Feature, fit_work
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.excess import StepPhase, returning_phases, slow_phases, step_excesses
+from schedtrace.diagnose.excess_features import Feature, features, fit_work, judged_steps
 from schedtrace.diagnose.excess_search import search
+from schedtrace.diagnose.rules.slow_steps import UnmarkedSteps
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Events, Exit, ScheduledRequest
-from schedtrace.model.trace_facts import Control
+from schedtrace.model.trace_facts import Admission, Control
+from schedtrace.read.run import read_run
+from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, step
+from tests.samples import FINDINGS
 
 CODE = "slow-steps"
 GRAPHS = {
@@ -403,3 +409,188 @@ def test_a_clear_effect_that_half_of_the_steps_lack_is_another_feature():
     assert explanations((STEPS % 20 > 15) & (STEPS // 20 % 2 == 0), waiting) == []
     [explanation] = explanations(STEPS % 20 > 15, waiting)
     assert explanation.terms[0].cut == 15.5
+
+
+PHASES = [(60, 95), (190, 235), (300, 330), (480, 530), (560, 590)]
+"""Phases of slow steps, first and last, at irregular distances."""
+
+
+def slowed_decodes(steps, factor, sizes=8):
+    """Decode steps, each right after the one before: 4 ms and 0.1 ms a request, and 2 % of noise.
+
+    Their batches have so many sizes, up to 8. ``factor(number)`` is how many times as long a step takes.
+    """
+    names = "abcdefgh"
+    lines, at = [], 0
+    for number in range(steps):
+        size = 9 - sizes + number % sizes
+        noise = 1 + 0.02 * ((number * 7 % 11) / 5 - 1)
+        took = round((4000 + 100 * size) * noise * factor(number))
+        lines.append(
+            step(
+                number,
+                start=at,
+                took=0,
+                back=took,
+                got=dict.fromkeys(names[:size], 1),
+                decode_tokens=size,
+                arrived=[arrival(name, 0) for name in names] if number == 0 else [],
+            )
+        )
+        at += took + 20
+    return lines
+
+
+def in_phases(factor, phases=PHASES):
+    return lambda number: factor if any(first <= number <= last for first, last in phases) else 1
+
+
+def test_phases_that_nothing_marks(found, recorded_words):
+    [finding] = found(CODE, *slowed_decodes(640, in_phases(1.7)))
+    evidence = finding.evidence
+    assert isinstance(evidence, UnmarkedSteps)
+    assert [(phase.first_step, phase.last_step) for phase in evidence.phases] == PHASES
+    slow = sum(last - first + 1 for first, last in PHASES)
+    assert (evidence.slow, evidence.looked_at, evidence.part) == (slow, 640, "execution")
+    assert evidence.excess_ms == pytest.approx(0.7 * 4.45 * slow, rel=0.05)
+    assert finding.share_frac == pytest.approx(0.2 * 4.5 / 8, rel=0.3)  # 4.5 of 8 requests run in a step
+    assert {"batch", "prefill", "clock"} & {*evidence.compared} == {"batch", "clock"}  # no step has a prefill
+    recorded_words(finding)
+
+
+def test_the_verdict_is_not_that_nothing_limits(run_of, recorded_words):
+    """Every step has all eight requests."""
+    run = analyze_run(run_of("slow", *slowed_decodes(640, in_phases(1.7), sizes=1)))
+    assert run.findings[0].code == CODE
+    recorded_words(run.verdict)
+
+
+def test_phases_are_stated_together(found):
+    """The search explains each of two long phases by a range of steps, which tells when and not why."""
+    [finding] = found(CODE, *slowed_decodes(640, in_phases(1.7, [(100, 200), (400, 520)])))
+    assert [(phase.first_step, phase.last_step) for phase in finding.evidence.phases] == [
+        (100, 200),
+        (400, 520),
+    ]
+
+
+def test_phases_that_return_at_a_period(found, recorded_words):
+    """30 of every 100 steps are slow."""
+    [finding] = found(CODE, *slowed_decodes(800, lambda number: 1.7 if number % 100 >= 70 else 1))
+    evidence = finding.evidence
+    [condition] = evidence.conditions
+    assert (condition.feature, condition.more_than) == ("period", None)
+    assert condition.at_most == pytest.approx(30 * 4.45e-3 * 1.7, rel=0.05)
+    assert float(condition.detail) == pytest.approx(4.45e-3 * (70 + 30 * 1.7), rel=0.02)
+    assert [(phase.first_step, phase.last_step) for phase in evidence.phases] == [
+        (first, first + 29) for first in range(70, 800, 100)
+    ]
+    recorded_words(finding)
+
+
+def test_single_slow_steps(found, recorded_words):
+    """Every seventh step takes 1.9 times as long, too little for an interruption."""
+    [finding] = found(CODE, *slowed_decodes(640, lambda number: 1.9 if number % 7 == 3 else 1))
+    assert (finding.evidence.phases, finding.evidence.slow) == ([], 91)
+    recorded_words(finding.holder)
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [
+        lambda _: 1,
+        in_phases(1.15, PHASES[:2]),
+        lambda number: 1.9 if number % 47 == 3 else 1,
+        lambda number: 6 if number % 7 == 3 else 1,
+    ],
+    ids=["none", "little in phases", "few single steps", "interruptions"],
+)
+def test_nothing_is_unexplained(found, factor):
+    findings = found(CODE, *slowed_decodes(640, factor))
+    assert not [one for one in findings if isinstance(one.evidence, UnmarkedSteps)]
+
+
+def starts_of(count):
+    return pl.DataFrame(
+        {
+            "step": np.arange(count),
+            "start_us": 1000 * np.arange(count),
+            "end_us": 1000 * np.arange(count) + 100,
+            "output_us": 1000 * np.arange(count) + 900,
+        }
+    )
+
+
+def test_a_phase_is_dense():
+    slow = np.zeros(100, bool)
+    slow[20:40] = True
+    slow[[25, 31, 32]] = False  # single fast steps do not end it
+    slow[60:90:4] = True  # eight slow steps are too few, and too far between
+    assert slow_phases(starts_of(100), slow) == [StepPhase(20, 39, 20_000, 39_900)]
+
+
+@pytest.mark.parametrize(
+    ("begins", "period"),
+    [
+        ([100, 300, 500, 700], 0.2),
+        ([0, 100, 300, 500, 700], 0.2),
+        ([100, 300, 500], None),
+        ([100, 300, 500, 800], None),
+        ([100, 300, 450, 650], None),
+    ],
+    ids=["regular", "begins in a phase", "too few", "a later phase is late", "irregular"],
+)
+def test_a_period_is_found_in_half_of_the_phases_and_holds_in_the_rest(begins, period):
+    steps = starts_of(1000)
+    phases = [StepPhase(at, at + 19, 1000 * at, 1000 * (at + 19) + 900) for at in begins]
+    returning = returning_phases(steps, phases)
+    assert (returning and returning[0]) == (period and pytest.approx(period))
+
+
+def test_the_age_of_a_request_is_a_number_of_steps():
+    """Slow steps make requests older in time, so that an age in time would explain what makes it."""
+    timeline = make_timeline(read_run(FINDINGS / "max-num-seqs-bound" / "shows").traces[0])
+    starts = timeline.steps["start_us"].to_list()
+    lives = {}
+    for row in timeline.request_states.to_dicts():
+        if row["state"] != "front_end":
+            begin, end = lives.get(row["request_id"], (row["begin_us"], row["end_us"]))
+            lives[row["request_id"]] = min(begin, row["begin_us"]), max(end, row["end_us"])
+    steps = judged_steps(timeline)
+    [age] = [feature for feature in features(timeline, steps, []) if feature.kind == "age"]
+    for at, steps_ago in zip(steps["start_us"], age.values, strict=True):
+        there = [begin for begin, end in lives.values() if begin <= at < end]
+        assert steps_ago == (sum(min(there) <= start < at for start in starts) if there else 0)
+    assert max(age.values) > 1
+
+
+def single_decodes(count, **fields):
+    """Steps of one request; each field lists a value per step."""
+    lines = []
+    for number in range(count):
+        given = {name: values[number] for name, values in fields.items()}
+        came = [] if number else [arrival("a", 0)]
+        lines.append(step(number, start=20_000 * number, back=1000, got={"a": 1}, arrived=came, **given))
+    return lines
+
+
+def values_of(timeline, kind):
+    found = [feature for feature in features(timeline, judged_steps(timeline), []) if feature.kind == kind]
+    return [list(feature.values) for feature in found]
+
+
+def test_tokens_that_a_connector_brought_are_counted_apart_from_cached_ones(view_of):
+    admitted = [[], [Admission("b", 16, 2000), Admission("c", 0, 48)], [Admission("d", 32, 0)], []]
+    assert values_of(view_of(*single_decodes(4, admitted=admitted)), "external") == [[0, 2048, 0, 0]]
+
+
+def test_a_step_encodes_what_it_takes_from_the_encoder_cache(view_of):
+    """32 embeddings in step 1, given back before step 2; 64 in step 3."""
+    free = [256, 224, 256, 192, 192]
+    assert values_of(view_of(*single_decodes(5, encoder_slots_freeable=free)), "encoder") == [
+        [0, 32, 0, 64, 0]
+    ]
+
+
+def test_without_an_encoder_nothing_is_encoded(view_of):
+    assert values_of(view_of(*single_decodes(4)), "encoder") == []

@@ -1,12 +1,18 @@
-"""``timeline.charges``: every wait followed to the end of its chain, in steps of 100 us."""
+"""``timeline.charges``: every wait followed to the end of its chain, in steps of 100 us.
+
+Idle holders keep blocks while ``head`` is refused some; long prompts take most of budgets of 1,000 tokens;
+work for aborted requests takes 80 us of each step.
+"""
 
 import polars as pl
 import pytest
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.trace import Exit, Preemption
+from schedtrace.model.trace import Exit, HeadRefusal, Preemption, ScheduledRequest
+from schedtrace.timeline.charges import ABORTED_WORK, FEWEST_STEPS
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.step_time import StepTime
 from tests.makers import arrival, finish, step
 
 BY_PRIORITY = {"max_num_seqs": 8, "enable_chunked_prefill": True, "policy": "priority"}
@@ -151,3 +157,190 @@ def test_only_the_steps_with_the_long_prompt_are_charged_to_it(view_of):
     lines = [*behind(100)[:2], full, at(3, got={"long": 1, "a": 100}, new="a")]
     charges = view_of(*lines).charges.filter(pl.col("request_id") == "a")
     assert dict(charges.select("charge", "time_us").iter_rows()) == {"long_prompt": 100, "token_budget": 100}
+
+
+def refusing(steps, *, holders=(("a", 30), ("b", 20)), got="b", **fields):
+    """So many steps refuse ``head``, whose first also gives ``got`` a token."""
+    refusal = HeadRefusal("head", [5], 1, [name for name, _ in holders], [[blocks for _, blocks in holders]])
+    for name, value in fields.items():
+        setattr(refusal, name, value)
+    no_blocks = Exit("waiting", "break", Cause.KV_BLOCKS, "head")
+    lines = [step(number, waiting=1, ended=no_blocks, running=0) for number in range(1, steps + 1)]
+    lines[0] = step(
+        1,
+        got=dict.fromkeys(got, 1),
+        waiting=1,
+        ended=no_blocks,
+        refusals=[refusal],
+        arrived=[arrival("head", None, 500)],
+    )
+    before = step(0, got={"a": 10, "b": 10}, new="ab", arrived=[arrival(name, None, 0) for name in "ab"])
+    return [before, *lines]
+
+
+def rows(view):
+    return view.idle_holders.select("first_step", "last_step", "request_id", "blocks", "held", "kind").rows()
+
+
+def test_who_got_nothing_and_keeps_half_of_the_blocks_holds_them_idly(view_of):
+    found = rows(view_of(*refusing(FEWEST_STEPS)))
+    assert found == [(1, FEWEST_STEPS, "a", 30, 50, "request")]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        refusing(FEWEST_STEPS - 1),
+        refusing(FEWEST_STEPS, holders=(("a", 30), ("b", 31))),
+        refusing(FEWEST_STEPS, other_holders=2, other_held=[11]),
+        refusing(FEWEST_STEPS, got="ab"),
+    ],
+    ids=["too few steps", "less than half", "others hold more", "all got tokens"],
+)
+def test_otherwise_the_cache_is_in_use(view_of, lines):
+    assert rows(view_of(*lines)) == []
+
+
+def test_nobody_ran(view_of):
+    assert view_of(*refusing(FEWEST_STEPS, got="")).idle_holders["alone"].to_list() == [True, True]
+    assert view_of(*refusing(FEWEST_STEPS)).idle_holders["alone"].to_list() == [False]
+
+
+def test_a_session_is_silent_while_its_client_has_not_sent_more(view_of):
+    lines = refusing(FEWEST_STEPS)
+    lines[3].arrived = [arrival("a", None, 25_000, streaming_update=True)]
+    found = view_of(*lines).idle_holders
+    assert found.select("kind", "silent").rows() == [("session", False)]
+    lines[2].exits.insert(0, Exit("waiting", "continue", Cause.STREAMING_INPUT_PENDING, "a"))
+    assert view_of(*lines).idle_holders["silent"].to_list() == [True]
+
+
+def test_a_finished_request_holds_only_what_nobody_fetched(view_of):
+    lines = refusing(FEWEST_STEPS)
+    lines[1].finished = [finish("a", finished_us=9000)]
+    assert rows(view_of(*lines)) == []
+    lines[1].refusals[0].finished_holders = ["a"]
+    assert rows(view_of(*lines)) == [(1, FEWEST_STEPS, "a", 30, 50, "finished")]
+
+
+def chunks(number, **got):
+    """A step with these chunks: a request's computed tokens and what it got."""
+    requests = [
+        ScheduledRequest(name, done, n, "running" if done else "new") for name, (done, n) in got.items()
+    ]
+    return step(number, got={name: n for name, (_, n) in got.items()}, requests=requests)
+
+
+def come(**tokens):
+    return [arrival(name, 0, 0, prompt_tokens=n) for name, n in tokens.items()]
+
+
+def test_chunks_of_prompts_are_no_decodes(view_of):
+    """a has 250 tokens in chunks of 100, 100 and 50, then decodes."""
+    first = chunks(0, a=(0, 100))
+    first.arrived = come(a=250)
+    view = view_of(first, chunks(1, a=(100, 100)), chunks(2, a=(200, 50)), chunks(3, a=(250, 1)))
+    rows = view.prefills.sort("step").select("step", "scheduled_tokens", "computed_tokens").rows()
+    assert rows == [(0, 100, 0), (1, 100, 100), (2, 50, 200)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "usual", "mine", "others", "long"),
+    [
+        (1001, 250, 500, 500, True),
+        (1001, 250, 499, 501, False),
+        (1000, 250, 900, 100, False),
+        (1001, 251, 500, 500, False),
+    ],
+)
+def test_a_long_prompt_exceeds_budget_and_usual_prompts_and_takes_half_of_the_step(
+    view_of, tokens, usual, mine, others, long
+):
+    line = chunks(0, a=(0, mine), b=(0, others))
+    line.arrived = come(a=tokens, b=usual)
+    rows = view_of(line).long_prefills.rows()
+    assert rows == ([(0, "a", tokens, mine, 1000)] if long else [])
+
+
+def test_of_two_in_a_step_the_larger_chunk_counts(view_of):
+    line = chunks(0, b=(0, 400), a=(0, 600))
+    line.arrived = come(a=3000, b=2000, c=10, d=10)
+    assert view_of(line).long_prefills["request_id"].to_list() == ["a"]
+
+
+def test_many_prompts_of_one_size_are_a_full_device(view_of):
+    line = chunks(0, a=(0, 1000))
+    line.arrived = come(a=3000, b=3000, c=10)
+    assert view_of(line).long_prefills.is_empty()
+
+
+STEPS = 10
+MODEL = StepTime(20.0, 1.0, 30.0, 0.0, steps=STEPS, error_frac=0.0, most_base_us=20.0)
+"""A step with two decodes takes 80 us: half of the 60 us beside its base are of each."""
+
+
+def aborted(name, output_tokens=0, arrived_us=0):
+    return finish(
+        name, "ABORTED", finished_us=100 * STEPS, output_tokens=output_tokens, arrived_us=arrived_us
+    )
+
+
+def lines(*ends, others=("r",)):
+    """x and others decode; w waits for a seat in each step, and x, y and z are aborted at the end."""
+    got = dict.fromkeys(("x", *others), 1)
+    steps = [
+        step(
+            number,
+            start=100 * number,
+            took=0,
+            back=80,
+            got=got,
+            waiting=1,
+            ended=Exit("waiting", "break", Cause.MAX_NUM_SEQS, "w"),
+            decode_tokens=len(got),
+            arrived=[] if number else [arrival(name, None, queued=0) for name in ("x", "r", "w", "y", "z")],
+        )
+        for number in range(STEPS)
+    ]
+    return [*steps, step(STEPS, start=100 * STEPS, took=0, got={"w": 1}, new=["w"], finished=[*ends])]
+
+
+@pytest.fixture
+def charged(view_of):
+    """``charged(*lines)``: microseconds that w waited, by charge."""
+
+    def charge(*every):
+        timeline = view_of(*every)
+        timeline.longer_step_time = MODEL
+        rows = timeline.charges.filter(pl.col("request_id") == "w")
+        return dict(rows.group_by("charge").agg(pl.col("time_us").sum()).iter_rows())
+
+    return charge
+
+
+def test_who_waits_while_the_device_works_for_aborted_requests_waits_for_that_work(charged):
+    waits = charged(*lines(aborted("x"), aborted("y"), aborted("z")))
+    assert waits == {Cause.MAX_NUM_SEQS: 700, ABORTED_WORK: 300}
+
+
+def test_a_step_that_has_no_other_request_was_wholly_in_vain(charged):
+    waits = charged(*lines(aborted("x"), aborted("y"), aborted("z"), others=()))
+    assert waits == {Cause.MAX_NUM_SEQS: 200, ABORTED_WORK: 800}
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [aborted("x"), aborted("y")],
+        [aborted("x", 10, 0), aborted("y", 10, 400), aborted("z", 10, 800)],
+        [finish("x", finished_us=1000), finish("y", finished_us=1000), finish("z", finished_us=1000)],
+    ],
+    ids=["fewer than three", "a stop string may have ended them", "finished"],
+)
+def test_answers_that_somebody_may_have_read_are_not_in_vain(charged, ends):
+    assert charged(*lines(*ends)) == {Cause.MAX_NUM_SEQS: 1000}
+
+
+def test_requests_that_are_aborted_at_the_same_age_had_a_timeout(charged):
+    waits = charged(*lines(aborted("x", 10, 10), aborted("y", 10, 0), aborted("z", 10, 20)))
+    assert waits == {Cause.MAX_NUM_SEQS: 700, ABORTED_WORK: 300}

@@ -1,0 +1,143 @@
+"""A scheduler that works with less than its token budget, and a smaller budget that shortens latencies."""
+
+from types import SimpleNamespace
+
+import polars as pl
+import pytest
+
+from schedtrace.diagnose.offered_load import OfferedLoad
+from schedtrace.diagnose.rules import token_budget_bound
+from schedtrace.diagnose.rules.token_budget_bound import smaller_budget
+from schedtrace.explain.step import explain_step
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Exit
+from schedtrace.present.pages.story import step_page
+from schedtrace.present.renderers.text import render
+from tests.makers import arrival, step
+
+
+def spent(left=0, via="source"):
+    return Exit("waiting", "condition", Cause.TOKEN_BUDGET, "w", budget_left=left, via=via)
+
+
+def steps(*, ended, many=30, **fields):
+    """One request is decoded; then nothing is scheduled while two wait."""
+    came = [arrival("a", 0, 0), arrival("w", 0, 0), arrival("v", 0, 0)]
+    first = step(0, got={"a": 1}, new="a", waiting=2, ended=ended, arrived=came)
+    return [first, *(step(number, waiting=2, ended=ended, **fields) for number in range(1, many))]
+
+
+def test_a_budget_of_nothing_is_not_too_small(found, recorded_words):
+    [finding] = found("token-budget-bound", *steps(ended=spent()))
+    assert [advice.setting for advice in finding.advice] == [None]
+    assert finding.leads
+    recorded_words(finding.title, finding.verdict)
+    [stall] = found("stall", *steps(ended=spent()))
+    assert stall.severity == "critical"
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [spent(via="inferred"), Exit("waiting", "break", Cause.KV_BLOCKS, "w", budget_left=0, via="source")],
+)
+def test_where_the_source_does_not_say_so_the_budget_is_the_recorded_one(view_of, ended):
+    assert view_of(*steps(ended=ended)).steps["token_budget"].unique().to_list() == [1000]
+
+
+def test_a_stall_without_a_root_cause_keeps_its_severity(run_of):
+    from schedtrace.diagnose.analyze import analyze
+
+    report = analyze([run_of("run", *steps(ended=None))])
+    [stall] = [one for one in report.runs[0].findings if one.code == "stall"] or [
+        one for root in report.runs[0].findings for one in root.symptoms if one.code == "stall"
+    ]
+    assert stall.severity == "critical"
+
+
+def test_a_step_has_one_budget(run_of):
+    text = render(step_page(explain_step(run_of("run", *steps(ended=spent())), 7)), width=110)
+    assert "0 of 0 tokens of budget (1,000 are set), 0 left" in text
+    assert "0 tokens of budget left" in text
+    assert "With max_num_batched_tokens" not in text
+
+
+SIZES = [220, 420, 820] * 10
+DECODING = 20
+
+
+class Engine(SimpleNamespace):
+    """Timeline that the cached function can refer to weakly."""
+
+    __hash__ = object.__hash__
+
+
+def engine(step_us, *, waiting=0, mixed=SIZES):
+    """Steps of these tokens, twenty of them decodes, and as many steps that only decode."""
+    sizes = [*mixed, *[DECODING] * len(mixed)]
+    steps = pl.DataFrame({"used_tokens": sizes}).with_columns(
+        pl.lit(DECODING + 1).alias("total_requests"),
+        pl.lit(DECODING + 1).alias("num_running_after"),
+        pl.lit(waiting).alias("num_waiting_after"),
+        pl.lit(DECODING).alias("decode_tokens"),
+        (pl.col("used_tokens") - DECODING).alias("prefill_tokens"),
+        pl.Series("busy_us", [step_us(size) for size in sizes]),
+    )
+    host = pl.DataFrame({"state": ["idle"], "begin_us": [0], "end_us": [0]})
+    return Engine(steps=steps, engine_states=host, requests_us=100_000_000)
+
+
+@pytest.fixture
+def _open_load(monkeypatch):
+    monkeypatch.setattr(token_budget_bound, "throughput_counts", lambda _: False)
+    monkeypatch.setattr(token_budget_bound, "offered_load", lambda _: OfferedLoad("clock", 1.0))
+    monkeypatch.setattr(token_budget_bound, "smallest_batched_tokens", lambda _: 32)
+
+
+@pytest.mark.usefixtures("_open_load")
+def test_a_device_that_hides_small_prefills_gets_the_smallest_recorded_size():
+    budget = smaller_budget(engine(lambda tokens: 50 * max(tokens, 200)))
+    assert (budget.tokens, budget.size, budget.step_us) == (220, 220, 11_000)
+    # Twenty larger steps of 600 prefill tokens on average become three each, of 200: 40 more. Each costs
+    # 21 requests 1,000 us, the decodes' share of a step, and gives 20 decodes a token of 10,000 us.
+    assert budget.larger_us == 31_000
+    assert budget.saved_frac == pytest.approx(40 * (20 * 10_000 - 21 * 1000) / 100_000_000)
+
+
+@pytest.mark.usefixtures("_open_load")
+def test_a_step_whose_time_is_mostly_fixed_gets_no_smaller_budget():
+    assert smaller_budget(engine(lambda tokens: 10_000 + 10 * tokens)) is None
+
+
+@pytest.mark.usefixtures("_open_load")
+def test_a_long_queue_needs_the_larger_steps():
+    """A thousand requests wait: a step more costs each of them 1,000 us."""
+    assert smaller_budget(engine(lambda tokens: 50 * max(tokens, 200), waiting=1000)) is None
+
+
+@pytest.mark.usefixtures("_open_load")
+def test_decodes_fill_at_most_half_of_the_budget_and_vllm_accepts_it(monkeypatch):
+    monkeypatch.setattr(token_budget_bound, "smallest_batched_tokens", lambda _: 400)
+    assert smaller_budget(engine(lambda tokens: 50 * max(tokens, 200))).tokens >= 400
+
+
+@pytest.mark.usefixtures("_open_load")
+@pytest.mark.parametrize("name", ["throughput_counts", "smallest_batched_tokens"])
+def test_nothing_is_shown_where_throughput_counts_or_the_least_budget_is_unknown(monkeypatch, name):
+    monkeypatch.setattr(token_budget_bound, name, lambda _: True if name == "throughput_counts" else None)
+    assert smaller_budget(engine(lambda tokens: 50 * max(tokens, 200))) is None
+
+
+@pytest.mark.usefixtures("_open_load")
+def test_nothing_is_shown_where_the_backlog_grows(monkeypatch):
+    monkeypatch.setattr(token_budget_bound, "offered_load", lambda _: OfferedLoad("clock", 1.0, grows=True))
+    assert smaller_budget(engine(lambda tokens: 50 * max(tokens, 200))) is None
+
+
+@pytest.mark.usefixtures("_open_load")
+def test_steps_of_less_than_half_of_a_budget_do_not_show_it(monkeypatch):
+    def least(tokens):
+        monkeypatch.setattr(token_budget_bound, "smallest_batched_tokens", lambda _: tokens)
+        return smaller_budget(engine(lambda tokens: 50 * max(tokens, 200), mixed=[220, 820] * 15))
+
+    assert (least(440).tokens, least(440).size) == (440, 220)
+    assert least(441) is None
