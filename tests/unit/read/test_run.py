@@ -1,13 +1,15 @@
 import os
 import re
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.errors import InputError
-from schedtrace.model.manifest import FILE_NAME
-from schedtrace.read.run import find_runs, read_run
-from tests.makers import encoded, header, manifest, run_folder, step, write_trace
+from schedtrace.errors import ExitCode, InputError
+from schedtrace.model.manifest import FILE_NAME, Configured, RequestRefusal
+from schedtrace.read.run import ProfileName, find_runs, profile_name, read_front_end, read_record, read_run
+from tests.makers import arrival, encoded, header, manifest, run_folder, step, write_trace
 from tests.unit.recorded_words import texts
 
 
@@ -154,3 +156,135 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path, name):
         read_run(tmp_path)
     with pytest.raises(InputError, match="neither a regular file nor a folder"):
         find_runs([tmp_path / name])
+
+
+THREAD = Path(__file__).parents[3] / "examples" / "forum-thread"
+ITERATIONS = Path(__file__).parent / "data" / "iteration-details-0.19.log"
+
+
+def test_a_folder_of_logs_stands_for_each_of_them_beside_run_folders(tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing of this kind")
+    (tmp_path / "a.txt").write_bytes((THREAD / "wrapped.log").read_bytes())
+    (tmp_path / "c").write_bytes(ITERATIONS.read_bytes())
+    run_folder(tmp_path / "b", step(0))
+    assert [path.name for path in find_runs([tmp_path])] == ["a.txt", "b", "c"]
+
+
+def test_the_name_of_a_log_tells_its_workload():
+    named = profile_name(Path("x/profile_1025_bs16_in1024_out64.log"))
+    assert named == ProfileName("1025", 16, 1024, 64)
+    assert read_run(THREAD / "profile_1025_bs16_in1024_out64.log").label == "10:25 bs16 in1024 out64"
+
+
+@pytest.mark.parametrize(
+    "name", ["profile_10_bs16_in1_out1.log", "wrapped.log", "profile_1025_bs_in_out.log", ""]
+)
+def test_other_names_tell_nothing(name):
+    assert profile_name(Path(name)) is None
+
+
+def test_a_foreign_log_of_another_name_is_called_by_it():
+    run = read_run(THREAD / "wrapped.log")
+    assert (run.label, run.manifest, run.engines, run.named) == ("wrapped.log", None, 1, None)
+
+
+def test_a_log_of_several_engines_is_one_run():
+    run = read_run(ITERATIONS)
+    assert ([trace.header.engine_rank for trace in run.traces], run.engines) == ([0, 1], 2)
+
+
+def test_a_foreign_log_beside_a_manifest_does_not_take_it_over(tmp_path):
+    folder = run_folder(tmp_path, step(0))
+    (folder / "vllm.log").write_bytes(ITERATIONS.read_bytes())
+    assert read_run(folder / "vllm.log").manifest is None
+    assert len(read_run(folder).traces) == 1
+
+
+def test_a_log_is_known_by_its_content_not_by_its_name(tmp_path):
+    path = tmp_path / "engine-0.jsonl"
+    path.write_bytes(b"\n".join([b"vLLM says hello"] * 1000) + b"\n" + (THREAD / "wrapped.log").read_bytes())
+    [trace] = read_record(path)
+    assert trace.steps.height == 2
+
+
+def test_a_trace_that_quotes_a_record_is_a_trace(tmp_path):
+    path = write_trace(tmp_path / "x.log", header(notices=["{'token_budget': 1}"]), step(0))
+    assert read_record(path)[0].header.pid == 1
+
+
+@pytest.mark.parametrize("content", [b"hello\n", b"\x00" * 100, b"\xff\xfe", b"model: x\n"])
+def test_a_file_of_no_known_kind_is_refused_with_what_is_understood(tmp_path, content):
+    path = tmp_path / "x.log"
+    path.write_bytes(content)
+    with pytest.raises(
+        InputError, match=r"x\.log: not understood; expected a trace .* a result of vllm bench"
+    ) as refused:
+        read_run(path)
+    assert refused.value.exit_code is ExitCode.INPUT
+
+
+def test_a_file_that_cannot_be_read_is_an_input_error_whatever_its_kind(tmp_path):
+    (tmp_path / "some.log").mkdir()
+    with pytest.raises(InputError, match=r"some\.log: cannot be read \(Is a directory\)"):
+        read_record(tmp_path / "some.log")
+
+
+BEGAN = 1_000
+
+
+def written(folder, pid, *lines, tail=b""):
+    folder.mkdir(exist_ok=True)
+    encoded = b"".join((x if isinstance(x, bytes) else msgspec.json.encode(x)) + b"\n" for x in lines)
+    (folder / f"front-end-{pid}.jsonl").write_bytes(encoded + tail)
+
+
+def configured(at, **given):
+    return Configured(at_unix_us=at, given=given)
+
+
+def test_the_engines_configuration_is_the_last_before_they_began(tmp_path):
+    written(tmp_path, 7, configured(100, max_num_seqs=1), configured(900, max_num_seqs=2))
+    written(tmp_path, 8, configured(500, max_num_seqs=3), configured(1_100, max_num_seqs=4))
+    assert read_front_end(tmp_path, BEGAN).configured.given == {"max_num_seqs": 2}
+
+
+def test_refusals_of_all_front_ends_are_in_order_of_time(tmp_path):
+    written(tmp_path, 7, RequestRefusal(at_unix_us=30, reason="a"), RequestRefusal(at_unix_us=10, reason="b"))
+    written(tmp_path, 8, RequestRefusal(at_unix_us=20, reason="c"))
+    found = read_front_end(tmp_path, BEGAN)
+    assert [line.reason for line in found.refused] == ["b", "c", "a"]
+    assert found.configured is None
+
+
+def test_broken_unknown_and_cut_lines_are_left_out(tmp_path):
+    huge = b'{"type":"refused","at_unix_us":9999999999999999999,"reason":"x"}'
+    odd = (
+        huge,
+        b"",
+        b"{",
+        b"\xff",
+        b'{"type":"other"}',
+        b'{"type":"refused","at_unix_us":"now","reason":"x"}',
+        b"[" * 9_999,
+    )
+    cut = msgspec.json.encode(RequestRefusal(at_unix_us=40, reason="cut"))[:-5]
+    written(tmp_path, 7, *odd, RequestRefusal(at_unix_us=30, reason="whole"), tail=cut)
+    assert [line.reason for line in read_front_end(tmp_path, BEGAN).refused] == ["whole"]
+
+
+def test_without_a_line_nothing_is_known(tmp_path):
+    assert read_front_end(tmp_path, BEGAN) is None
+    written(tmp_path, 7, tail=b'{"type":"conf')
+    assert read_front_end(tmp_path, BEGAN) is None
+
+
+def test_a_run_has_its_front_ends_and_counts_the_requests_of_all_its_engines(tmp_path):
+    folder = run_folder(
+        tmp_path / "run", step(0, arrived=[arrival("a", 0), arrival("b", 0)]), wall_anchor_us=50
+    )
+    run_folder(folder, step(0, arrived=[arrival("c", 0)]), engine_rank=1, wall_anchor_us=BEGAN)
+    lines = (configured(40, policy="priority"), configured(60), RequestRefusal(at_unix_us=90, reason="x"))
+    written(folder, 7, *lines)
+    front_end = read_run(folder).front_end
+    assert (front_end.configured.given, front_end.arrived) == ({"policy": "priority"}, 3)
+    assert read_run(run_folder(tmp_path / "other", step(0))).front_end is None
