@@ -24,11 +24,7 @@ LEVEL = 3
 
 
 def write_chrome(run: Run, file: Path) -> int:
-    """Write a run; return the number of events: slices, marks and counters' rows.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Write a run; return the number of events: slices, marks and counters' rows."""
     clock = clock_of(run.traces[0].header)
     count = 0
     with safe_files.writable(file) as target, gzip.open(target, "wb", LEVEL) as text:

@@ -109,11 +109,7 @@ def gap_sentences(run: Run) -> list[str]:
 
 
 def stream_table(table: pl.LazyFrame, kind: ExportKind, file: Path) -> int:
-    """Write a table as Parquet or CSV in a stream, because it may not fit into memory; return its rows.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Write a table as Parquet or CSV in a stream, because it may not fit into memory; return its rows."""
     safe_files.create(file)
     if kind is ExportKind.CSV:
         safe_cells(table).sink_csv(file)

@@ -39,11 +39,7 @@ def mooncake_loads(run: Run) -> dict[str, Workload]:
 
 
 def write_mooncake(load: Workload, file: Path) -> int:
-    """Write a load and return its number of requests.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Write a load and return its number of requests."""
     ids = _HashIds(load.prefix_block)
     requests = sorted(load, key=lambda request: request.arrived_us)
     first_us = requests[0].arrived_us if requests else 0.0

@@ -31,9 +31,6 @@ def write_perfetto(run: Run, file: Path) -> int:
 
     Timestamps are ``CLOCK_REALTIME``; a snapshot at the beginning has ``CLOCK_MONOTONIC`` beside it, and the
     time of a torch profile (``TraceClock.torch_base_ns``).
-
-    Raises:
-        OSError: If the file cannot be written.
     """
     with safe_files.writable(file) as target:
         writer = _Writer(target, clock_of(run.traces[0].header))

@@ -182,11 +182,7 @@ def _fingerprint(file: Path, content: Content, stamp: list[int] | None) -> Finge
 
 
 def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fingerprint] | None:
-    """Return the fingerprints of a trace's files as they are now; None if their content has changed.
-
-    Raises:
-        OSError: If a file cannot be read.
-    """
+    """Return the fingerprints of a trace's files as they are now; None if their content has changed."""
     if [file.name for file in files] != list(read):
         return None
     now = {file.name: still(file, read[file.name]) for file in files}
@@ -241,9 +237,6 @@ def still(path: Path, fingerprint: Fingerprint) -> Fingerprint | None:
     """Return the fingerprint with its new stamp if the file still has this content; otherwise None.
 
     A file with another stamp, such as a copy, is hashed as a whole.
-
-    Raises:
-        OSError: If the file cannot be read.
     """
     stamp = stamp_of(path)
     if path.stat().st_size != fingerprint.size:
@@ -268,19 +261,11 @@ def sampled(file: BinaryIO, size: int) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return the digest of each Parquet file's content, by the file's name.
-
-    Raises:
-        OSError: If a file cannot be read.
-    """
+    """Return the digest of each Parquet file's content, by the file's name."""
     return {file.name: digest_of(file) for file in sorted(folder.glob("*.parquet"))}
 
 
 def digest_of(path: Path) -> str:
-    """Return the BLAKE2b hash of a whole file.
-
-    Raises:
-        OSError: If the file cannot be read.
-    """
+    """Return the BLAKE2b hash of a whole file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -490,9 +490,6 @@ def expanded_lines(path: Path) -> Iterator[bytes]:
 
     Args:
         path: A trace that ``read_trace`` accepts.
-
-    Raises:
-        InputError: If the file cannot be read.
     """
     outputs: dict[int, Any] = {}
     for _, read in _lines(path):

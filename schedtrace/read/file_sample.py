@@ -114,11 +114,7 @@ def _fields_so_far(text: str, at: int) -> dict[str, Any]:
 
 
 def first_sample(path: Path) -> FileSample:
-    """Return a file's first block.
-
-    Raises:
-        InputError: If it cannot be read.
-    """
+    """Return a file's first block."""
     with reading(path), opened_text(path) as file:
         content = file.read(HEAD)
         return FileSample(content, whole=not file.read(1))
@@ -133,9 +129,6 @@ def later_samples(
         path: File that is searched.
         markers: Byte strings, one of which is in each block.
         searched: These markers, and those that a reader needs later.
-
-    Raises:
-        InputError: If the file cannot be read.
     """
     for place, (block, summary) in enumerate(searched_blocks(path, searched)):
         is_first_sample = place == 0 and len(block) <= HEAD

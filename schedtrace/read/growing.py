@@ -467,11 +467,7 @@ def _age_s(part: Path) -> float:
 
 
 def first_trace_line(path: Path) -> tuple[bytes, bool]:
-    """Return the first line of a trace, as far as it is written, and whether it is complete.
-
-    Raises:
-        OSError: If the file cannot be read.
-    """
+    """Return the first line of a trace, as far as it is written, and whether it is complete."""
     parts = files_of(path)
     file = descriptor(parts[-1] if parts else path)
     try:

@@ -119,11 +119,7 @@ class WholeLines:
     """Total bytes of the file or parts."""
 
     def __iter__(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Read the file, or one part after the other.
-
-        Raises:
-            InputError: If the file cannot be read.
-        """
+        """Read the file, or one part after the other."""
         parts = parts_of(self.path)
         files = last_of(parts.files, self.options.last_us)
         if not files:
@@ -141,11 +137,7 @@ class WholeLines:
                 number += len(lines)
 
     def _plain(self, files: list[Path], beside: ThreadPoolExecutor) -> Iterator[list[bytes]]:
-        """Yield the lines of one file, in chunks.
-
-        Raises:
-            InputError: If the file cannot be read.
-        """
+        """Yield the lines of one file, in chunks."""
         for path in files:
             with reading(path):
                 yield from self._whole_lines(path, ZstdFrames(), self._blocks(path, beside))

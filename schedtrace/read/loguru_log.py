@@ -216,9 +216,6 @@ def read_loguru_log(path: Path) -> list[Trace]:
 
     ``start_us`` is the time at which the record was logged, counted from the first record, with the log's own
     resolution (milliseconds by default). Durations are unknown.
-
-    Raises:
-        InputError: If the file cannot be read.
     """
     problems, steps, prose = Problems(), _Steps(), 0
 

@@ -60,11 +60,7 @@ def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
 
 
 def foreign_reader(path: Path) -> Reader | None:
-    """Return the reader of this file if it is a foreign log; None otherwise.
-
-    Raises:
-        InputError: If the file cannot be read.
-    """
+    """Return the reader of this file if it is a foreign log; None otherwise."""
     kind = kind_of(path)
     return None if kind is None else kind.reader
 

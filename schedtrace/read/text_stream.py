@@ -87,11 +87,7 @@ def unwrapped(line: bytes) -> str:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number (from 1) and text of every line, joined where a container runtime split it.
-
-    Raises:
-        InputError: If the file cannot be read.
-    """
+    """Yield number (from 1) and text of every line, joined where a container runtime split it."""
     with reading(path), opened_text(path) as file:
         joiner = _LineJoiner()
         for number, line in joiner.joined(_raw_lines(file)):
@@ -166,9 +162,6 @@ def marked_lines(
         path: File that is read.
         markers: Byte strings, one of which is in each line.
         latest: Marker of lines of which only the latest are yielded.
-
-    Raises:
-        InputError: If the file cannot be read.
     """
     words = [marker.decode() for marker in markers]
     joiner = _LineJoiner()
@@ -200,11 +193,7 @@ def marked_lines(
 
 
 def searched_blocks(path: Path, markers: tuple[bytes, ...]) -> Iterator[tuple[bytes, SearchedBlock]]:
-    """Yield the blocks of a file with the markers in each, of which an earlier search is not repeated.
-
-    Raises:
-        InputError: If the file cannot be read.
-    """
+    """Yield the blocks of a file with the markers in each, of which an earlier search is not repeated."""
     with reading(path), opened_text(path) as file:
         status = path.stat()
         before = _searched_before(path, (status.st_ino, status.st_size, status.st_mtime_ns))

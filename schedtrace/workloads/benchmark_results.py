@@ -28,20 +28,12 @@ class ServeResult(msgspec.Struct):
 
 
 def serve_has_times(path: Path) -> bool:
-    """Return whether a result of ``vllm bench serve`` has the times at which requests were sent.
-
-    Raises:
-        InputError: If a row is invalid; the message begins with ``path:line``.
-    """
+    """Return whether a result of ``vllm bench serve`` has the times at which requests were sent."""
     return all(result.start_times for _, result in json_rows(path, ServeResult))
 
 
 def serve_rows(path: Path, counts: Counter[str]) -> Iterator[Row]:
-    """Yield the requests of a result of ``vllm bench serve``; those without output failed.
-
-    Raises:
-        InputError: If a row is invalid; the message begins with ``path:line``.
-    """
+    """Yield the requests of a result of ``vllm bench serve``; those without output failed."""
     for place, (number, result) in enumerate(json_rows(path, ServeResult)):
         if place:
             raise unreadable_row(path, number, "a second result: keep the one whose requests are to be sent")
@@ -90,11 +82,7 @@ class ExportedRequest(msgspec.Struct):
 
 
 def aiperf_rows(path: Path, counts: Counter[str]) -> Iterator[Row]:
-    """Yield the requests of AIPerf's export, in the order in which they were sent.
-
-    Raises:
-        InputError: If a row is invalid; the message begins with ``path:line``.
-    """
+    """Yield the requests of AIPerf's export, in the order in which they were sent."""
     requests = sorted(json_rows(path, ExportedRequest), key=lambda pair: pair[1].metadata.request_start_ns)
     for number, row in requests:
         metrics = row.metrics or SequenceLengths()

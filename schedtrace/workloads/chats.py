@@ -72,11 +72,7 @@ def chat_prompt(messages: list[dict[str, Any]], counts: Counter[str]) -> PromptR
 
 
 def chat_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
-    """Yield the requests of a file of chat messages.
-
-    Raises:
-        InputError: If a row is invalid; the message begins with ``path:line``.
-    """
+    """Yield the requests of a file of chat messages."""
     for number, row in json_rows(path, Chat):
         prompt = chat_prompt(row.messages, counts)
         output = _length(path, number, {name: getattr(row, name) for name in LENGTHS}, LENGTHS)
@@ -87,11 +83,7 @@ def chat_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, Prompt
 
 
 def batch_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
-    """Yield the requests of a batch that generate text; count the others.
-
-    Raises:
-        InputError: If a row is invalid; the message begins with ``path:line``.
-    """
+    """Yield the requests of a batch that generate text; count the others."""
     for number, row in json_rows(path, BatchLine):
         if not row.url.rstrip("/").endswith(GENERATES):
             counts[OTHER_URL] += 1

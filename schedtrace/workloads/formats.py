@@ -190,11 +190,7 @@ class _OwnLine(msgspec.Struct, kw_only=True):
 
 
 def own_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
-    """Yield every row with its line number; count ignored rows.
-
-    Raises:
-        InputError: If a row is invalid; the message begins with ``path:line``.
-    """
+    """Yield every row with its line number; count ignored rows."""
     for number, row in json_rows(path, _OwnLine):
         lengths: list[int | None] = []
         for name in _LENGTHS:
@@ -406,11 +402,7 @@ def _head(path: Path) -> FileSample:
 
 
 def _check_first_object(path: Path, number: int, line: bytes) -> None:
-    """Refuse a file whose first JSON object is cut or broken; a list's reader says it itself.
-
-    Raises:
-        InputError: If a row is invalid; the message begins with ``path:line``.
-    """
+    """Refuse a file whose first JSON object is cut or broken; a list's reader says it itself."""
     if keys_of(line) is not None:
         return
     try:

@@ -107,11 +107,7 @@ def unreadable_row(path: Path, line: int, what: object) -> InputError:
 
 @contextmanager
 def opened_file(path: Path) -> Iterator[BinaryIO]:
-    """Open the file for reading.
-
-    Raises:
-        InputError: If it cannot be read.
-    """
+    """Open the file for reading."""
     with reading(path), path.open("rb") as file:
         yield file
 

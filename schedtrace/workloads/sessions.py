@@ -143,11 +143,7 @@ class Sessions:
     output_len: int | None
 
     def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
-        """Yield every turn of the file.
-
-        Raises:
-            InputError: If a row is invalid; the message begins with ``path:line``.
-        """
+        """Yield every turn of the file."""
         sessions: dict[str, _Session] = {}
         for number, key, turn in turns_of(path):
             is_first = key not in sessions
@@ -234,11 +230,7 @@ class Sessions:
 
 
 def turns_of(path: Path) -> Iterator[tuple[int, str | None, SessionTurn]]:
-    """Yield each turn with the number of its line and its session; None: it is alone.
-
-    Raises:
-        InputError: If a row is invalid; the message begins with ``path:line``.
-    """
+    """Yield each turn with the number of its line and its session; None: it is alone."""
     for number, row in json_rows(path, SessionRow):
         key = None if row.session_id is None else f"{row.session_id}"
         if row.turns is None:

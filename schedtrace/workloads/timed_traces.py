@@ -60,11 +60,7 @@ class Units:
     """Message on what was inferred, and from what; None if it was stated, or changes nothing."""
 
     def trace_rows(self, path: Path, counts: Counter[str], output_len: int | None = None) -> Iterator[Row]:
-        """Yield the rows of the file; ``output_len`` is the output length of those without one.
-
-        Raises:
-            InputError: If a row is invalid; the message begins with ``path:line``.
-        """
+        """Yield the rows of the file; ``output_len`` is the output length of those without one."""
         for number, row in json_rows(path, TimedRow):
             if not math.isfinite(row.timestamp):
                 raise unreadable_row(path, number, "timestamp is too large")

@@ -173,9 +173,6 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     """Read the servers of a log, in the order of their first lines.
 
     Text that clients sent, which vLLM may log, counts for nothing.
-
-    Raises:
-        InputError: If the file cannot be read.
     """
     servers: dict[LineOrigin, _Server] = {}
     origins = _Origins(servers)
