@@ -11,6 +11,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from schedtrace.export import ExportKind
 from schedtrace.export.exports import write_exports
+from schedtrace.export.scene import process_tracks
 from schedtrace.model.trace import Events, Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.read.run import read_run
@@ -280,6 +281,17 @@ def test_there_is_no_arrow_from_nobody_or_itself(run_of, tmp_path, preempter):
     read, _ = perfetto(run.path, tmp_path / "out")
     assert read.flows == {}
     assert [mark[1] for told in read.marks.values() for mark in told] == ["preempted"]
+
+
+def test_a_trace_that_lacks_steps_is_labelled_so(run_of):
+    [process] = process_tracks(run_of("r", step(0, got={"a": 1}), step(3, start=30_000, got={"a": 1})))
+    assert process.labels == [
+        "model tiny",
+        "host box",
+        "clock monotonic",
+        "pid 1",
+        "incomplete: 2 steps missing",
+    ]
 
 
 def test_ids_are_as_recorded(folder, tmp_path):

@@ -223,6 +223,23 @@ def test_steps_whose_lines_are_missing_count(trace_of):
     )
 
 
+def test_a_request_that_ended_among_missing_steps_is_aborted_where_these_begin(trace_of):
+    trace = trace_of(
+        step(0, start=0, got={"a": 1}, new="a", arrived=[came("a", 0, 5)]),
+        step(3, start=30_000, got={"b": 1}, new="b", arrived=[came("b", 29_000, 29_500)]),
+        Events(at_us=50_000, finished=[finish("b", finished_us=49_000)]),
+        enable_prefix_caching=False,
+    )
+    load = from_trace(trace)
+    assert [(one.request_id, one.abort_us, one.output_tokens) for one in load] == [
+        ("a", 1000.0, 10),
+        ("b", None, 10),
+    ]
+    assert said(load)[0] == (
+        "1 request ended where steps of the trace are missing, or may have: aborted where that begins."
+    )
+
+
 def test_what_happens_as_a_step_begins_comes_before_it(trace_of):
     gone = finish("a", "ABORTED", finished_us=2000)
     trace = trace_of(step(0, start=1000, arrived=[came("a", 0, 1000)]), step(1, start=2000, finished=[gone]))
