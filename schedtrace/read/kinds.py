@@ -131,6 +131,16 @@ def _has_broken_lines(sample: FileSample) -> bool:
     return any(snapshot_in(text) is not None or iteration_in(text) is not None for text in joined)
 
 
+_TRACEBACK = _text(
+    r'^Traceback \(most recent call last\):\n(?:  [^\n]*\n){0,500}? +File "[^"\n]*/vllm/[^"\n]*", line \d'
+)
+_STEP_FRAME = _text(r", in (?:run_busy_loop|_process_engine_step|step_with_batch_queue)$")
+
+
+def _is_error_without_engine(sample: FileSample) -> bool:
+    return _TRACEBACK(sample) and not _STEP_FRAME(sample)
+
+
 _MAY_BREAK = re.compile(rb"throughput: \d|Iteration\(\d")
 _SUMMARY = {"successful_requests", "failed_requests", "completed_requests", "num_successful_requests"}
 _RATES = {"duration_s", "duration", "requests_per_second", "request_throughput", "total_time"}
@@ -332,10 +342,7 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(
         "a Python error in vLLM, without any line of an engine",
-        _text(
-            r"^Traceback \(most recent call last\):\n(?:  [^\n]*\n){0,500}? +"
-            r'File "[^"\n]*/vllm/[^"\n]*", line \d'
-        ),
+        _is_error_without_engine,
         "no engine ran: the last line of the traceback says why",
     ),
     FileKind(

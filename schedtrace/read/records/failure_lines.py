@@ -6,7 +6,7 @@ The tokens of the requests must add up to the step's total; else they are left o
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -16,6 +16,8 @@ from schedtrace.model.records import DumpedRequest, DumpedStep, Failure
 
 BARE_ERRORS = ("AssertionError", "NotImplementedError")
 """Errors that mostly have no text."""
+IN_ENGINE = b"/vllm/v1/"
+"""Part of the path of each frame of V1's engine."""
 OWN_MARKERS = (
     b"EngineCore failed to start.",
     b"WorkerProc failed to start.",
@@ -26,7 +28,7 @@ OWN_MARKERS = (
     b"engine_core = EngineCoreProc(",
     b"engine_core.run_busy_loop()",
     b"Worker proc ",
-    b"/vllm/v1/",
+    IN_ENGINE,
 )
 """Byte strings, one of which is in each line that announces a failure."""
 MARKERS = (
@@ -54,14 +56,12 @@ logged may be that of an interrupt.
 _FRAME = re.compile(
     r'File "[^"]{1,500}/vllm/v1/[^"]{1,300}", line \d{1,6}, in '
     r"(?:(?P<start>_?check_enough_kv_cache_memory|get_kv_cache_(?:configs?|groups)|_initialize_kv_caches"
-    r"|_init_executor|init_device|load_model|determine_available_memory|compile_or_warm_up_model"
+    r"|_init_executor|init_device|request_memory|load_model|determine_available_memory|compile_or_warm_up_model"
     r"|initialize_(?:from_config|kv_cache))|run_busy_loop|_process_engine_step|step_with_batch_queue"
     r"|execute_model)$"
 )
 """Frame of a traceback of V1's engine: with it, a traceback whose beginning is cut off tells what failed."""
-_RAISED = re.compile(
-    r"""^.{0,300}? raise (?P<name>[\w.]{1,200}(?:Error|Exception))\(f?["'](?P<text>[^"'{]+)"""
-)
+_RAISED = re.compile(r""" raise (?P<name>[\w.]{1,200}(?:Error|Exception))\(f?["'](?P<text>[^"'{]+)""")
 """Source line of a traceback that begins the text of its error."""
 _DEAD = re.compile(r"\bEngineDeadError\b")
 """Error of V1's front end; V0 has another one whose name ends so."""
@@ -91,20 +91,25 @@ NEAR = 2000
 
 def announces_failure(line: str) -> bool:
     """Return whether a line announces a failure with words that only vLLM writes."""
-    return _ANNOUNCEMENT.search(line) is not None or _failing_stage(line) is not None
+    stage = _stage_in(line)
+    is_interrupt = stage == "serving" and _STAMPED.search(line) is None  # or may be: nobody logged it
+    return _ANNOUNCEMENT.search(line) is not None or (stage is not None and not is_interrupt)
 
 
-def _failing_stage(line: str) -> Literal["start", "serving"] | None:
-    """Return the stage in which a frame of a traceback occurs; None if the line has no such frame.
+def shows_failure(lines: Iterable[str]) -> bool:
+    """Return whether lines of which none announces a failure show one: a traceback with its error."""
+    failures = FailureLines()
+    for number, line in enumerate(lines, start=1):
+        failures.take(number, line)
+    return failures.failure(has_engine=False) is not None
 
-    A traceback that is not logged may be that of an interrupt, so that it shows a start only.
-    """
+
+def _stage_in(line: str) -> Literal["start", "serving"] | None:
+    """Return the stage in which a frame of a traceback occurs; None if the line has no such frame."""
     frame = _FRAME.search(line)
     if frame is None:
         return None
-    if frame["start"]:
-        return "start"
-    return "serving" if _STAMPED.search(line) else None
+    return "start" if frame["start"] else "serving"
 
 
 class FailureLines:
@@ -124,6 +129,8 @@ class FailureLines:
         self._uncaught_error: tuple[int, str] | None = None
         self._in_start: int | None = None
         """Number of the first line of an uncaught traceback that shows a start."""
+        self._in_step = False
+        """Whether an uncaught traceback shows a step, as that of an interrupt does, too."""
         self._interrupted = False
         self._raised: str | None = None
         """Error that the latest source line of a start's traceback raises."""
@@ -133,7 +140,7 @@ class FailureLines:
         self._interrupted |= line.endswith("KeyboardInterrupt")
         if announcement := _ANNOUNCEMENT.search(line):
             self._take_announcement(number, announcement)
-        elif stage := _failing_stage(line):
+        elif stage := _stage_in(line):
             self._take_frame(stage, number, is_logged=_STAMPED.search(line) is not None)
         elif (self._stage == "start" or self._in_start) and (raised := _RAISED.search(line)):
             is_consequence = _CONSEQUENCE.search(line) is not None
@@ -170,9 +177,12 @@ class FailureLines:
         """Take a frame of the engine: of a logged traceback, or of one that ends a process that starts."""
         if is_logged:
             self._take_stage(stage, number, is_sure=stage == "start")
-        else:
-            self._uncaught = self._uncaught or number
+            return
+        self._uncaught = self._uncaught or number
+        if stage == "start":
             self._in_start = self._in_start or number
+        else:
+            self._in_step = True
 
     @property
     def _has_start_error(self) -> bool:
@@ -213,11 +223,13 @@ class FailureLines:
         if self._stage is None:
             in_start = None if self._interrupted else self._in_start
             uncaught = self._uncaught_error or (in_start and (in_start, unnamed))
-            if has_engine or not uncaught:
+            in_step = self._in_step and self._in_start is None
+            if has_engine or not uncaught or (in_step and self._interrupted):
                 return None
             place, error = uncaught
             reason = shortened(hide_in_text(error), LONGEST_REASON)
-            return Failure(stage="start", reason=reason, line=place, worker_died=None)
+            stage: Literal["start", "serving"] = "serving" if in_step else "start"
+            return Failure(stage=stage, reason=reason, line=place, worker_died=None)
         line, reason = self._error or (self._stage_line, "")
         if not reason and self._worker:
             reason = f"worker process {self._worker} died"

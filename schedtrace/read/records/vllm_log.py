@@ -23,6 +23,7 @@ from schedtrace.read.records.failure_lines import (
     FailureLines,
     announces_failure,
     begins_dump,
+    shows_failure,
     step_in,
     step_over_lines,
     step_with_stats,
@@ -347,7 +348,7 @@ def is_vllm_log(sample: FileSample) -> bool:
                 return True
             if not sample.is_json and announces_failure(text):
                 return True
-    return False
+    return not sample.is_json and failure_lines.IN_ENGINE in sample.content and shows_failure(sample.lines)
 
 
 def has_snapshots(sample: FileSample) -> bool:

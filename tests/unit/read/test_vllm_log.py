@@ -574,6 +574,7 @@ def frame(place, function):
     return f'  File "/x/site-packages/vllm/v1/{place}", line 7, in {function}'
 
 
+PART = "a part of a traceback from vLLM"
 NO_MEMORY = "ValueError: No available memory for the cache blocks."
 RAISED = '    raise ValueError("No available memory for the cache blocks. "'
 IN_START = frame("core/kv_cache_utils.py", "check_enough_kv_cache_memory")
@@ -586,6 +587,7 @@ IN_STEP = frame("engine/core.py", "_process_engine_step")
         ((IN_START, RAISED, NO_MEMORY), "start", NO_MEMORY),
         ((IN_START, RAISED), "start", NO_MEMORY),
         ((frame("worker/gpu_worker.py", "load_model"),), "start", UNNAMED),
+        ((frame("worker/utils.py", "request_memory"), NO_MEMORY), "start", NO_MEMORY),
         ((IN_STEP, "RuntimeError: CUDA error"), "serving", "RuntimeError: CUDA error"),
         ((frame("worker/gpu_worker.py", "compile_or_warm_up_model"), IN_STEP), "start", UNNAMED),
     ],
@@ -610,6 +612,24 @@ def test_a_traceback_of_a_start_needs_no_beginning(logs, process):
     assert log.failure == Failure(stage="start", reason=NO_MEMORY, line=5, worker_died=None)
     [log] = logs(f"{process}{IN_START}\n{process}    raise ValueError(\n")
     assert (log.failure.stage, log.failure.reason) == ("start", UNNAMED)
+
+
+def test_a_traceback_of_a_step_that_is_not_logged_needs_its_error(logs, tmp_path):
+    """Where the error is cut off, an interrupt looks the same."""
+    step = f"Traceback (most recent call last):\n{IN_STEP}\n    outputs = self.step_fn()\n"
+    [log] = logs(f"{step}TimeoutError: RPC call to sample_tokens timed out.\n")
+    assert log.failure == Failure(
+        stage="serving",
+        reason="TimeoutError: RPC call to sample_tokens timed out.",
+        line=4,
+        worker_died=None,
+    )
+    path = tmp_path / "y.log"
+    for end, name in (("TimeoutError: no\n", NAME), ("", PART), ("KeyboardInterrupt\nOSError: x\n", PART)):
+        path.write_text(step + end)
+        assert kind_of(path).name == name
+    [log] = logs(START + step + "TimeoutError: no\n")
+    assert log.failure is None
 
 
 def test_an_interrupted_start_is_no_failure(logs):
