@@ -142,7 +142,12 @@ def parsed_metrics(name: str, lines: Iterable[str]) -> list[MetricsDump]:
         msg = f"{name}: metrics of vLLM's V0 engine, which schedtrace does not read; upgrade vLLM"
         raise InputError(msg)
     if not reading.dumps:
-        msg = f"{name}: no metrics of an engine in it (vllm:num_requests_running)"
+        why = (
+            "labels are left out, which name the engine: give the lines as /metrics prints them"
+            if reading.elided
+            else "no metrics of an engine in it (vllm:num_requests_running)"
+        )
+        msg = f"{name}: {why}"
         raise InputError(msg)
     reading.dumps[-1].broken = reading.broken
     return reading.dumps
@@ -154,6 +159,8 @@ class _Reading:
     def __init__(self) -> None:
         self.dumps: list[MetricsDump] = []
         self.broken = 0
+        self.elided = 0
+        """Number of lines of which somebody has left out labels."""
         self.has_v0 = False
         self._engines: dict[tuple[str, str | None], EngineValues] = {}
         self._caches: list[ServerStart] = []
@@ -172,6 +179,7 @@ class _Reading:
             self._caches.append(_cache(labels))
             return
         if _LABEL.sub("", written).strip(", "):  # somebody has left out labels, perhaps the engine's
+            self.elided += 1
             self.broken += 1
             return
         value = float(sample["value"])

@@ -130,6 +130,7 @@ def test_a_metric_that_occurs_again_begins_another_dump(tmp_path):
         ((RUNNING, "vllm:num_requests_swapped 0"), "V0 engine"),
         (('vllm:lora_requests_info{x="1"} 1',), "no metrics of an engine"),
         ((), "no metrics of an engine"),
+        (("vllm:num_requests_running{...} 0.0",), "labels are left out"),
     ],
 )
 def test_metrics_without_a_v1_engine_are_refused(lines, why):
