@@ -1,18 +1,14 @@
 """``schedtrace diff``: two runs, or two configurations to be run and compared."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from schedtrace.cli.options import FormatOption, option_names, print_line, runs_at, show
 from schedtrace.errors import ExitCode, InputError, UsageError
 from schedtrace.present.renderers import Format
-
-if TYPE_CHECKING:
-    from schedtrace.model.comparison import MetricChange
 
 
 def diff(
@@ -44,6 +40,8 @@ def diff(
     Reports the settings that differ, the metrics with statistics over trials, the refusals, the findings, and
     the first step with a different decision.
     """
+    from schedtrace.compare.fail_on import regressed, require_compared
+
     _refuse_options(context, [base, new], run=run)
     if context.args and not run:
         msg = f"unexpected argument {context.args[0]}; engine options go with --run only"
@@ -51,11 +49,10 @@ def diff(
     if not run and {base.suffix, new.suffix} & {".yaml", ".yml"}:
         msg = "these are configurations, not runs: add --run to run and compare them"
         raise UsageError(msg)
-    is_regression = _regression(fail_on)
+    is_regression = regressed(fail_on or [])
     folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
 
     from schedtrace.compare.compare import compare
-    from schedtrace.compare.fail_on import require_compared
     from schedtrace.present.pages.comparison import comparison_page
 
     of_base, of_new = runs_at(folders, several=InputError)
@@ -69,14 +66,6 @@ def diff(
     if any(is_regression(metric) for metric in comparison.metrics):
         raise typer.Exit(ExitCode.FINDINGS)
     require_compared(fail_on or [], comparison)
-
-
-def _regression(fail_on: list[str] | None) -> "Callable[[MetricChange], bool]":
-    if not fail_on:
-        return lambda _: False
-    from schedtrace.compare.fail_on import regressed  # takes a second, for the statistics
-
-    return regressed(fail_on)
 
 
 def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) -> None:

@@ -24,8 +24,11 @@ def taken_in_turn(base: Timeline, new: Timeline) -> bool | None:
     """Return whether the trials of both runs alternated in the same period; None if unknown."""
     if not (Fact.TIMES in base.facts & new.facts and base.steps.height and new.steps.height):
         return None
-    spans = [_span_us(timeline) for timeline in (base, new)]
-    return max(start for start, _ in spans) <= min(last for _, last in spans)
+    starts: list[list[int]] = [
+        [timeline.header.wall_anchor_us + start_us for start_us in timeline.steps["start_us"].to_list()]
+        for timeline in (base, new)
+    ]
+    return max(map(min, starts)) <= min(map(max, starts))
 
 
 def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]) -> list[Message]:
@@ -56,12 +59,6 @@ def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]
                 )
             )
     return notes
-
-
-def _span_us(timeline: Timeline) -> tuple[int, int]:
-    """Return the wall-clock starts of the first and of the last step."""
-    starts = timeline.steps["start_us"].to_list()
-    return timeline.header.wall_anchor_us + min(starts), timeline.header.wall_anchor_us + max(starts)
 
 
 ALIKE_FRAC = 0.05

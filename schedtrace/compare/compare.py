@@ -52,32 +52,31 @@ def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
     """Return a row per code and cause that either run has and both could have, the new run's first."""
     before, after = _by_kind(base), _by_kind(new)
     unjudged = _unjudged(base, new)
-    return [
-        _change(kind, before.get(kind, []), after.get(kind, []))
-        for kind in dict.fromkeys([*after, *before])
-        if kind[0] not in unjudged
-    ]
-
-
-def _change(kind: _Kind, old: list[Finding], now: list[Finding]) -> FindingChange:
-    code, cause = kind
-    rule = KINDS[code]
-    threshold = rule.threshold or (Threshold(FOUND_FROM_FRAC, share_frac) if rule.charges else None)
-    base_frac, new_frac = (_frac(threshold, findings) for findings in (old, now))
-    changed = not (old and now) and _really(threshold, [base_frac, new_frac])
-    return FindingChange(
-        code=code,
-        cause=cause,
-        state="stayed" if not changed else "appeared" if now else "went",
-        base_count=sum(finding.count for finding in old),
-        new_count=sum(finding.count for finding in now),
-        base_trials=sorted({trial for finding in old for trial in finding.trials}),
-        new_trials=sorted({trial for finding in now for trial in finding.trials}),
-        base_frac=base_frac,
-        new_frac=new_frac,
-        threshold_frac=threshold.least_frac if threshold else None,
-        message=(now or old)[0].message,
-    )
+    changes = []
+    for code, cause in dict.fromkeys([*after, *before]):
+        if code in unjudged:
+            continue
+        old, now = before.get((code, cause), []), after.get((code, cause), [])
+        rule = KINDS[code]
+        threshold = rule.threshold or (Threshold(FOUND_FROM_FRAC, share_frac) if rule.charges else None)
+        base_frac, new_frac = (_frac(threshold, findings) for findings in (old, now))
+        changed = not (old and now) and _really(threshold, [base_frac, new_frac])
+        changes.append(
+            FindingChange(
+                code=code,
+                cause=cause,
+                state="stayed" if not changed else "appeared" if now else "went",
+                base_count=sum(finding.count for finding in old),
+                new_count=sum(finding.count for finding in now),
+                base_trials=sorted({trial for finding in old for trial in finding.trials}),
+                new_trials=sorted({trial for finding in now for trial in finding.trials}),
+                base_frac=base_frac,
+                new_frac=new_frac,
+                threshold_frac=threshold.least_frac if threshold else None,
+                message=(now or old)[0].message,
+            )
+        )
+    return changes
 
 
 def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:

@@ -57,25 +57,16 @@ def compare_decisions(*, base: Timeline, new: Timeline) -> Decisions:
         if at == here.height == there.height:
             decisions.trials_alike += 1
         elif decisions.first is None:
-            decisions.first = _divergence(trial, at, _row(here, at), _row(there, at), compared)
+            old, now = (side.row(at, named=True) if at < side.height else None for side in (here, there))
+            decisions.first = Divergence(
+                trial=trial,
+                at=at,
+                base=_decided(old, now),
+                new=_decided(now, old),
+                decided=[name for name in compared if old and now and old[name] != now[name]],
+                given=[name for name in GIVEN if old and now and old[name] != now[name]],
+            )
     return decisions
-
-
-def _row(steps: pl.DataFrame, at: int) -> _Row | None:
-    return steps.row(at, named=True) if at < steps.height else None
-
-
-def _divergence(
-    trial: int | None, at: int, base: _Row | None, new: _Row | None, compared: list[str]
-) -> Divergence:
-    return Divergence(
-        trial=trial,
-        at=at,
-        base=_decided(base, new),
-        new=_decided(new, base),
-        decided=[name for name in compared if base and new and base[name] != new[name]],
-        given=[name for name in GIVEN if base and new and base[name] != new[name]],
-    )
 
 
 def _decided(row: _Row | None, counterpart: _Row | None) -> DecidedStep | None:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import polars as pl
 
@@ -247,12 +247,12 @@ def _held(
         for other_engine, holders in by_other.items():
             requests = [of_prefill[id(holder.row)] for holder in holders] if other_engine else []
             waits_for = _waits_for(requests, offsets.get((name, other_engine)))
-            yield _kept_blocks(name, other_engine, holders, waits_for, summary.kv_blocks)
+            yield _held_blocks(name, summary, other_engine, holders, "prefill", waits_for)
         by_other = defaultdict(list)
         for holder in _at_peak(_loaders(summary, of_decode)):
             by_other[of_decode[id(holder.row)].prefill.engine].append(holder)
         for other_engine, holders in by_other.items():
-            yield _loading_blocks(name, other_engine, holders, summary.kv_blocks)
+            yield _held_blocks(name, summary, other_engine, holders, "decode", "transfer")
 
 
 def _keepers(summary: EngineSummary) -> Iterator[_Holder]:
@@ -297,63 +297,46 @@ def _waits_for(requests: Sequence[MatchedRequest], offset: ClockOffset | None) -
     return max(totals, key=totals.__getitem__)
 
 
-def _blocks(blocks: int, total: int | None) -> Message:
-    if total is None:
-        return say("{blocks:n block}", blocks=blocks)
-    return say("{blocks:n} of {total:n block}", blocks=blocks, total=total)
+KEPT = (
+    "{blocks} of {engine:code} were held at once by {requests:n finished request}[ that {other_engine:code} "
+    "had not fetched][{unknown:?} whose decode engine is not known][; most of that time passed {state}]."
+)
+"""Sentence about blocks that finished requests of a prefill engine keep for one decode engine."""
+LOADING = (
+    "{blocks} of {engine:code} were held at once by {requests:n request} whose KV cache was on its way from "
+    "{other_engine:code}."
+)
+"""Sentence about blocks that requests of a decode engine hold while their KV cache comes from another."""
 
 
-def _kept_blocks(
+def _held_blocks(
     engine: str,
+    summary: EngineSummary,
     other_engine: str,
     holders: Sequence[_Holder],
+    side: Literal["prefill", "decode"],
     waits_for: TransferPartName | None,
-    blocks_total: int | None,
 ) -> HeldBlocks:
-    """Return the blocks that finished requests of a prefill engine keep for one decode engine."""
-    blocks = sum(holder.blocks for holder in holders)
-    state = NOTHING if waits_for is None else say(HELD_WORDS[waits_for], other_engine=other_engine)
+    blocks, total = sum(holder.blocks for holder in holders), summary.kv_blocks
+    count = "{blocks:n block}" if total is None else "{blocks:n} of {total:n block}"
+    own: dict[str, Any] = {}
+    if side == "prefill":
+        state = NOTHING if waits_for is None else say(HELD_WORDS[waits_for], other_engine=other_engine)
+        own = {"unknown": not other_engine, "state": state}
     return HeldBlocks(
         engine=engine,
-        side="prefill",
+        side=side,
         other_engine=other_engine,
         requests=len(holders),
         blocks=blocks,
-        blocks_total=blocks_total,
+        blocks_total=total,
         waits_for=waits_for,
         message=say(
-            "{blocks} of {engine:code} were held at once by {requests:n finished request}[ that "
-            "{other_engine:code} had not fetched][{unknown:?} whose decode engine is not known][; most of "
-            "that time passed {state}].",
-            blocks=_blocks(blocks, blocks_total),
+            KEPT if side == "prefill" else LOADING,
+            blocks=say(count, blocks=blocks, total=total),
             engine=engine,
             requests=len(holders),
             other_engine=other_engine,
-            unknown=not other_engine,
-            state=state,
-        ),
-    )
-
-
-def _loading_blocks(
-    engine: str, other_engine: str, holders: Sequence[_Holder], blocks_total: int | None
-) -> HeldBlocks:
-    """Return the blocks that requests of a decode engine hold while their KV cache comes from another."""
-    blocks = sum(holder.blocks for holder in holders)
-    return HeldBlocks(
-        engine=engine,
-        side="decode",
-        other_engine=other_engine,
-        requests=len(holders),
-        blocks=blocks,
-        blocks_total=blocks_total,
-        waits_for="transfer",
-        message=say(
-            "{blocks} of {engine:code} were held at once by {requests:n request} whose KV cache was on its "
-            "way from {other_engine:code}.",
-            blocks=_blocks(blocks, blocks_total),
-            engine=engine,
-            requests=len(holders),
-            other_engine=other_engine,
+            **own,
         ),
     )

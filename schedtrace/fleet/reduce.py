@@ -172,29 +172,28 @@ def _hosts(engines: Summaries, comparison: PeerComparison) -> list[FleetHost]:
 def _engine_rows(engines: Summaries, comparison: PeerComparison) -> list[FleetEngine]:
     """Return a row for each engine: those that differ first, in their order, then by waiting share."""
     differs = {each.engine: each for each in comparison.differences}
-    rows = [_engine_row(name, summary, comparison, differs.get(name)) for name, summary in engines.items()]
+    rows = []
+    for name, summary in engines.items():
+        difference = differs.get(name)
+        whole = sum(time.us for time in summary.times)
+        waited = sum(time.us for time in summary.times if time.part in WAITS)
+        rows.append(
+            FleetEngine(
+                engine=name,
+                host=summary.host,
+                requests=summary.requests,
+                requests_per_s=requests_per_s(summary),
+                output_tokens_per_s=summary.output_tokens_per_s,
+                step_time_ratio=comparison.step_ratios.get(name),
+                waiting_frac=waited / whole if whole else 0.0,
+                ttft_p99_ms=percentile_ms(summary.sketches, "ttft", 0.99),
+                kinds=[difference.kind, *difference.also] if difference is not None else [],
+                finding=next((finding.code for finding in summary.findings if finding.leads), ""),
+                arrivals=summary.arrivals,
+            )
+        )
     place = {name: at for at, name in enumerate(differs)}
     return sorted(rows, key=lambda row: (place.get(row.engine, len(place)), -row.waiting_frac))
-
-
-def _engine_row(
-    name: str, summary: EngineSummary, comparison: PeerComparison, difference: PeerDifference | None
-) -> FleetEngine:
-    whole = sum(time.us for time in summary.times)
-    waited = sum(time.us for time in summary.times if time.part in WAITS)
-    return FleetEngine(
-        engine=name,
-        host=summary.host,
-        requests=summary.requests,
-        requests_per_s=requests_per_s(summary),
-        output_tokens_per_s=summary.output_tokens_per_s,
-        step_time_ratio=comparison.step_ratios.get(name),
-        waiting_frac=waited / whole if whole else 0.0,
-        ttft_p99_ms=percentile_ms(summary.sketches, "ttft", 0.99),
-        kinds=[difference.kind, *difference.also] if difference is not None else [],
-        finding=next((finding.code for finding in summary.findings if finding.leads), ""),
-        arrivals=summary.arrivals,
-    )
 
 
 def _clocks(engines: Summaries) -> ClockSpread:

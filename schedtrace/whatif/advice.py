@@ -273,19 +273,17 @@ def _explained(before: Finding, now: Finding, search: Search) -> Finding:
     """Add what was tried without success, if a finding would otherwise have neither advice nor a reason."""
     if now.advice or now.refuted != before.refuted:
         return now
-    trials = [trial for advice in before.advice for trial in _trials(advice, search)]
+    single = [trial for trial in search.tried.values() if trial is not None and len(trial.changes) == 1]
+    trials: list[Trial] = []
+    for advice in before.advice:
+        if advice.setting is None:  # all values of the settings that are named without one
+            trials += [trial for trial in single if trial.family in _families(advice)]
+        else:
+            trials += [trial for trial in single if trial.changes[0] == (advice.setting, advice.value)]
     best = max(trials, key=lambda trial: trial.saved_frac, default=None)
     if best is None or best.helps:
         return now
     return msgspec.structs.replace(now, refuted=[*now.refuted, _refuted(best, search)])
-
-
-def _trials(advice: Advice, search: Search) -> list[Trial]:
-    """Return the results of an advised value, or of all values of the settings that are named without one."""
-    single = [trial for trial in search.tried.values() if trial is not None and len(trial.changes) == 1]
-    if advice.setting is None:
-        return [trial for trial in single if trial.family in _families(advice)]
-    return [trial for trial in single if trial.changes[0] == (advice.setting, advice.value)]
 
 
 def _is_about(finding: Finding, trial: Trial) -> bool:

@@ -82,9 +82,7 @@ def part_of(base: RecordedLoad, findings: Sequence[Finding] = (), *, most_s: flo
         if chosen.requests < loads[0].requests:
             begin_us, end_us = chosen.begin_us, chosen.end_us
             loads = [_cut(loads[0], chosen)]
-            timelines = [
-                _until_answered(timeline, _ids(loads[0], timeline), chosen) for timeline in timelines
-            ]
+            timelines = [_until_answered(timeline, loads[0], chosen) for timeline in timelines]
             run = replace(run, manifest=None)  # its figures are of whole trials
     part = LoadPart(
         requests=sum(load.requests for load in loads),
@@ -248,13 +246,10 @@ def _trials(base: RecordedLoad, most_s: float) -> tuple[list[Workload], list[Tim
     return base.loads[:number], timelines
 
 
-def _ids(load: Workload, timeline: Timeline) -> set[str]:
-    """Return the ids of an engine's requests; engines of a fleet may use the same ids."""
-    return {request.request_id for request in load if request.data_parallel_rank in (None, timeline.rank)}
-
-
-def _until_answered(timeline: Timeline, names: set[str], chosen: _Chosen) -> Timeline:
-    """Return the events until these requests were answered."""
+def _until_answered(timeline: Timeline, load: Workload, chosen: _Chosen) -> Timeline:
+    """Return the events until an engine's requests of this load were answered."""
+    # Engines of a fleet may use the same ids.
+    names = {request.request_id for request in load if request.data_parallel_rank in (None, timeline.rank)}
     own = pl.col("request_id").is_in(names)
     begin_us = chosen.begin_us if chosen.first else None
     cut = _until(timeline, timeline.finishes.filter(own)["finished_us"].max(), begin_us)

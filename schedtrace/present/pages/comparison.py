@@ -27,7 +27,6 @@ from schedtrace.present.sections import (
     Section,
     Style,
     Styled,
-    Table,
     Text,
     figure_field,
     table,
@@ -209,7 +208,13 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
         yield Note(floors)
     yield Note(Styled(legend(comparison), Style.DIM))
     yield from decisions_sections(comparison.decisions)
-    yield _causes(comparison.causes)
+    if comparison.causes:
+        yield table(comparison.causes, CAUSES, most=MOST_CAUSES)
+    else:
+        unknown = comparison.causes is None
+        yield Note(
+            "One side does not record who was refused." if unknown else "Nobody was refused on either side."
+        )
     if not comparison.findings:
         shown = " that both records can show" if comparison.unjudged else ""
         yield Note(f"No finding{shown or 's'} on either side.")
@@ -245,15 +250,6 @@ CAUSES: list[Field[CauseChange]] = [
     figure_field("new", lambda change: percent(change.new_steps_frac)),
     Field("times", lambda change: Styled(say("{base_exits:n} -> {new_exits:n}", change), Style.DIM)),
 ]
-
-
-def _causes(changes: list[CauseChange] | None) -> Table | Note:
-    """Return refusals that became more or less frequent."""
-    if changes is None:
-        return Note("One side does not record who was refused.")
-    if not changes:
-        return Note("Nobody was refused on either side.")
-    return table(changes, CAUSES, most=MOST_CAUSES)
 
 
 def _finding(change: FindingChange) -> FindingSection:

@@ -94,7 +94,10 @@ def _statement(statement: Statement) -> FindingSection:
 
 def _engines_table(engines: list[ConsoleSnapshots]) -> Table:
     fields: list[Field[ConsoleSnapshots]] = [
-        figure_field("engine", _engine_name),
+        figure_field(
+            "engine",
+            lambda engine: f"all {engine.engines}" if engine.engine_rank is None else str(engine.engine_rank),
+        ),
         figure_field("snapshots", lambda engine: f"{engine.snapshots:,}"),
         figure_field("running", lambda engine: _extent(engine.running)),
         figure_field("waiting", lambda engine: _extent(engine.waiting)),
@@ -108,10 +111,6 @@ def _engines_table(engines: list[ConsoleSnapshots]) -> Table:
             figure_field("accepted\ndrafts", lambda engine: _extent(engine.acceptance_frac, share=True))
         )
     return table(engines, fields, most=MOST_ENGINES)
-
-
-def _engine_name(engine: ConsoleSnapshots) -> str:
-    return f"all {engine.engines}" if engine.engine_rank is None else str(engine.engine_rank)
 
 
 def _extent(extent: Range | None, *, share: bool = False) -> str:

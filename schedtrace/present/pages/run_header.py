@@ -5,7 +5,7 @@ from typing import Any
 
 from schedtrace.model.message import Message, given, joined
 from schedtrace.model.printable import counted, integer, number, percent
-from schedtrace.model.report import EffectiveSetting, RunReport, SettingValue, TrialReport
+from schedtrace.model.report import EffectiveSetting, RunReport, SettingValue
 from schedtrace.model.say import say
 from schedtrace.present.phrases import EXITS_VIA, phrase
 from schedtrace.present.sections import Content, Field, Note, Section, Style, Styled
@@ -160,20 +160,19 @@ def log_figures(run: RunReport) -> Iterator[Section]:
     if run.config["exits_via"] is None:
         for trial in run.trials:
             engine = f"engine {trial.engine_rank}: " if len(run.trials) > 1 else ""
-            if figures := list(_log_figures(trial)):
+            figures = []
+            if trial.budget_use_frac is not None:
+                figures.append(f"{percent(trial.budget_use_frac)} of the budget used on average of the steps")
+            if took := trial.iteration_ms:
+                figures.append(
+                    "iteration elapsed time (vLLM's; mostly waiting for the model) ms: "
+                    f"mean {number(took.mean)}, p50 {number(took.p50)}, p90 {number(took.p90)}, "
+                    f"p99 {number(took.p99)}"
+                )
+            if trial.kv_cache_usage_max_frac is not None:
+                figures.append(f"highest KV cache usage {percent(trial.kv_cache_usage_max_frac)}")
+            if figures:
                 yield Note(engine + "; ".join(figures))
-
-
-def _log_figures(trial: TrialReport) -> Iterator[str]:
-    if trial.budget_use_frac is not None:
-        yield f"{percent(trial.budget_use_frac)} of the budget used on average of the steps"
-    if took := trial.iteration_ms:
-        yield (
-            f"iteration elapsed time (vLLM's; mostly waiting for the model) ms: mean {number(took.mean)}, "
-            f"p50 {number(took.p50)}, p90 {number(took.p90)}, p99 {number(took.p99)}"
-        )
-    if trial.kv_cache_usage_max_frac is not None:
-        yield f"highest KV cache usage {percent(trial.kv_cache_usage_max_frac)}"
 
 
 def not_judged(run: RunReport) -> Iterator[Section]:
