@@ -73,16 +73,18 @@ def test_standard_input_may_hold_steps(cli, stdin):
     assert (code, "76 steps" in out, "schedtrace-" in out) == (0, True, False)
 
 
-def test_standard_input_is_read_once(cli, stdin):
-    stdin(b"")
-    code, _, err = cli("analyze", "-", "-")
-    assert (code, err) == (2, "schedtrace: -: a pipe can be read only once\n")
-
-
-def test_an_unknown_standard_input_is_refused_by_its_name(cli, stdin):
-    stdin(b"hello\n")
-    code, _, err = cli("analyze", "-")
-    assert (code, err.startswith("schedtrace: -: not understood; expected a trace")) == (3, True)
+@pytest.mark.parametrize(
+    ("text", "arguments", "code", "says"),
+    [
+        (b"", ["-", "-"], 2, "-: a pipe can be read only once\n"),
+        (b"hello\n", ["-"], 3, "-: not understood; expected a trace"),
+        (b"", [], 2, "Missing argument 'paths': name a run, a log or - (standard input), or give --url\n"),
+    ],
+)
+def test_a_wrong_or_missing_standard_input_is_refused_by_its_name(cli, stdin, text, arguments, code, says):
+    stdin(text)
+    refused, _, err = cli("analyze", *arguments)
+    assert (refused, err[: len(says) + 12]) == (code, f"schedtrace: {says}")
 
 
 def test_two_dumps_of_one_server_are_a_window(cli, tmp_path):
@@ -133,14 +135,6 @@ def test_other_commands_pass_over_records_without_steps(cli, tmp_path):
     assert (code, err) == (3, f"schedtrace: {tmp_path}: {why}\n")
     shutil.copy(FILES / "01-iteration-kv-full.log", tmp_path)
     assert [path.name for path in find_runs([tmp_path])] == ["01-iteration-kv-full.log"]
-
-
-def test_nothing_named_is_a_usage_error(cli):
-    code, _, err = cli("analyze")
-    assert (code, err) == (
-        2,
-        "schedtrace: Missing argument 'paths': name a run, a log or - (standard input), or give --url\n",
-    )
 
 
 def test_texts_of_strangers_stay_on_their_line(cli, tmp_path):

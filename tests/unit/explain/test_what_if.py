@@ -126,15 +126,27 @@ def test_blocks_that_lacked_are_counted(answers, waiting, recorded_words):
     recorded_words(told.message)
 
 
-def test_a_prompt_that_had_to_fit_whole_could_have_come_in_chunks(answers):
-    config = {"scheduler_reserve_full_isl": True}
-    story = answers(
-        refused("full_sequence", 95, 92), wants={"a": 100, "b": 950}, waiting=1, free=92, config=config
-    )
-    assert [(answer.limit, answer.now, answer.then, answer.tokens) for answer in story.what_if] == [
-        ("kv_blocks", 92, 95, 900),
-        ("scheduler_reserve_full_isl", 1, 0, 900),
-    ]
+CHUNKS_OFF = Exit("waiting", "break", Cause.CHUNKED_PREFILL_OFF, "b", 900)
+
+
+@pytest.mark.parametrize(
+    ("ended", "free", "config", "told"),
+    [
+        (
+            refused("full_sequence", 95, 92),
+            *(92, {"scheduler_reserve_full_isl": True}),
+            [("kv_blocks", 92, 95, 900), ("scheduler_reserve_full_isl", 1, 0, 900)],
+        ),
+        (
+            CHUNKS_OFF,
+            *(95, {"enable_chunked_prefill": False}),
+            [("enable_chunked_prefill", 0, 1, 900), ("max_num_batched_tokens", 1000, 1050, 950)],
+        ),
+    ],
+)
+def test_a_prompt_that_had_to_fit_whole_could_have_come_in_chunks(answers, ended, free, config, told):
+    story = answers(ended, wants={"a": 100, "b": 950}, waiting=1, free=free, config=config)
+    assert [(answer.limit, answer.now, answer.then, answer.tokens) for answer in story.what_if] == told
 
 
 @pytest.mark.parametrize(
@@ -142,16 +154,6 @@ def test_a_prompt_that_had_to_fit_whole_could_have_come_in_chunks(answers):
 )
 def test_a_limit_that_is_not_understood_is_not_answered(answers, ended):
     assert answers(ended, free=15).what_if == []
-
-
-def test_chunks_would_have_used_the_budget_left(answers):
-    ended = Exit("waiting", "break", Cause.CHUNKED_PREFILL_OFF, "b", 900)
-    config = {"enable_chunked_prefill": False}
-    story = answers(ended, wants={"a": 100, "b": 950}, waiting=1, free=95, config=config)
-    assert [(answer.limit, answer.then, answer.tokens) for answer in story.what_if] == [
-        ("enable_chunked_prefill", 1, 900),
-        ("max_num_batched_tokens", 1050, 950),
-    ]
 
 
 def test_a_threshold_withheld_what_the_budget_had_left(answers):

@@ -19,41 +19,36 @@ def drawn(cells, width, height, order=("kv_blocks", "max_num_seqs"), edge_s=9):
     return ["".join(chart.glyph(cause) for cause in row) for row in chart.rows], chart
 
 
-def test_causes_are_stacked_from_below_and_the_last_second_is_on_the_right():
-    cells = [Cell(waiting={"kv_blocks": 4.0}), Cell(), Cell(waiting={"kv_blocks": 2.0, "max_num_seqs": 1.0})]
-    rows, chart = drawn(cells, 4, 4)
-    assert rows == [
-        " █  ",
-        " █ ▓",
-        " █ █",
-        " █ █",
-    ]
-    assert (chart.causes, chart.top, chart.seconds) == (["kv_blocks", "max_num_seqs"], 4.0, 4)
-
-
-def test_a_column_is_the_mean_of_two_seconds_where_there_is_no_room_for_all():
-    cells = [Cell(waiting={"kv_blocks": count}) for count in (8.0, 2.0, 4.0, 0.0)]
-    rows, chart = drawn(cells, 2, 5)
-    assert rows == ["█ ", "█ ", "█ ", "██", "██"]
-    assert (chart.top, chart.seconds) == (5.0, 4)
-
-
-def test_whoever_waits_is_seen_however_few():
-    rows, _ = drawn([Cell(waiting={"kv_blocks": 1000.0}), Cell(waiting={"kv_blocks": 1.0})], 2, 3)
-    assert rows == ["█ ", "█ ", "██"]
-
-
-def test_nobody_waits():
-    rows, chart = drawn([Cell(), Cell()], 2, 2)
-    assert rows == ["  ", "  "]
-    assert chart.causes == []
-
-
-def test_a_cause_keeps_its_character_when_another_becomes_more_frequent():
-    cells = [Cell(waiting={"kv_blocks": 1.0, "max_num_seqs": 2.0})]
-    rows, chart = drawn(cells, 1, 3)
-    assert rows == ["▓", "▓", "█"]
-    assert chart.causes == ["max_num_seqs", "kv_blocks"]
+@pytest.mark.parametrize(
+    ("cells", "width", "height", "rows", "causes", "top"),
+    [
+        pytest.param(
+            [{"kv_blocks": 4.0}, {}, {"kv_blocks": 2.0, "max_num_seqs": 1.0}],
+            *(4, 4, [" █  ", " █ ▓", " █ █", " █ █"], ["kv_blocks", "max_num_seqs"], 4.0),
+            id="causes are stacked from below, and the last second is on the right",
+        ),
+        pytest.param(
+            [{"kv_blocks": count} for count in (8.0, 2.0, 4.0, 0.0)],
+            *(2, 5, ["█ ", "█ ", "█ ", "██", "██"], ["kv_blocks"], 5.0),
+            id="a column is the mean of two seconds where there is no room for all",
+        ),
+        pytest.param(
+            [{"kv_blocks": 1000.0}, {"kv_blocks": 1.0}],
+            *(2, 3, ["█ ", "█ ", "██"], ["kv_blocks"], 1000.0),
+            id="whoever waits is seen, however few",
+        ),
+        pytest.param([{}, {}], 2, 2, ["  ", "  "], [], 0.0, id="nobody waits"),
+        pytest.param(
+            [{"kv_blocks": 1.0, "max_num_seqs": 2.0}],
+            *(1, 3, ["▓", "▓", "█"], ["max_num_seqs", "kv_blocks"], 3.0),
+            id="a cause keeps its character when another becomes more frequent",
+        ),
+    ],
+)
+def test_a_chart_of_who_waits(cells, width, height, rows, causes, top):
+    shown, chart = drawn([Cell(waiting=waiting) for waiting in cells], width, height)
+    assert (shown, chart.causes, chart.top) == (rows, causes, top)
+    assert chart.seconds == (4 if len(cells) > 2 else width)
 
 
 def test_a_column_is_of_the_same_two_seconds_at_each_look():

@@ -183,37 +183,33 @@ def base(*, command=None, given=None, context="OPENAI_API_SERVER"):
 DIFF = ["schedtrace", "diff", "my logs/base", "my logs/base-advised"]
 
 
-def test_a_run_is_made_again_with_the_proposal():
-    command = ["schedtrace", "run", "--model", "m", "--max-num-seqs", "4", "--label", "base", "--force"]
-    recorded = base(command=command)
-    first, second = map(shlex.split, _commands(recorded, PROPOSAL))
-    assert first == [
-        *("schedtrace", "run", "--model", "m", "--max-num-seqs", "8"),
-        *("--async-scheduling", "--label", "base-advised"),
-    ]
-    assert second == DIFF
-    assert _not_in_commands(recorded) == []
+RUN = ["schedtrace", "run", "--model", "m", "--max-num-seqs", "4", "--label", "base", "--force"]
+SERVE = ["SCHEDTRACE_RUN_DIR=my logs/base-advised", "vllm", "serve"]
+SEATS = ["--max-num-seqs", "8", "--async-scheduling"]
 
 
-def test_a_server_is_started_again_with_what_its_front_end_recorded(recorded_words):
-    recorded = base(given=SERVER)
-    first, second = map(shlex.split, _commands(recorded, PROPOSAL))
-    assert first == [
-        *("SCHEDTRACE_RUN_DIR=my logs/base-advised", "vllm", "serve", "a model"),
-        *("--kv-cache-memory-bytes", "4194304", "--no-enable-prefix-caching"),
-        *("--max-num-seqs", "8", "--async-scheduling"),
-    ]
-    assert second == DIFF
-    recorded_words(_not_in_commands(recorded))
-
-
-def test_what_was_not_recorded_is_said(recorded_words):
-    recorded = base()
-    first, _ = map(shlex.split, _commands(recorded, PROPOSAL))
-    assert first == [
-        *("SCHEDTRACE_RUN_DIR=my logs/base-advised", "vllm", "serve", "recorded"),
-        *("--max-num-seqs", "8", "--async-scheduling"),
-    ]
+@pytest.mark.parametrize(
+    ("recorded", "first"),
+    [
+        pytest.param(
+            {"command": RUN},
+            ["schedtrace", "run", "--model", "m", *SEATS, "--label", "base-advised"],
+            id="a run",
+        ),
+        pytest.param(
+            {"given": SERVER},
+            [
+                *(*SERVE, "a model", "--kv-cache-memory-bytes", "4194304", "--no-enable-prefix-caching"),
+                *SEATS,
+            ],
+            id="a server whose front end recorded its options",
+        ),
+        pytest.param({}, [*SERVE, "recorded", *SEATS], id="a server whose options are not known"),
+    ],
+)
+def test_the_recorded_command_is_made_again_with_the_proposal(recorded, first, recorded_words):
+    recorded = base(**recorded)
+    assert list(map(shlex.split, _commands(recorded, PROPOSAL))) == [first, DIFF]
     recorded_words(_not_in_commands(recorded))
 
 

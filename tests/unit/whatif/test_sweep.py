@@ -98,23 +98,18 @@ def test_what_is_finished_is_not_replayed_again(swept, pool):
     assert pool.replayed == [{"max_num_seqs": 32}]
 
 
-def test_an_interrupt_loses_nothing(swept, pool):
+@pytest.mark.parametrize(
+    ("stop", "error"),
+    [(None, KeyboardInterrupt), (BrokenProcessPool(), EngineError)],
+    ids=["Ctrl-C", "killed"],
+)
+def test_what_is_finished_stays_when_a_sweep_is_stopped(swept, pool, stop, error):
     pool.stop_after = 2
-    with pytest.raises(KeyboardInterrupt):
+    if stop is not None:
+        pool.stop_with = stop
+    with pytest.raises(error):
         swept()
-    assert len(pool.replayed) == 2
-    assert pool.closed == 1
-    pool.stop_after = None
-    pool.replayed.clear()
-    assert len(swept().configurations) == 3
-    assert pool.replayed == [{"max_num_seqs": 16}]
-
-
-def test_a_process_that_is_killed_ends_the_sweep_and_what_is_finished_stays(swept, pool):
-    pool.stop_after, pool.stop_with = 2, BrokenProcessPool()
-    with pytest.raises(EngineError):
-        swept()
-    assert pool.closed == 1
+    assert (len(pool.replayed), pool.closed) == (2, 1)
     pool.stop_after = None
     pool.replayed.clear()
     assert len(swept().configurations) == 3
