@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from schedtrace.diagnose.excess_words import ADAPTER_ROOM
 from schedtrace.model.cuda_graphs import graph_sizes, graph_use
 from schedtrace.timeline.events import ASLEEP, CALLED, HUNG, PAUSED, STALLED
 from schedtrace.timeline.spans import at_steps, level, merged, overlap_us, time_within
@@ -89,6 +90,8 @@ KINDS = {
     "arrivals": FeatureKind(CAUSE, "arrivals"),
     "finishes": FeatureKind(CAUSE, "finishes"),
     "capped": FeatureKind(CAUSE, "capped"),
+    "adapter_slots": FeatureKind(CAUSE, "adapters"),
+    "adapter_reads": FeatureKind(CAUSE, "adapters"),
     "trait": FeatureKind(CAUSE, "trait"),
     "lora": FeatureKind(CAUSE, "lora"),
     "padding": FeatureKind(CAUSE, "padding"),
@@ -416,9 +419,35 @@ def _members(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> It
         names = adapters["lora"].value_counts(sort=True).head(MOST_ADAPTERS)["lora"].to_list()
         if len(names) > 1:
             groups += [("lora", name, adapters.filter(lora=name)["request_id"]) for name in names]
+            yield from _placed_adapters(timeline, steps, adapters)
     for kind, detail, members in groups:
         yield from _scheduled(steps, timeline, members, kind, detail)
     yield from presence(timeline, steps, requests)
+
+
+def _placed_adapters(timeline: Timeline, steps: pl.DataFrame, asked: pl.DataFrame) -> Iterator[Feature]:
+    """Yield the number of adapters that each step had to bring to the device, or to read.
+
+    The worker keeps as many as there is room for, and replaces the one that was used longest ago.
+
+    Args:
+        timeline: Timeline of the engine.
+        steps: Steps to examine.
+        asked: Requests with the adapter that they use.
+    """
+    uses = timeline.stretches.join(asked[["request_id", "lora"]].lazy(), on="request_id")
+    rows = uses.select("step", "last_step", "lora").sort("step", "last_step", "lora").collect().rows()
+    for kind, name in ADAPTER_ROOM.items():
+        if isinstance(room := timeline.header.settings.get(f"lora_config.{name}"), int):
+            last_use: dict[str, int] = {}
+            taken = []
+            for step, last_step, adapter in rows:
+                if adapter not in last_use:
+                    taken.append(step)
+                    if len(last_use) >= room:
+                        del last_use[min(last_use, key=last_use.__getitem__)]
+                last_use[adapter] = max(last_step, last_use.get(adapter, 0))
+            yield Feature(kind, _counts(steps, pl.DataFrame({"step": taken})))
 
 
 def presence(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> Iterator[Feature]:

@@ -54,10 +54,14 @@ NOUNS = {
         "tokens of padding to a captured graph's size",
     ),
     "kv_used": ("KV block in use", "KV blocks in use"),
+    "adapter_slots": ("LoRA adapter that had no slot", "LoRA adapters that had no slot"),
+    "adapter_reads": ("LoRA adapter that was not in memory", "LoRA adapters that were not in memory"),
     "throttled": ("held-back prefill", None),
     "age": ("step since the oldest request came", "steps since the oldest request came"),
 }
 """Noun of each counted feature, and its plural if that is not the noun with an s."""
+ADAPTER_ROOM = {"adapter_slots": "max_loras", "adapter_reads": "max_cpu_loras"}
+"""Settings with the number of LoRA adapters on the device and in the worker's memory, by kind of feature."""
 FLAGS = {
     "decode_only": ("that only decode", "with a prefill or without tokens"),
     "mixed": ("that mix prefill and decode", "that do not mix prefill and decode"),
@@ -267,7 +271,16 @@ COMPARED = {
     ("context", "length"): "context",
     ("kv_used", "preemptions", "loads", "parked", "external"): "KV cache",
     ("arrivals", "finishes", "waiting", "not_ready", "exits"): "queue",
-    ("trait", "lora", "grammars", "sessions", "request", "age"): "requests and their options",
+    (
+        "trait",
+        "lora",
+        "adapter_slots",
+        "adapter_reads",
+        "grammars",
+        "sessions",
+        "request",
+        "age",
+    ): "requests and their options",
     ("dummies",): "dummy batches",
     ("idle", "clock", "period", "since"): "time",
 }

@@ -122,6 +122,8 @@ def _block_size(timeline: Timeline, _: Any) -> Message:
     return NOTHING
 
 
+ADAPTER_MEMORY = {"max_loras": "Device", "max_cpu_loras": "Host"}
+"""Memory that each place of adapters takes."""
 _CHECKS: dict[str, Callable[[Timeline, Any], Message]] = {
     "async_scheduling": why_no_async_scheduling,
     "enable_chunked_prefill": _chunked,
@@ -297,6 +299,35 @@ def replay_advice(setting: Setting) -> Advice:
         "{option}, if a replay of this load shows a value that helps: {command:code}",
         option=setting,
         command="schedtrace analyze --predict",
+    )
+
+
+def async_scheduling() -> Advice:
+    """Return the advice to hide the host's work behind the device's."""
+    return advise(
+        "{option} (now off): vLLM then schedules the next step while the device computes",
+        setting="async_scheduling",
+        value=True,
+    )
+
+
+def more_adapters(timeline: Timeline, name: str = "max_loras") -> Advice | None:
+    """Return the advice to make room for every adapter; None if there is room, or if it is unknown.
+
+    Args:
+        timeline: Timeline of the engine.
+        name: ``max_loras`` for room on the device, ``max_cpu_loras`` for room in the worker's memory.
+    """
+    now = timeline.header.settings.get(f"lora_config.{name}")
+    adapters = timeline.known_requests["lora"].drop_nulls().n_unique()
+    if not isinstance(now, int) or adapters <= now:
+        return None
+    return advise(
+        "{option} {value:n} (now {now:n})",
+        setting=name,
+        value=adapters,
+        now=now,
+        costs=f"{ADAPTER_MEMORY[name]} memory for every further adapter.",
     )
 
 

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import Decodes, batched_tokens, decodes_of_all
+from schedtrace.diagnose.rules.allowed_settings import Decodes, batched_tokens, decodes_of_all, more_adapters
 from schedtrace.diagnose.rules.common import LongestWaited, advise, longest_wait_figures, wait_finding
 from schedtrace.diagnose.rules.kv_bound import RULE as KV_BOUND
 from schedtrace.diagnose.rules.max_num_seqs_bound import RULE as MAX_NUM_SEQS_BOUND
@@ -220,18 +220,8 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
         return []
     match cause:
         case Cause.LORA_CAP:
-            now = timeline.header.settings.get("lora_config.max_loras")
-            adapters = timeline.known_requests["lora"].drop_nulls().n_unique()
-            if isinstance(now, int) and adapters > now:
-                return [
-                    advise(
-                        "{option} {value:n} (now {now:n})",
-                        setting="max_loras",
-                        value=adapters,
-                        now=now,
-                        costs="Device memory for every further adapter.",
-                    )
-                ]
+            if (more := more_adapters(timeline)) is not None:
+                return [more]
         case Cause.SPEC_DECODE_PADDING if detail != "max_model_len":
             decodes = decodes_of_all(timeline)
             if decodes.batched_tokens > batched_tokens(timeline):

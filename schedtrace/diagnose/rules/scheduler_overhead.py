@@ -4,6 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.gains import host_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, cost_frac
+from schedtrace.diagnose.rules.allowed_settings import async_scheduling
 from schedtrace.diagnose.rules.common import (
     Cost,
     StepExample,
@@ -124,12 +125,7 @@ def _advice(timeline: Timeline) -> list[Advice]:
     core = advise("a CPU core of its own for the engine process")
     match timeline.header.async_scheduling:
         case False:
-            behind = advise(
-                "{option} (now off): vLLM then schedules the next step while the device computes",
-                setting="async_scheduling",
-                value=True,
-            )
-            return [behind, core]
+            return [async_scheduling(), core]
         case True:
             more = "more engines ({engines:setting}), as {option:setting} is on"
             return [core, advise(more, engines="--data-parallel-size", option="--async-scheduling")]

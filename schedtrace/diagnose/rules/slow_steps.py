@@ -11,6 +11,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.excess_words import (
+    ADAPTER_ROOM,
     OPERATIONS,
     PARTS,
     SECONDS,
@@ -23,7 +24,7 @@ from schedtrace.diagnose.excess_words import (
 )
 from schedtrace.diagnose.gains import sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
-from schedtrace.diagnose.rules.allowed_settings import current_value_note
+from schedtrace.diagnose.rules.allowed_settings import async_scheduling, current_value_note, more_adapters
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, step_finding
 from schedtrace.model.message import NOTHING, Message, Number, Request, Steps, joined
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
@@ -55,6 +56,8 @@ BEFORE_AND_AFTER = (
     "Profile a step before a {operation} and a step after it, and compare them: the trace does not see "
     "inside a step. Until the cause is known, more of them keep steps short."
 )
+MEMBERS = ("request", "length", "trait", "lora")
+"""Features that stand for requests."""
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
 
 
@@ -505,42 +508,12 @@ def _advice(
     If a further cause explains as much, the only advice is to profile a slow step.
     """
     explanation = effect.explanation
-    kinds = {term.feature.kind for term in explanation.terms}
-    profile = advise(PROFILE, part="a step" if excess.part == "execution" else PARTS[excess.part][3:])
-    if "period" in kinds:
-        profile = would_tell(excess.part)
-    for term in explanation.terms:
-        if term.feature.kind == "since":
-            profile = advise(BEFORE_AND_AFTER, operation=OPERATIONS[term.feature.detail])
+    profile = _profile(excess, explanation)
     if explanation.also:
         return [profile], None
     if evidence.batch_size is not None and excess.part == "execution":
         return _batch_advice(timeline, excess, evidence, profile)
-    connector = timeline.header.settings.get("kv_transfer_config.kv_connector")
-    asks = any(term.feature.detail.startswith("connector") for term in explanation.terms)
-    if connector and (asks or kinds & {"loads", "parked"}):
-        look = (
-            "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of "
-            "the scheduler changes it."
-        )
-        return [advise(look, name=str(connector), where=PARTS[excess.part])], None
-    if kinds & {"request", "length", "trait", "lora"}:
-        members = [
-            say("{request}", request=Request(term.feature.detail))
-            if term.feature.kind == "length"
-            else term_nouns(term)
-            for term in explanation.terms
-            if term.feature.kind in ("request", "length", "trait", "lora")
-        ]
-        without = "Run the same load without {requests} and compare the two with {diff:code}."
-        return [advise(without, requests=listed(members), diff="schedtrace diff")], None
-    if kinds & {"first_use", "first_size"}:
-        warm = (
-            "Warm the engine up with batches of these sizes before it serves or is measured "
-            "({warmup:setting} of {run:code})."
-        )
-        return [advise(warm, warmup="--warmup", run="schedtrace run")], None
-    advice = [profile]
+    advice = _remedies(timeline, excess, explanation) or [profile]
     if evidence.starting:
         names = [say("{request}", request=Request(name)) for name in evidence.starting + evidence.ending]
         compare = (
@@ -548,7 +521,57 @@ def _advice(
             "every sampling option."
         )
         advice.insert(0, advise(compare, requests=listed(names)))
+    if excess.part != "execution" and timeline.header.async_scheduling is False:
+        advice.insert(0, async_scheduling())
     return advice, None
+
+
+def _profile(excess: "PartExcess", explanation: "Explanation") -> Advice:
+    """Return the advice to look at slow steps more closely."""
+    for term in explanation.terms:
+        if term.feature.kind == "since":
+            return advise(BEFORE_AND_AFTER, operation=OPERATIONS[term.feature.detail])
+        if term.feature.kind == "period":
+            return would_tell(excess.part)
+    return advise(PROFILE, part="a step" if excess.part == "execution" else PARTS[excess.part][3:])
+
+
+def _remedies(timeline: Timeline, excess: "PartExcess", explanation: "Explanation") -> list[Advice]:
+    """Return what shortens steps with these conditions, or tells more; empty if nothing is known."""
+    kinds = {term.feature.kind for term in explanation.terms}
+    connector = timeline.header.settings.get("kv_transfer_config.kv_connector")
+    asks = any(term.feature.detail.startswith("connector") for term in explanation.terms)
+    if connector and (asks or kinds & {"loads", "parked"}):
+        look = (
+            "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of "
+            "the scheduler changes it."
+        )
+        return [advise(look, name=str(connector), where=PARTS[excess.part])]
+    places = [name for kind, name in ADAPTER_ROOM.items() if kind in kinds]
+    if more := [advice for name in places if (advice := more_adapters(timeline, name)) is not None]:
+        return more
+    if members := [term for term in explanation.terms if term.feature.kind in MEMBERS]:
+        names = [
+            say("{request}", request=Request(term.feature.detail))
+            if term.feature.kind == "length"
+            else term_nouns(term)
+            for term in members
+        ]
+        without = "Run the same load without {requests} and compare the two with {diff:code}."
+        return [advise(without, requests=listed(names), diff="schedtrace diff")]
+    if kinds & {"first_use", "first_size"}:
+        warm = (
+            "Warm the engine up with batches of these sizes before it serves or is measured "
+            "({warmup:setting} of {run:code})."
+        )
+        return [advise(warm, warmup="--warmup", run="schedtrace run")]
+    if "encoder" in kinds and excess.part == "execution":
+        elsewhere = (
+            "An engine of its own for the encoder ({connector:setting}), or smaller inputs: all requests of "
+            "a batch wait for its encoder."
+        )
+        return [advise(elsewhere, connector="--ec-transfer-config")]
+    return []
 
 
 def _batch_advice(

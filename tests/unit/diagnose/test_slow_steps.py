@@ -131,6 +131,27 @@ def test_one_request_that_slows_the_steps(found, recorded_words):
     recorded_words(finding.title, finding.advice)
 
 
+ADAPTERS = {"lora_config.max_loras": 2, "lora_config.max_cpu_loras": 4}
+
+
+def test_adapters_that_take_a_slot(found, recorded_words):
+    """Every 5 steps a request comes; two of each of 4 adapters in turn. The first of two finds no slot."""
+    lines = decodes(SIZES * 2, lambda _, number: 10 if number % 10 == 0 else 1)
+    for number, line in enumerate(lines):
+        name, us = f"r{number // 5}", line.start_us
+        line.requests.append(ScheduledRequest(name, 0, 1, "running" if number % 5 else "new"))
+        if number % 5 == 0:
+            line.num_new += 1
+            line.arrived.append(arrival(name, us, us, lora=f"tenant-{number // 10 % 4}"))
+        if number % 5 == 4:
+            line.finished.append(finish(name, finished_us=us + 9000))
+    [finding] = found(CODE, *lines, settings=ADAPTERS)
+    assert conditions(finding) == [("adapter_slots", "", 0, None)]
+    assert finding.count == 32
+    assert [(advice.setting, advice.value) for advice in finding.advice] == [("max_loras", 4)]
+    recorded_words(finding.title, finding.verdict, finding.advice)
+
+
 @pytest.mark.parametrize(
     ("slow_from", "slow_until", "feature"),
     [(60, 100, "request"), (20, 100, "clock"), (60, 140, "clock"), (20, 140, "clock")],
