@@ -61,6 +61,7 @@ _OF_A_TRACEBACK = re.compile(
     r"  +\S|Traceback \(most|The above exception|During handling of|[\w.]{0,200}(?:Error|Exception)\b"
 )
 """Line of a traceback that a process printed without a prefix, as releases up to 0.10 do."""
+_COUNTS = re.compile(r"\bRunning: \d{1,9} reqs, Waiting: \d{1,9} reqs\b")
 _LINE_TIME = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d")
 _TAIL = 2**16
 """Bytes at the end of a file in which its last time is searched."""
@@ -300,6 +301,10 @@ def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
     if left_out:
         yield f"the file has more than {MOST_SERVERS} sources and starts: {left_out:,} lines are left out"
     lines = [line for line in first_sample(path).lines if line.strip()]
+    records = (record for line in lines for record in records_in(line[: quoted_from(line)]))
+    broken = sum(_COUNTS.search(record) is not None and snapshot_in(record) is None for record in records)
+    if broken:
+        yield f"{broken:,} periodic line{'s are' if broken > 1 else ' is'} shortened or broken, and left out"
     prose = sum(not (is_log_line(line) or _OF_A_TRACEBACK.match(line)) for line in lines)
     if prose > len(lines) / 2 and not first_sample(path).is_json:
         yield "most lines are no log lines: if the file merely quotes a log, give the log itself"

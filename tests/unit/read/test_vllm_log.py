@@ -308,6 +308,14 @@ def test_what_a_client_wrote_counts_for_nothing(logs, tmp_path):
     assert kind_of(path).name == "vLLM's log without iteration lines"
 
 
+def test_periodic_lines_that_somebody_has_shortened_are_noticed(logs):
+    short = "INFO 07-28 16:06:07 ... Running: 20 reqs, Waiting: 12 reqs, Deferred: 12 reqs, ...\n"
+    [log] = logs(short + every_10_s({}, {}) + short + "prompt: 'Running: 1 reqs, Waiting: 1 reqs'\n")
+    assert log.notices == ["2 periodic lines are shortened or broken, and left out"]
+    [log] = logs(every_10_s({}, {}) + periodic(20)[:-90])
+    assert log.notices == []
+
+
 def test_prose_that_quotes_a_log_is_noticed(logs):
     [log] = logs("We see this.\nIt is slow!\n" + periodic(0) + "\nAny idea?\n")
     assert log.notices == [
