@@ -55,6 +55,8 @@ _STERN = re.compile(
 """Prefix of ``stern``, namespace, pod and container, where vLLM's own prefix follows."""
 _FRONT_END = re.compile(r"\((APIServer pid=\d{1,10})\)")
 """Name of the process that prints the periodic lines of a server."""
+_ACTOR = re.compile(r"\(([A-Za-z_][\w:.#/()-]{0,120} pid=\d{1,10}(?:, ip=[\d.]{7,15})?)\) ")
+"""Name with which Ray begins the lines of an actor: one that prints periodic lines is a front end."""
 _PROCESS_PREFIX = 200
 """Characters of a line among which it is searched."""
 _OF_A_TRACEBACK = re.compile(
@@ -228,18 +230,20 @@ class _Origins:
         """Origin of the latest line that names a front end, by source."""
         self._seen: set[LineOrigin] = set()
         self._at_once = False
+        self._actors: set[str] = set()
+        """Actors of Ray that have printed a periodic line."""
 
     def origin(self, source: str | None, line: str) -> LineOrigin:
         """Return the origin of a line; an engine's line is of the server that starts, else of the latest."""
-        match = _FRONT_END.search(line, 0, _PROCESS_PREFIX)
-        if match is None:
+        front_end = self._front_end(line)
+        if front_end is None:
             starting = (
                 origin
                 for origin, server in reversed(self._servers.items())
                 if origin.source == source and not server.is_started
             )
             return next(starting, self._latest.get(source, LineOrigin(source, None)))
-        origin = LineOrigin(source, match[1])
+        origin = LineOrigin(source, front_end)
         before = self._latest.get(source)
         if origin != before:
             self._at_once |= origin in self._seen
@@ -250,6 +254,17 @@ class _Origins:
                 self._servers[origin] = self._servers.pop(unnamed)
                 self._servers[origin].origin = origin
         return origin
+
+    def _front_end(self, line: str) -> str | None:
+        """Return the front end that a line names."""
+        if match := _FRONT_END.search(line, 0, _PROCESS_PREFIX):
+            return match[1]
+        actor = _ACTOR.search(line, 0, _PROCESS_PREFIX)
+        if actor is None:
+            return None
+        if console_lines.FIRST_FIGURE in line:
+            self._actors.add(actor[1])
+        return actor[1] if actor[1] in self._actors else None
 
     def add_front_ends(self, logs: Iterable[ServerLog]) -> None:
         """Add the front end to the source of each log, if a source has several."""

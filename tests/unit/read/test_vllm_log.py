@@ -185,6 +185,22 @@ def test_servers_that_write_to_one_terminal_are_told_apart(logs):
     assert notice.startswith("several servers wrote this log at once")
 
 
+def test_replicas_of_ray_are_told_apart(logs):
+    """Ray names the actor that prints a line; an engine's process names itself behind it."""
+    actors = ("ServeReplica:app:LLM pid=11, ip=10.0.0.1", "MapWorker(MapBatches(vLLM)) pid=12, ip=10.0.0.2")
+    lines = [
+        f"({actors[place % 2]}) {periodic(10 * place, running=place).removeprefix('(APIServer pid=1) ')}\n"
+        for place in range(6)
+    ]
+    fatal = f"({actors[1]}) {message('ERROR', 'EngineCore encountered a fatal error.')}"
+    worker = "(RayWorkerWrapper pid=99, ip=10.0.0.2) INFO 05-19 10:00:00 [x.py:1] KV cache size: 16 tokens\n"
+    first, second = logs("".join(lines) + fatal + worker)
+    assert [line.running for line in first.engines[0].snapshots] == [0, 2, 4]
+    assert [line.running for line in second.engines[0].snapshots] == [1, 3, 5]
+    assert [log.source for log in (first, second)] == list(actors)
+    assert (first.failure, second.failure.stage) == (None, "serving")
+
+
 def test_lines_of_engines_belong_to_the_server_that_starts(logs):
     version = message("INFO", "vLLM API server version 0.11.0").replace(
         "EngineCore pid=7", "APIServer pid={}"
