@@ -75,10 +75,6 @@ def keep(report: Report, codes: frozenset[str]) -> Report:
 def require_judged(report: Report, what: str) -> None:
     """Raise InputError if a finding could not be judged.
 
-    Args:
-        report: Report, after the user's selection of findings.
-        what: Purpose for which the answer is needed.
-
     Raises:
         InputError: If a run has no step, or its record lacks facts.
     """

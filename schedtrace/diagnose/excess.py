@@ -82,12 +82,7 @@ class StepPhase(NamedTuple):
 
 
 def slow_phases(steps: pl.DataFrame, slow: Array) -> list[StepPhase]:
-    """Return the phases of slow steps in order of time.
-
-    Args:
-        steps: Examined steps in order of time.
-        slow: Whether each step is slow.
-    """
+    """Return the phases of slow steps in order of time."""
     places = np.flatnonzero(slow)
     runs = np.split(places, np.flatnonzero(np.diff(places) > MOST_BETWEEN) + 1)
     dense = [
@@ -109,10 +104,6 @@ def returning_phases(steps: pl.DataFrame, phases: list[StepPhase]) -> tuple[floa
     The distances in the first half of the phases predict each phase of the second half. A phase during which
     the trace begins shows no beginning. Steps before the first and after the last phase get the last position
     of a period: phases that begin or cease to return mark no steps there.
-
-    Args:
-        steps: Examined steps in order of time.
-        phases: Their ``slow_phases``.
     """
     begins = np.array([phase.begin_us for phase in phases if phase.begin_us > steps["start_us"][0]], float)
     if len(begins) < FEWEST_RETURNS:

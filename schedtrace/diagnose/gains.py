@@ -237,11 +237,6 @@ def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> li
     """Return the advice, with larger limits as values to replay unless fuller steps shorten the latency.
 
     Where throughput counts, fuller steps raise it, and no such proof is needed.
-
-    Args:
-        timeline: The engine's trace.
-        waits: Waits for the limit.
-        advice: Advice of the finding.
     """
     settings = {piece.setting for piece in advice if piece.value is not None}
     if not settings & {*LIMITS, RESERVE} or throughput_counts(timeline):
@@ -279,11 +274,6 @@ def budget_times(timeline: Timeline, waits: Charged, share: FixedShare) -> float
 
     A step less saves its fixed time for every request present, and costs each decoding request a token, which
     a later step computes. A step more does the opposite. None: the bounds favour neither.
-
-    Args:
-        timeline: The engine's trace.
-        waits: Waits for the token budget.
-        share: Fixed share of the steps with these waits.
     """
     decode_only = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))
     if decode_only.is_empty():

@@ -390,12 +390,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
 
 
 def statistics(engines: Sequence[EngineSums], ranks: RecordedRanks) -> Statistics:
-    """Return the statistics of all engines of a run together.
-
-    Args:
-        engines: Sums of each engine, in the order of ranks.
-        ranks: Ranks of the same engines.
-    """
+    """Return the statistics of all engines of a run together."""
     requests = [engine.requests for engine in engines if engine.requests is not None]
     lives = len(requests) == len(engines)
     tokens = [engine.inter_token for engine in engines if engine.inter_token is not None]

@@ -443,10 +443,6 @@ def without_followed(findings: list[Finding], settings: Sequence[EffectiveSettin
 
     A finding that loses its first piece of advice also loses its gain, which belongs to it. If no advice is
     left, the finding's ``refuted`` gives the reason.
-
-    Args:
-        findings: Ranked.
-        settings: Settings of the run.
     """
     overridden = {setting.name: setting for setting in settings if setting.origin == "overridden"}
     changed = [_without(finding, overridden) for finding in findings]

@@ -480,10 +480,6 @@ def extrapolation_error(rows: pl.DataFrame, device: Larger) -> Extrapolation:
     above a quarter of each column's largest value. The ratio of measured to predicted total time and the
     distance from that fit's range are one observation of the error. If no step with the column, such as a
     prefill, would be left to fit, nothing is held out.
-
-    Args:
-        rows: Rows of a fit.
-        device: Fit to all of them.
     """
     rows = rows.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
     rows = rows.filter(~pl.col("first")).drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)

@@ -187,10 +187,6 @@ def make_long_prefills(frames: EngineFrames, prefills: pl.DataFrame) -> pl.DataF
 
     Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
     prompts in this step).
-
-    Args:
-        frames: Frames of one engine.
-        prefills: ``make_prefills`` of the engine.
     """
     if not (prefills["prompt_tokens"] > frames.token_budget).any():
         return prefills.clear().with_columns(prefill_tokens="scheduled_tokens").drop("computed_tokens")

@@ -378,12 +378,7 @@ class PrefillStalls:
 
 
 def prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls | None:
-    """Return the cost of prefills to other ranks; None if too few passes show what a pass takes.
-
-    Args:
-        passes: ``RecordedRanks.passes``.
-        turns: ``RecordedRanks.turns``.
-    """
+    """Return the cost of prefills to other ranks; None if too few passes show what a pass takes."""
     model = pass_time(passes)
     if model is None:
         return None

@@ -61,10 +61,6 @@ STARVED = {"begin_us": pl.Int64, "end_us": pl.Int64, "device_frac": pl.Float64, 
 def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataFrame:
     """Return one row per period in which the engine was in one state, from the first step to the trace's end.
 
-    Args:
-        frames: Frames of one engine.
-        requests: ``request_states``.
-
     Columns, in order of time: ``engine_rank``, ``trial`` (of the step before), ``begin_us``, ``end_us``,
     ``state``:
 
@@ -169,10 +165,6 @@ def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
 
     Threads are those of the engine and its workers. ``lost_us`` is a lower bound on the time for which the
     thread waited for a processor while it had work to do.
-
-    Args:
-        frames: Frames of one engine.
-        engine: ``engine_states`` of the engine.
     """
     cpu = frames.cpu
     if not cpu.is_empty():
@@ -216,10 +208,6 @@ def make_starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
     """Return the periods in which the engine lost much of its busy time: ``STARVED``.
 
     ``device_frac`` and ``host_frac``: the lost shares of the device's time and of the host's time.
-
-    Args:
-        threads: ``thread_times``.
-        engine: ``engine_states``.
     """
     if threads.is_empty():
         return pl.DataFrame(schema=STARVED)
@@ -347,13 +335,7 @@ SLOW_SCHEMA = {
 
 
 def slow_spans(frames: EngineFrames, engine: pl.DataFrame, starving: pl.Series) -> pl.DataFrame:
-    """Return the parts of single steps that are too long, in order of time; none if there are too few steps.
-
-    Args:
-        frames: Frames of one engine.
-        engine: ``engine_states`` of the engine.
-        starving: ``starved_steps``.
-    """
+    """Return the parts of single steps that are too long, in order of time; none if steps are few."""
     if frames.steps.height < FEWEST_STEPS:
         return _slow([])
     slow = [_slow_on_host(frames, engine), _slow_on_device(_timed_steps(frames, starving))]

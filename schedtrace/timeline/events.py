@@ -95,12 +95,6 @@ def make_events(
     * ``detail``: for ``paused`` its state, for ``called`` the call, for ``stalled`` and ``hung`` the
       watchdog's sentence; ``open``: it lasted until the trace's end,
     * ``period_steps`` or ``period_us``: for ``periodic``.
-
-    Args:
-        frames: Frames of one engine.
-        engine: ``engine_states`` of the engine.
-        starved: ``engine_states.starved``.
-        starving: ``engine_states.starved_steps``.
     """
     busy_us = engine_busy_us(engine)
     if not busy_us:
@@ -138,11 +132,6 @@ def cost_us(states: pl.DataFrame, engine: pl.DataFrame, interruptions: pl.DataFr
     """Return the total time, in microseconds, that requests spent in interruptions that held them up.
 
     While a paused scheduler still runs steps, only waiting requests count.
-
-    Args:
-        states: ``request_states``.
-        engine: ``engine_states``.
-        interruptions: Rows of ``events``.
     """
     paused = interruptions.filter(pl.col("kind") == PAUSED)
     still = pl.concat(
@@ -158,10 +147,6 @@ def standstills(engine: pl.DataFrame, interruptions: pl.DataFrame) -> pl.DataFra
     """Return the parts of interruptions in which the engine ran no step: ``begin_us`` and ``end_us``.
 
     The time before the engine's first step is such a part.
-
-    Args:
-        engine: ``engine_states``.
-        interruptions: Rows of ``events``.
     """
     if interruptions.is_empty():
         return pl.DataFrame(schema={"begin_us": pl.Int64, "end_us": pl.Int64})
@@ -203,22 +188,12 @@ def interrupted_requests(states: pl.DataFrame, spans: pl.DataFrame) -> list[str]
 
 
 def make_host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
-    """Return the periods in which an interruption kept the engine's thread from running steps.
-
-    Args:
-        interruptions: ``events``.
-        engine: ``engine_states``.
-    """
+    """Return the periods in which an interruption kept the engine's thread from running steps."""
     return merged(standstills(engine, interruptions.filter(pl.col("part") != DEVICE)))
 
 
 def starved_us(interruptions: pl.DataFrame, rows: pl.DataFrame) -> pl.Series:
-    """Return each row's time, in microseconds, in which a worker that had a batch waited for a processor.
-
-    Args:
-        interruptions: ``events``.
-        rows: Rows with ``begin_us`` and ``end_us``.
-    """
+    """Return each row's time, in microseconds, in which a worker that had a batch waited for a processor."""
     return overlap_us(rows, merged(interruptions.filter(kind=STARVED, part="device")))
 
 
@@ -388,12 +363,6 @@ def make_interrupted_states(
     Within an interruption, ``state`` is ``interrupted``, ``cause`` is the event's kind, and ``of_state`` is
     the state that continues; elsewhere ``of_state`` is null. ``begin_step`` and ``end_step`` are the first
     and last steps that began in the piece; ``tokens`` is null in pieces of a row that was cut.
-
-    Args:
-        frames: Frames of one engine.
-        states: ``request_states`` of the engine.
-        events: Interruptions of the engine.
-        host_spans: ``host_spans`` of these interruptions.
     """
     interruptions = merged(events)
     if interruptions.is_empty() or states.is_empty():

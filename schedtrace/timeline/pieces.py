@@ -172,13 +172,7 @@ def _weight(value: int) -> pl.Expr:
 
 
 def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
-    """Return a piece for each run of steps in which a request waited for the same cause.
-
-    Args:
-        frames: Frames of one engine.
-        steps: ``placed(frames.steps)``.
-        waits: ``queue_waits.waits``.
-    """
+    """Return a piece for each run of steps in which a request waited for the same cause."""
     if waits.is_empty():
         return pl.DataFrame(schema=PIECE_SCHEMA)
     queued = waits[["request_id", "since_step", "left_step", "preempted", "set_aside"]]

@@ -29,10 +29,6 @@ NEVER = 2**62
 def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     """Return one row per period in which a request waited.
 
-    Args:
-        frames: Frames of one engine.
-        departures: ``gone(frames)``.
-
     Columns: ``request_id``, ``trial``, ``since_step`` (the first step after which it still waited, if it was
     not scheduled in that step at once), ``left_step`` (the step that scheduled it, or the first one after it
     was aborted; it waits after every step ``since_step <= n < left_step``), ``wanted_tokens``, ``preempted``
@@ -219,12 +215,7 @@ def _set_aside(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
 
 
 def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
-    """Return the number of requests first scheduled before an earlier arrival that was still present.
-
-    Args:
-        frames: Frames of one engine.
-        departures: ``gone(frames)``.
-    """
+    """Return the number of requests first scheduled before an earlier arrival that was still present."""
     scheduled = frames.admitted.group_by("request_id").agg(first=pl.col("step").min())
     left = pl.min_horizontal("first", "ended_step").fill_null(NEVER)
     rows = (
@@ -311,11 +302,6 @@ def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl
     """Return one row per step whose waiting loop ended at a request that was too large.
 
     Steps whose reconstructed queue differs in length from the recorded one are left out.
-
-    Args:
-        frames: Frames of one engine.
-        waits: ``queue_waits.waits``.
-        mismatches: ``queue_waits.mismatches``.
 
     Columns: those of ``EngineFrames.exits`` with ``head`` for the request's id, ``order`` (its place in
     ``waits``), ``head_tokens``, ``fresh`` (it was not preempted before), and ``num_not_ready_after``,

@@ -27,11 +27,6 @@ QUEUED = ("waiting", "preempted", "set_aside")
 def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.DataFrame) -> pl.DataFrame:
     """Return one row per run of steps in which a request was in the same state for the same cause.
 
-    Args:
-        frames: Frames of one engine.
-        waits: ``queue_waits.waits``.
-        departures: ``gone(frames)``.
-
     Columns, sorted by ``request_id`` and ``begin_us``:
 
     * ``engine_rank``, ``request_id``, ``trial``,
@@ -151,10 +146,6 @@ def waiting_since(
 
 def make_queue_times(frames: EngineFrames, states: pl.DataFrame) -> pl.DataFrame:
     """Return one row per request first scheduled in this trace, with its queue time.
-
-    Args:
-        frames: Frames of one engine.
-        states: ``request_states`` of the engine.
 
     Columns: ``request_id``, ``trial``, ``priority``, ``queued_us``, ``step`` (which first admitted it) and
     ``queue_us``.

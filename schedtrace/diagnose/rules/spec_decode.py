@@ -152,12 +152,7 @@ class _Fall(NamedTuple):
 
 
 def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
-    """Return the acceptance of early and late requests if it falls with their order, beyond chance.
-
-    Args:
-        timeline: Timeline of the engine.
-        drafts: Draft tokens per step and request.
-    """
+    """Return the acceptance of early and late requests if it falls with their order, beyond chance."""
     finishes = timeline.finishes
     if not {"drafts", "drafts_accepted"} <= {*finishes.columns}:
         return None
