@@ -26,6 +26,9 @@ HANDOVER = (
 )
 """Sentences about the fields of ``Handover``."""
 
+OF_TRIAL = pl.col("trial").fill_null(-1).alias("of")
+"""Trial; a trace without trials counts as one, because nulls match nothing in a join."""
+
 
 class LateExample(StepExample, kw_only=True):
     """A step and the requests that it missed."""
@@ -309,13 +312,13 @@ def short_steps(timeline: Timeline) -> pl.DataFrame:
     returned) and ``spent_us`` (from the step's start to its output).
     """
     arrivals = (
-        timeline.new_requests.select(_of("trial"), "queued_us")
+        timeline.new_requests.select(OF_TRIAL, "queued_us")
         .sort("queued_us")
         .with_columns(came=pl.int_range(1, pl.len() + 1).over("of"), all=pl.len().over("of"))
     )
     totals = arrivals[["of", "all"]].unique()
     return (
-        timeline.steps.with_columns(_of("trial"))
+        timeline.steps.with_columns(OF_TRIAL)
         .sort("end_us")
         .join_asof(
             arrivals[["of", "queued_us", "came"]],
@@ -339,11 +342,6 @@ def short_steps(timeline: Timeline) -> pl.DataFrame:
         )
         .sort("step")
     )
-
-
-def _of(trial: str) -> pl.Expr:
-    """Return the trial; a trace without trials counts as one, because nulls match nothing in a join."""
-    return pl.col(trial).fill_null(-1).alias("of")
 
 
 def _short_frac(finding: Finding) -> float | None:

@@ -19,6 +19,8 @@ WARNING_COST_FRAC = 0.01
 """Share of the run from which a cost is a warning; a smaller cost is within the noise of most runs."""
 RESOLVED_FRAC = 0.005
 """Smallest share that a sentence states; a smaller share would be printed as 0 % and is left out."""
+MOST_EXAMPLES = 3
+"""Maximum number of a finding's examples."""
 
 
 class StepExample(msgspec.Struct, kw_only=True):
@@ -35,9 +37,9 @@ class StepExample(msgspec.Struct, kw_only=True):
         return Steps(self.step, self.step, self.trial)
 
     @classmethod
-    def first(cls, rows: pl.DataFrame, most: int = 3) -> list[Self]:
+    def first(cls, rows: pl.DataFrame) -> list[Self]:
         """Return the first rows as examples; column names are field names."""
-        return [cls(**row) for row in rows.head(most).select(cls.__struct_fields__).to_dicts()]
+        return [cls(**row) for row in rows.head(MOST_EXAMPLES).select(cls.__struct_fields__).to_dicts()]
 
     @classmethod
     def largest(cls, rows: pl.DataFrame, column: str) -> list[Self]:
@@ -382,9 +384,9 @@ WAITED = "{requests:n request} waited, {longest_request:id} the longest ({longes
 Example = TypeVar("Example", bound=msgspec.Struct)
 
 
-def first_examples(kind: type[Example], rows: pl.DataFrame, most: int = 3) -> list[Example]:
+def first_examples(kind: type[Example], rows: pl.DataFrame) -> list[Example]:
     """Return the first rows as examples; columns that are not fields are ignored."""
-    return msgspec.convert(rows.head(most).to_dicts(), list[kind])  # type: ignore[valid-type]  # a type at run time
+    return msgspec.convert(rows.head(MOST_EXAMPLES).to_dicts(), list[kind])  # type: ignore[valid-type]  # a type at run time
 
 
 def share_of_requests(timeline: Timeline, time_us: float) -> float | None:
