@@ -46,7 +46,7 @@ from schedtrace.model.report import (
     TrialReport,
 )
 from schedtrace.model.say import say
-from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact, in_order
+from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact, fact_names
 from schedtrace.model.what_if import Replays
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
@@ -348,7 +348,7 @@ def analyze_run(
         tails=[tail for engine in engines for tail in engine.tails],
         trials=trials,
         findings=findings,
-        lacks=in_order(ALL_FACTS - facts),
+        lacks=fact_names(ALL_FACTS - facts),
         not_judged=unjudged(facts, len(engines)),
         causes=cause_table([engine.exits for engine in engines]),
         caps=cap_table([engine.caps for engine in engines]),

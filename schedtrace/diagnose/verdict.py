@@ -17,7 +17,7 @@ from schedtrace.model.causes import Cap
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Finding, NotJudged, TimePart
 from schedtrace.model.say import say
-from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact, in_order
+from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact, fact_names
 from schedtrace.timeline.frames import missing_steps, missing_us
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, total_us
@@ -37,7 +37,7 @@ def unjudged(facts: frozenset[Fact], engines: int) -> list[NotJudged]:
     """Return the rules that need facts which a record lacks."""
     rules = RULES | RANK_RULES if engines > 1 else RULES
     return [
-        NotJudged(code=rule.code, missing=in_order(rule.needs - facts))
+        NotJudged(code=rule.code, missing=fact_names(rule.needs - facts))
         for rule in rules.values()
         if rule.needs - facts
     ]
@@ -47,7 +47,7 @@ def cannot_tell(facts: frozenset[Fact]) -> Message:
     """Return a sentence if a record does not show what limits the engine, with what it lacks."""
     return say(
         "[This record cannot tell what limits the engine: it lacks {missing}.]",
-        missing=", ".join(in_order(SHOWS_LIMITS - facts)),
+        missing=", ".join(fact_names(SHOWS_LIMITS - facts)),
     )
 
 
@@ -56,7 +56,7 @@ def left_open(facts: frozenset[Fact]) -> Message:
     needed = frozenset[Fact]().union(*(rule.needs for rule in RULES.values()))
     return say(
         "[This record lacks {missing}: what these would show is not judged.]",
-        missing=", ".join(in_order(needed - facts)),
+        missing=", ".join(fact_names(needed - facts)),
     )
 
 

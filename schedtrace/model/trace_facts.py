@@ -255,7 +255,7 @@ SHOWS_LIMITS = frozenset({Fact.REQUESTS, Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fac
 """Facts a record must hold to show where its requests' time went, and hence what limits an engine."""
 
 
-def in_order(facts: Iterable[Fact]) -> list[str]:
+def fact_names(facts: Iterable[Fact]) -> list[str]:
     """Return the names of facts, always in the same order."""
     wanted = {*facts}
     return [str(fact) for fact in Fact if fact in wanted]

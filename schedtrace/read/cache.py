@@ -114,7 +114,7 @@ def _prefix(path: Path) -> str:
     return f"{hashlib.blake2b(real, digest_size=16).hexdigest()}."
 
 
-def load(path: Path, last_us: int | None) -> tuple[Fields, dict[str, pl.LazyFrame]] | None:
+def load_cached(path: Path, last_us: int | None) -> tuple[Fields, dict[str, pl.LazyFrame]] | None:
     """Return the trace and its large tables, if a complete cache has the trace's content; None otherwise."""
     for folder in folders_of(path):
         try:
@@ -136,7 +136,7 @@ def load(path: Path, last_us: int | None) -> tuple[Fields, dict[str, pl.LazyFram
     return None
 
 
-def save(
+def save_cached(
     path: Path,
     folder: Path,
     fields: Fields,

@@ -211,14 +211,14 @@ def _read_by_files(path: Path, options: ReadOptions) -> tuple[cache.Fields, dict
         InputError: If the file cannot be read or is no trace, or there is no room for the files.
     """
     if options.cache:
-        if (cached := cache.load(path, options.last_us)) is not None:
+        if (cached := cache.load_cached(path, options.last_us)) is not None:
             return cached
         with suppress(CannotWriteError):  # no home, a full disk: a temporary folder may do
             stamps = {file.name: cache.stamp_of(file) for file in files_for(path, options.last_us)}
             lines = WholeLines(path, options)
             with cache.building(path) as folder:
                 parsed = parse(lines, Tables(folder))
-                cache.save(path, folder, vars(parsed), lines.contents, stamps)
+                cache.save_cached(path, folder, vars(parsed), lines.contents, stamps)
             cache.remove_unused(path, but=folder)
             return vars(parsed), scan(folder, in_order=parsed.in_order)
     folder = cache.temporary_folder()

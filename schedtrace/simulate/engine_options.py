@@ -256,7 +256,9 @@ def shaped_options(
         msg = "--kv-cache-memory-bytes: give --num-gpu-blocks-override, or leave it to the GPU's memory"
         raise UsageError(msg)
     blocks = options.pop("num_gpu_blocks_override", None)
-    budget, seats = _batch_defaults(gpu, online=online)
+    context = UsageContext.OPENAI_API_SERVER if online else UsageContext.LLM_CLASS
+    with patch.object(arg_utils, "current_platform", GpuPlatform(gpu)):
+        budget, seats = releases.batch_defaults(context)
     options.setdefault("max_num_batched_tokens", budget)
     options.setdefault("max_num_seqs", min(seats, options["max_num_batched_tokens"]))
     options.setdefault("block_size", BLOCK_SIZE)
@@ -287,10 +289,3 @@ def shaped_options(
         )
         raise UsageError(msg)
     return options
-
-
-def _batch_defaults(gpu: Gpu, *, online: bool) -> tuple[int, int]:
-    """Return vLLM's ``max_num_batched_tokens`` and ``max_num_seqs`` on that GPU."""
-    context = UsageContext.OPENAI_API_SERVER if online else UsageContext.LLM_CLASS
-    with patch.object(arg_utils, "current_platform", GpuPlatform(gpu)):
-        return releases.batch_defaults(context)
