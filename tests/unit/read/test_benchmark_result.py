@@ -55,17 +55,62 @@ def result(tmp_path):
     return read
 
 
-def test_vllm_bench_serve(result):
-    shown = result(SERVE)
-    assert (shown.program, shown.requests) == ("vllm bench serve", 2)
-    assert shown.latencies == [ClientLatency(metric="ttft", mean_ms=30.0, p50_ms=20.0, p99_ms=90.0)]
+E2E_0_7 = {"successful": {"mean": 1.2, "percentiles": {"p50": 1.0, "p99": 3.0}}}
+RUN_0_7 = {"config": {"strategy": {"kind": "concurrent"}}, "metrics": {"request_latency": E2E_0_7}}
+RESULTS = {
+    "vllm bench serve": (
+        SERVE,
+        ("vllm bench serve", 2),
+        [ClientLatency(metric="ttft", mean_ms=30.0, p50_ms=20.0, p99_ms=90.0)],
+    ),
+    # Other clients write some of its fields; the names of latencies tell.
+    "a fork of it without its model": (
+        {"completed": 10, "failed": 0, "mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0},
+        ("a serving benchmark", 10),
+        [ClientLatency(metric="ttft", mean_ms=100.0), ClientLatency(metric="tpot", mean_ms=10.0)],
+    ),
+    "AIPerf, in the unit that stands there": (
+        AIPERF,
+        ("AIPerf", 50),
+        [
+            ClientLatency(metric="tpot", mean_ms=7.0),
+            ClientLatency(metric="e2e", mean_ms=1000.0, p50_ms=500.0, p99_ms=2000.0),
+        ],
+    ),
+    "an early export of AIPerf, with units beside its metrics": (
+        {name: AIPERF[name] for name in ("request_latency", "request_count")},
+        ("AIPerf", 50),
+        [ClientLatency(metric="e2e", mean_ms=1000.0, p50_ms=500.0, p99_ms=2000.0)],
+    ),
+    "an export of AIPerf without its input": (
+        {
+            "aiperf_version": "0.8.0",
+            "time_to_first_token": {"unit": "ms", "p50": 3.0},
+            "request_count": {"avg": 2.0},
+        },
+        ("AIPerf", 2),
+        [ClientLatency(metric="ttft", p50_ms=3.0)],
+    ),
+    "GuideLLM": (
+        {"metadata": {}, "benchmarks": [{"type_": "generative_benchmark", **RUN}]},
+        ("GuideLLM", 10),
+        [
+            ClientLatency(metric="ttft", mean_ms=3.0, p50_ms=2.0, p99_ms=9.0),
+            ClientLatency(metric="e2e", mean_ms=1500.0),
+        ],
+    ),
+    "GuideLLM 0.7, with its medians among the percentiles": (
+        {"metadata": {"guidellm_version": "0.7.0"}, "benchmarks": [RUN_0_7]},
+        ("GuideLLM", None),
+        [ClientLatency(metric="e2e", mean_ms=1200.0, p50_ms=1000.0, p99_ms=3000.0)],
+    ),
+}
 
 
-def test_a_fork_of_vllm_bench_serve_without_its_model(result):
-    """Other clients write some of its fields; the names of latencies tell."""
-    shown = result({"completed": 10, "failed": 0, "mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0})
-    assert (shown.program, shown.requests) == ("a serving benchmark", 10)
-    assert [latency.mean_ms for latency in shown.latencies] == [100.0, 10.0]
+@pytest.mark.parametrize(("fields", "program", "latencies"), RESULTS.values(), ids=RESULTS)
+def test_the_latencies_of_each_program_are_read(result, fields, program, latencies):
+    shown = result(fields)
+    assert ((shown.program, shown.requests), shown.latencies) == (program, latencies)
 
 
 def test_a_result_without_a_latency_that_is_read_is_refused(result):
@@ -82,46 +127,9 @@ def test_inference_perf():
     assert [latency.metric for latency in shown.latencies] == ["ttft", "tpot", "e2e"]
 
 
-def test_aiperf_takes_the_unit_that_stands_there(result):
-    shown = result(AIPERF)
-    assert (shown.program, shown.requests) == ("AIPerf", 50)
-    assert shown.latencies == [
-        ClientLatency(metric="tpot", mean_ms=7.0),
-        ClientLatency(metric="e2e", mean_ms=1000.0, p50_ms=500.0, p99_ms=2000.0),
-    ]
-
-
-def test_an_early_export_of_aiperf_has_units_beside_its_metrics(result):
-    shown = result({name: AIPERF[name] for name in ("request_latency", "request_count")})
-    assert (shown.program, shown.requests, len(shown.latencies)) == ("AIPerf", 50, 1)
-
-
-def test_an_export_of_aiperf_without_its_input(result):
-    shown = result(
-        {
-            "aiperf_version": "0.8.0",
-            "time_to_first_token": {"unit": "ms", "p50": 3.0},
-            "request_count": {"avg": 2.0},
-        }
-    )
-    assert (shown.program, shown.requests) == ("AIPerf", 2)
-    assert shown.latencies == [ClientLatency(metric="ttft", p50_ms=3.0)]
-
-
-def test_guidellm_0_7_has_its_medians_among_the_percentiles(result):
-    latency = {"successful": {"mean": 1.2, "percentiles": {"p50": 1.0, "p99": 3.0}}}
-    run = {"config": {"strategy": {"kind": "concurrent"}}, "metrics": {"request_latency": latency}}
-    shown = result({"metadata": {"guidellm_version": "0.7.0"}, "benchmarks": [run]})
-    assert shown.latencies == [ClientLatency(metric="e2e", mean_ms=1200.0, p50_ms=1000.0, p99_ms=3000.0)]
-
-
-def test_guidellm(result):
-    shown = result({"metadata": {}, "benchmarks": [{"type_": "generative_benchmark", **RUN}]})
-    assert (shown.program, shown.requests) == ("GuideLLM", 10)
-    assert shown.latencies == [
-        ClientLatency(metric="ttft", mean_ms=3.0, p50_ms=2.0, p99_ms=9.0),
-        ClientLatency(metric="e2e", mean_ms=1500.0),
-    ]
+@pytest.fixture(scope="module")
+def report():
+    return analyze_run(read_run(DATA / "findings" / "kv-bound" / "shows"))
 
 
 def test_each_benchmark_of_guidellm_is_a_result(tmp_path):
@@ -142,8 +150,7 @@ def test_each_benchmark_of_guidellm_is_a_result(tmp_path):
     assert all(len(each.latencies) == 2 for each in shown)
 
 
-def test_benchmarks_with_as_many_requests_are_not_compared(tmp_path):
-    report = analyze_run(read_run(DATA / "findings" / "kv-bound" / "shows"))
+def test_benchmarks_with_as_many_requests_are_not_compared(report, tmp_path):
     requests = report.trials[0].requests_finished
     runs = [
         {**RUN, "metrics": {**RUN["metrics"], "request_totals": {"successful": count}}}
@@ -171,11 +178,6 @@ def test_a_result_with_broken_characters_is_refused(tmp_path):
     path.write_bytes(json.dumps(SERVE).encode().replace(b'"m"', b'"\xb6"'))
     with pytest.raises(InputError, match="cut off or broken"):
         read_benchmark_result(path)
-
-
-@pytest.fixture(scope="module")
-def report():
-    return analyze_run(read_run(DATA / "findings" / "kv-bound" / "shows"))
 
 
 @pytest.mark.parametrize(

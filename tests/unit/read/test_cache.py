@@ -145,18 +145,15 @@ def test_a_cache_in_a_received_folder_is_not_believed(cached, home, parses):
     assert len(parses) == 2
 
 
-@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
-def test_a_cache_folder_that_others_may_enter_is_not_used(cached, home, parses, mode):
-    home.chmod(mode)
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777, None])
+def test_a_cache_folder_that_others_own_or_may_enter_is_not_used(cached, home, parses, mode, monkeypatch):
+    if mode is None:
+        monkeypatch.setattr(os, "geteuid", lambda: home.stat().st_uid + 1)
+    else:
+        home.chmod(mode)
     assert_same(read_trace(cached, TINY), read_trace(cached))
     assert len(parses) == 2
     assert len(list(home.iterdir())) == 1
-
-
-def test_a_cache_folder_of_somebody_else_is_not_used(cached, home, parses, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: home.stat().st_uid + 1)
-    read_trace(cached, TINY)
-    assert len(parses) == 2
 
 
 def test_a_link_in_the_place_of_the_cache_folder_is_not_used(path, home, tmp_path):

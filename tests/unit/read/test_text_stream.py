@@ -25,6 +25,11 @@ def file(tmp_path):
     return write
 
 
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(text_stream, "_BLOCK", 50)
+
+
 @pytest.mark.parametrize(
     "pack",
     [
@@ -111,8 +116,8 @@ def test_short_messages_without_a_line_break_are_not_joined(file):
     assert [line for _, line in text_lines(file("\n".join(lines)))] == ["a", "b", "c"]
 
 
-def test_only_the_latest_lines_of_dense_blocks_are_yielded(file, monkeypatch):
-    monkeypatch.setattr(text_stream, "_BLOCK", 50)
+@pytest.mark.usefixtures("small_blocks")
+def test_only_the_latest_lines_of_dense_blocks_are_yielded(file):
     lines = [f"line {number:03} [mark]" for number in range(60)]
     lines[20] += " [other]"
     latest = LatestLines(b"[mark]", 8)
@@ -126,16 +131,16 @@ def test_only_the_latest_lines_of_dense_blocks_are_yielded(file, monkeypatch):
     assert len(numbers) < 40
 
 
-def test_lines_that_are_few_among_others_are_all_yielded(file, monkeypatch):
-    monkeypatch.setattr(text_stream, "_BLOCK", 50)
+@pytest.mark.usefixtures("small_blocks")
+def test_lines_that_are_few_among_others_are_all_yielded(file):
     lines = [f"line {number:03}{' [mark]' * (number % 5 == 0)}" for number in range(100)]
     latest = LatestLines(b"[mark]", 2)
     assert len(list(marked_lines(file("\n".join(lines)), (b"[mark]", b"[other]"), latest))) == 20
     assert latest.left_out == 0
 
 
-def test_marked_lines_keep_their_numbers_across_blocks(file, monkeypatch):
-    monkeypatch.setattr(text_stream, "_BLOCK", 50)
+@pytest.mark.usefixtures("small_blocks")
+def test_marked_lines_keep_their_numbers_across_blocks(file):
     lines = [f"line {number}{' [mark]' * (number % 7 == 0)}" for number in range(100)]
     shown = list(marked_lines(file("\n".join(lines)), (b"[mark]", b"line 14")))
     assert shown == [(number + 1, lines[number]) for number in range(0, 100, 7)]
@@ -157,8 +162,8 @@ def test_a_stream_is_spooled_up_to_a_limit(tmp_path, monkeypatch):
         spooled(io.BytesIO(b"abc"), tmp_path)
 
 
+@pytest.mark.usefixtures("small_blocks")
 def test_a_block_is_searched_once_for_all_that_read_it(file, monkeypatch):
-    monkeypatch.setattr(text_stream, "_BLOCK", 50)
     lines = [f"line {number}{' [mark]' * (number % 7 == 0)}" for number in range(100)]
     path = file("\n".join(lines))
     blocks = [found for _, found in text_stream.searched_blocks(path, (b"[mark]", b"[other]"))]
