@@ -316,7 +316,8 @@ def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
     if left_out:
         yield f"the file has more than {MOST_SERVERS} sources and starts: {left_out:,} lines are left out"
     lines = [line for line in first_sample(path).lines if line.strip()]
-    records = (record for line in lines for record in records_in(line[: quoted_from(line)]))
+    logged = (line[: quoted_from(line)] for line in lines if is_log_line(line))
+    records = (record for line in logged for record in records_in(line))
     broken = sum(_COUNTS.search(record) is not None and snapshot_in(record) is None for record in records)
     if broken:
         yield f"{broken:,} periodic line{'s are' if broken > 1 else ' is'} shortened or broken, and left out"

@@ -326,7 +326,10 @@ def test_what_a_client_wrote_counts_for_nothing(logs, tmp_path):
 
 def test_periodic_lines_that_somebody_has_shortened_are_noticed(logs):
     short = "INFO 07-28 16:06:07 ... Running: 20 reqs, Waiting: 12 reqs, Deferred: 12 reqs, ...\n"
-    [log] = logs(short + every_10_s({}, {}) + short + "prompt: 'Running: 1 reqs, Waiting: 1 reqs'\n")
+    prose = (
+        "It always says **Running: 1 reqs, Waiting: 14 reqs**.\nprompt: 'Running: 1 reqs, Waiting: 1 reqs'\n"
+    )
+    [log] = logs(short + every_10_s({}, {}) + short + prose)
     assert log.notices == ["2 periodic lines are shortened or broken, and left out"]
     [log] = logs(every_10_s({}, {}) + periodic(20)[:-90])
     assert log.notices == []
