@@ -136,7 +136,7 @@ def _settings() -> Iterator[Check]:
         settings.hashes_ids()
         settings.line_format()
         settings.bounds_from_environment()
-    except settings.NotUnderstoodError as error:
+    except switches.NotUnderstoodError as error:
         yield Check(name="settings", state="wrong", text=str(error), advice="correct the variable")
         return
     folder = switches.environment_value(switches.DIR)
@@ -170,7 +170,7 @@ def _disk() -> Check:
     """Return whether a recording has room where it would be written."""
     folder = Path(switches.environment_value(switches.DIR) or "logs").expanduser().absolute()
     limits = None
-    with suppress(settings.NotUnderstoodError):
+    with suppress(switches.NotUnderstoodError):
         limits = settings.bounds_from_environment()
     return disk_check(folder, None if limits is None else limits.max_bytes)
 

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from schedtrace.record import settings
 from schedtrace.record.processes import children
+from schedtrace.record.switches import RUN_DIR
 
 GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL, for the engine process and then for the processes that it left."""
@@ -75,7 +75,7 @@ def _guard(child: int, watched: Sequence[int]) -> NoReturn:
 
         setproctitle(GUARD_NAME)
     with contextlib.suppress(OSError, KeyError):  # the folder of this run, even if another takes its name
-        os.chdir(os.environ[settings.RUN_DIR])
+        os.chdir(os.environ[RUN_DIR])
     if watched:
         threading.Thread(target=_end_when_left, args=(child, watched, ended), daemon=True).start()
     _, status = os.waitpid(child, 0)

@@ -19,8 +19,7 @@ from schedtrace.engine.run_spec import RunSpec, model_is_local
 from schedtrace.errors import EngineError, RecordingError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.model.trace_bounds import PLAIN
-from schedtrace.record import settings
-from schedtrace.record.switches import SWITCH
+from schedtrace.record import settings, switches
 
 LOG_NAME = "vllm.log"
 STOP_GRACE_S = 30.0
@@ -186,9 +185,9 @@ def log_lines(path: Path) -> list[str]:
 def _environment(run: RunSpec, folder: Path) -> dict[str, str]:
     """Return the child's environment: the user's, plus the place of the recording."""
     environment = dict(os.environ)
-    for name in (settings.DIR, settings.KEEP, SWITCH):  # whoever runs this asks for a recording
+    for name in (switches.DIR, switches.KEEP, switches.SWITCH):  # whoever runs this asks for a recording
         environment.pop(name, None)
-    environment[settings.RUN_DIR] = str(folder.absolute())
+    environment[switches.RUN_DIR] = str(folder.absolute())
     environment[settings.TRIAL_IDS] = "1"
     if run.hash_ids:
         environment[settings.HASH_IDS] = "1"

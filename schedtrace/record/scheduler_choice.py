@@ -18,6 +18,7 @@ from schedtrace.record.engine_hooks import wrap_engine
 from schedtrace.record.front_end_hooks import wrap_front_end
 from schedtrace.record.hooks import Method, wrap
 from schedtrace.record.log import logger
+from schedtrace.record.switches import NotUnderstoodError, keeps_in_memory
 from schedtrace.record.worker_hooks import wrap_worker
 
 
@@ -26,13 +27,13 @@ def record_from_the_start() -> None:
     try:
         settings.from_environment()
         _wrap_scheduler_choice()
-    except settings.NotUnderstoodError as error:
+    except NotUnderstoodError as error:
         logger.warning("schedtrace: not recording: {}", error)
         return
     except Exception as error:
         logger.warning("schedtrace: not recording, this vLLM could not be hooked into: {!r}", error)
         return
-    front_end = () if settings.keeps_in_memory() else (wrap_front_end,)
+    front_end = () if keeps_in_memory() else (wrap_front_end,)
     for install in (wrap_engine, wrap_worker, *front_end):
         try:
             install()

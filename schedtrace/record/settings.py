@@ -15,10 +15,14 @@ from schedtrace.model.printable import vllm_environment, without_secrets
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_bounds import DEFAULT, PLAIN, Bounds, bounds, memory_bounds
 from schedtrace.record import switches
-
-DIR = switches.DIR
-
-RUN_DIR = switches.RUN_DIR
+from schedtrace.record.switches import (
+    DIR,
+    KEEP,
+    RUN_DIR,
+    NotUnderstoodError,
+    environment_value,
+    keeps_in_memory,
+)
 
 TRIAL_IDS = "SCHEDTRACE_TRIAL_IDS"
 """Variable set by ``schedtrace run``: request ids come from it and contain the trial."""
@@ -34,14 +38,9 @@ TRACE = "SCHEDTRACE_TRACE"
 """Variable that bounds the trace, such as ``maxsize=1G,maxage=12h``; ``plain``: one file without bounds."""
 
 
-KEEP = switches.KEEP
-
 SNAPSHOT_ON = "SCHEDTRACE_SNAPSHOT_ON"
 """Rules for automatic snapshots, such as ``ttft>5s,e2e>60s,preemptions>100/10s``."""
 
-
-NotUnderstoodError = switches.NotUnderstoodError
-enabled, keeps_in_memory = switches.enabled, switches.keeps_in_memory
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 DEFAULT_RULES = "preemptions>100/10s"
@@ -142,9 +141,9 @@ def line_format() -> str:
     Raises:
         NotUnderstoodError: If the variable is neither.
     """
-    text = switches.environment_value(LINES).lower() or "delta"
+    text = environment_value(LINES).lower() or "delta"
     if text not in {"delta", "full"}:
-        msg = f"{LINES}={switches.environment_value(LINES)}: expected delta or full"
+        msg = f"{LINES}={environment_value(LINES)}: expected delta or full"
         raise NotUnderstoodError(msg)
     return text
 
@@ -156,7 +155,7 @@ def claim_run_dir(base: str | None = None) -> Path:
     processes of all data-parallel ranks find it.
     """
     if not os.environ.get(RUN_DIR):
-        folder = Path(base or switches.environment_value(DIR) or "logs").expanduser().absolute()
+        folder = Path(base or environment_value(DIR) or "logs").expanduser().absolute()
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_model_name() or 'vllm'}-{os.getpid()}"
         os.environ[RUN_DIR] = str(folder / name)
     return Path(os.environ[RUN_DIR])
@@ -180,9 +179,9 @@ def bounds_from_environment() -> Bounds | None:
         NotUnderstoodError: If a variable is invalid.
     """
     if keeps_in_memory():
-        return _understood(KEEP, switches.environment_value(KEEP), memory_bounds)
-    default = DEFAULT if switches.environment_value(DIR) else PLAIN
-    return _understood(TRACE, switches.environment_value(TRACE) or default, bounds)
+        return _understood(KEEP, environment_value(KEEP), memory_bounds)
+    default = DEFAULT if environment_value(DIR) else PLAIN
+    return _understood(TRACE, environment_value(TRACE) or default, bounds)
 
 
 def from_environment() -> Settings:
@@ -198,7 +197,7 @@ def from_environment() -> Settings:
         lines=line_format(),
         bounds=bounds_from_environment(),
         in_memory=keeps_in_memory(),
-        snapshot_on=_understood(SNAPSHOT_ON, switches.environment_value(SNAPSHOT_ON) or DEFAULT_RULES, rules),
+        snapshot_on=_understood(SNAPSHOT_ON, environment_value(SNAPSHOT_ON) or DEFAULT_RULES, rules),
     )
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from schedtrace.model.printable import error_text
-from schedtrace.record import settings, switches
+from schedtrace.record import switches
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.clocks import read_anchor
 from schedtrace.record.disguise import PLAIN, RECORDERS, disguises
@@ -241,8 +241,8 @@ def traced_scheduler(*, vllm_config: Any, **kwargs: object) -> Any:
     """
     if switches.is_switched_off():
         return _chosen_without_option(vllm_config.scheduler_config)(vllm_config=vllm_config, **kwargs)
-    if not settings.enabled():
-        os.environ[settings.DIR] = "logs"
+    if not switches.enabled():
+        os.environ[switches.DIR] = "logs"
         logger.info("schedtrace: SCHEDTRACE_DIR is not set, recording to logs/")
     traced = traced_or_plain(_chosen_without_option(vllm_config.scheduler_config))
     return traced(vllm_config=vllm_config, **kwargs)
@@ -265,7 +265,7 @@ def _chosen_without_option(config: Any) -> Any:
 def open_recorder(scheduler: Any) -> None:
     """Start recording a scheduler that was just created; if that is impossible, log one warning."""
     try:
-        if not settings.enabled():  # a user's scheduler that is attached to has made another one of its class
+        if not switches.enabled():  # a user's scheduler that is attached to has made another one of its class
             return
         recorder = prepared_recorder(scheduler, type(scheduler), from_environment())
         RECORDERS.put(scheduler, recorder)
@@ -273,7 +273,7 @@ def open_recorder(scheduler: Any) -> None:
         logger.warning("schedtrace: not recording: {}", error_text(error))
         return
     writer = recorder.writer
-    if os.environ.get(settings.DIR):
+    if os.environ.get(switches.DIR):
         remove_old_runs(writer.path.parent)
     if writer.flight is None:
         logger.info("schedtrace: recording engine {} to {}", writer.engine_rank, writer.path)

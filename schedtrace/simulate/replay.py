@@ -23,8 +23,8 @@ from schedtrace.model import safe_files
 from schedtrace.model.manifest import Manifest, write_manifest
 from schedtrace.model.trace_bounds import PLAIN
 from schedtrace.model.what_if import OF_RANKS
-from schedtrace.record.settings import RUN_DIR, TRACE, TRIAL_IDS
-from schedtrace.record.switches import SWITCH
+from schedtrace.record.settings import TRACE, TRIAL_IDS
+from schedtrace.record.switches import RUN_DIR, SWITCH
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock
 from schedtrace.simulate.driver import RequestOptions

@@ -111,10 +111,10 @@ def test_a_symptom_names_its_root_causes(code):
     assert row.split(" | ")[2] == ", ".join(roots)
 
 
-VARIABLES = (settings.DIR, settings.RUN_DIR, settings.TRIAL_IDS, settings.HASH_IDS, switches.METRICS)
+VARIABLES = (switches.DIR, switches.RUN_DIR, settings.TRIAL_IDS, settings.HASH_IDS, switches.METRICS)
 
 
-@pytest.mark.parametrize("variable", [*VARIABLES, settings.TRACE, settings.KEEP, settings.SNAPSHOT_ON])
+@pytest.mark.parametrize("variable", [*VARIABLES, settings.TRACE, switches.KEEP, settings.SNAPSHOT_ON])
 def test_every_variable_has_a_row(variable):
     assert f"| `{variable}` |" in (DOCS / "recording.md").read_text()
 

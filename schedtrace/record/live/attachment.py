@@ -26,8 +26,9 @@ from schedtrace.record.live.queue_copy import copy_queues
 from schedtrace.record.log import logger
 from schedtrace.record.metrics.measuring import Meter
 from schedtrace.record.recorder import Recorder
-from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids, hides_ids, line_format
+from schedtrace.record.settings import Settings, hashes_ids, hides_ids, line_format
 from schedtrace.record.step_lines import WrittenIds
+from schedtrace.record.switches import NotUnderstoodError
 from schedtrace.record.traced import is_traced, prepared_recorder, traced_class
 from schedtrace.record.vllms_own import put_on
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker

@@ -51,8 +51,14 @@ from schedtrace.record.metrics.measuring import EngineFacts
 from schedtrace.record.plugin import ENGINE_LOOP, LOOPS
 from schedtrace.record.processes import front_end_ended
 from schedtrace.record.queues import Queues, num_in_input_queue, policy
-from schedtrace.record.settings import KEEP
-from schedtrace.record.switches import METRICS, SWITCH, NotUnderstoodError, environment_value, is_switched_off
+from schedtrace.record.switches import (
+    KEEP,
+    METRICS,
+    SWITCH,
+    NotUnderstoodError,
+    environment_value,
+    is_switched_off,
+)
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 from schedtrace.version import __version__

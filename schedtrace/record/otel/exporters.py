@@ -19,6 +19,11 @@ Signal = Literal["METRICS", "TRACES"]
 GRPC, HTTP = "grpc", "http/protobuf"
 DEFAULT_ENDPOINTS = {GRPC: "http://localhost:4317", HTTP: "http://localhost:4318"}
 MISSING = "OpenTelemetry is not installed: pip install 'schedtrace[otel]'"
+_EXPORTERS: dict[Signal, tuple[str, str]] = {
+    "METRICS": ("metric_exporter", "OTLPMetricExporter"),
+    "TRACES": ("trace_exporter", "OTLPSpanExporter"),
+}
+"""Module and class of each signal's exporter in the packages of the SDK."""
 CLOSE_MS = 2000
 """Milliseconds for the last export when an engine ends; a collector that is gone may not hold it up."""
 
@@ -48,29 +53,16 @@ def destination(signal: Signal) -> str:
     return f"{signal_variable(signal, 'ENDPOINT') or DEFAULT_ENDPOINTS[by]} ({by})"
 
 
-def span_exporter() -> Any:
-    """Return an exporter of spans.
+def otlp_exporter(signal: Signal) -> Any:
+    """Return an exporter of metrics or of spans.
 
     Raises:
         NotUnderstoodError: If a variable is invalid.
         ImportError: If the SDK or its exporter is not installed.
     """
-    return _exporter("TRACES", "trace_exporter", "OTLPSpanExporter")
-
-
-def metric_exporter() -> Any:
-    """Return an exporter of metrics.
-
-    Raises:
-        NotUnderstoodError: If a variable is invalid.
-        ImportError: If the SDK or its exporter is not installed.
-    """
-    return _exporter("METRICS", "metric_exporter", "OTLPMetricExporter")
-
-
-def _exporter(signal: Signal, module: str, name: str) -> Any:
     by = protocol(signal)
     package = "http" if by == HTTP else "grpc"
+    module, name = _EXPORTERS[signal]
     try:
         exporter = getattr(import_module(f"opentelemetry.exporter.otlp.proto.{package}.{module}"), name)
     except ImportError as error:
@@ -102,7 +94,7 @@ class MetricPush:
     """
 
     def __init__(self, series: Series, labels: tuple[str, str]) -> None:
-        exporter = metric_exporter()
+        exporter = otlp_exporter("METRICS")
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 

@@ -22,7 +22,7 @@ from schedtrace.model.trace import Exit
 from schedtrace.record.hooks import Method, wrap
 from schedtrace.record.log import logger
 from schedtrace.record.metrics.families import known_cause
-from schedtrace.record.otel.exporters import destination, sdk_resource, span_exporter
+from schedtrace.record.otel.exporters import destination, otlp_exporter, sdk_resource
 from schedtrace.record.otel.histories import History, RequestState, StepRefusals
 from schedtrace.version import __version__
 
@@ -81,7 +81,7 @@ class SpanExport:
     """
 
     def __init__(self, labels: tuple[str, str], exported: Callable[[SampledRequest, str], None]) -> None:
-        self._exporter = span_exporter()
+        self._exporter = otlp_exporter("TRACES")
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.model.manifest import Manifest, read_manifest, write_manifest
-from schedtrace.record import settings
+from schedtrace.record import switches
 from schedtrace.record.processes import children
 
 TOY = """
@@ -54,7 +54,7 @@ class Guarded:
             stdin=subprocess.PIPE,
             pass_fds=[write],
             start_new_session=True,
-            env={**os.environ, settings.RUN_DIR: str(folder)},
+            env={**os.environ, switches.RUN_DIR: str(folder)},
         )
         os.close(write)
         with os.fdopen(read) as events:

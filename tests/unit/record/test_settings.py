@@ -4,8 +4,9 @@ import pytest
 
 from schedtrace.model.trace import Finish
 from schedtrace.model.trace_bounds import Bounds, bounds, memory_bounds
-from schedtrace.record import settings
-from schedtrace.record.settings import DEFAULT_RULES, NotUnderstoodError, Rules, rules
+from schedtrace.record import settings, switches
+from schedtrace.record.settings import DEFAULT_RULES, Rules, rules
+from schedtrace.record.switches import NotUnderstoodError
 
 
 @pytest.mark.parametrize(
@@ -139,4 +140,4 @@ def test_blanks_and_case_around_what_is_said_do_not_matter(settled):
 @pytest.mark.parametrize("switch", ["off", "of"])
 def test_a_process_that_is_switched_off_is_asked_for_nothing(switch, settled):
     settled(SCHEDTRACE=switch)
-    assert not settings.enabled()
+    assert not switches.enabled()
