@@ -91,7 +91,12 @@ class EngineProcess:
             if isinstance(event, run_spec.Stopped):
                 self._wait()
                 return
-        raise self._failure(self._how_it_died())
+        code = self._process.wait()
+        msg = f"the engine process ended with exit code {code}"
+        if code < 0:
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            msg = f"the engine process was ended by {signal.Signals(-code).name}{hint}"
+        raise self._failure(msg)
 
     def stop(self) -> None:
         """Request an orderly end, wait for it, and end all processes if it does not happen."""
@@ -138,14 +143,6 @@ class EngineProcess:
                 elif dead:
                     return None
         return self._lines.popleft()
-
-    def _how_it_died(self) -> str:
-        code = self._process.wait()
-        if code < 0:
-            name = signal.Signals(-code).name
-            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-            return f"the engine process was ended by {name}{hint}"
-        return f"the engine process ended with exit code {code}"
 
     def _failure(self, message: str) -> EngineError:
         lines = log_lines(self.log_path)

@@ -133,7 +133,7 @@ class Assembler:
         self._rows = LatestRows()
         self._only_decodes = False
         """Whether no request of the latest step had prompt tokens left, or tokens to recompute."""
-        self._exits = LatestExits(self._ids, long_prefill_threshold)
+        self.latest_exits = LatestExits(self._ids, long_prefill_threshold)
         self._state: State = ()
         self._state_fields: dict[str, Any] = {}
         """Facts of the latest step other than its decisions, as fields of a line."""
@@ -144,11 +144,6 @@ class Assembler:
         """Totals to which each line is added; None if nobody asked for metrics."""
         self.histories: Histories | None = None
         """Histories of requests, made of the lines; None if nobody asked for spans."""
-
-    @property
-    def line_exits(self) -> list[Exit]:
-        """Exits of the latest step, as its line lists them."""
-        return self._exits.exits
 
     def step_line(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
         """Return the line of one ``schedule()`` call, in full or as a delta, with its output if known."""
@@ -188,7 +183,7 @@ class Assembler:
             **({} if capture.happened is None else capture.happened.step_fields()),
         )
         self._count(step, capture.rows)
-        step.exits, step.caps = self._exits.exits_and_caps(capture, step.remaining_budget)
+        step.exits, step.caps = self.latest_exits.exits_and_caps(capture, step.remaining_budget)
         if result is not None:  # already back
             output = self._output(capture, result)
             step.output_us, step.update_us = output.output_us, output.update_us

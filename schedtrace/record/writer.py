@@ -104,6 +104,7 @@ class Writer:
         self.prefixes = Prefixes(header.block_size, wanted=chosen.keeps_lines)
         self._anchor_ns = anchor_ns
         self.hash_ids = chosen.hash_ids
+        self.engine_rank = header.engine_rank
         self._wall_anchor_us = header.wall_anchor_us
         self._assembler = assembler(
             anchor_ns,
@@ -147,14 +148,9 @@ class Writer:
         self._thread.start()
 
     @property
-    def engine_rank(self) -> int:
-        """Data-parallel rank of the engine."""
-        return self._header.engine_rank
-
-    @property
     def latest_exits(self) -> list[Exit]:
         """Exits of the latest assembled step, which is about 0.2 s old."""
-        return one_by_one(self._assembler.line_exits)
+        return one_by_one(self._assembler.latest_exits.exits)
 
     def put_present(self, were: PresentRequests) -> None:
         """Pass the requests present to the writer, before the first step (on the engine's thread)."""

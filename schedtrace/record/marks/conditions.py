@@ -34,13 +34,14 @@ class DecidedCondition:
         self.holds = holds
         self.parts = _parts(condition, holds=holds)
         """Parts as they stand in the source."""
-        self._flagged = [copy.deepcopy(part) for part in self.parts]
+        self.tests = [copy.deepcopy(part) for part in self.parts]
+        """The parts with the values that they keep, for callers that evaluate each alone."""
         self._operands: list[list[tuple[str, str]]] = [[] for _ in self.parts]
         """Operands of each part: the text, and the variable that keeps the value."""
 
     def keep_values(self, place: int) -> None:
         """Make a part keep the values that it compares, unless one of its operands may be skipped."""
-        part, negated = _without_not(self._flagged[place])
+        part, negated = _without_not(self.tests[place])
         with_values: ast.expr
         match part:
             case ast.Compare(left, [operator], [right]):
@@ -50,7 +51,7 @@ class DecidedCondition:
                 return
             case _:
                 with_values = self._kept(place, part)
-        self._flagged[place] = ast.UnaryOp(ast.Not(), with_values) if negated else with_values
+        self.tests[place] = ast.UnaryOp(ast.Not(), with_values) if negated else with_values
 
     def _kept(self, place: int, operand: ast.expr) -> ast.expr:
         if isinstance(operand, ast.Constant | ast.NamedExpr):
@@ -62,7 +63,7 @@ class DecidedCondition:
     @property
     def test(self) -> ast.expr:
         """The condition rewritten so that it keeps these values; its truth and its effects are unchanged."""
-        *before, last = self._flagged
+        *before, last = self.tests
         if not before:
             return last
         with_flags = []
@@ -75,11 +76,6 @@ class DecidedCondition:
     def _flag(self, place: int) -> str:
         """Return the name of the variable that is true if this part was false."""
         return f"{self._name}_{place}"
-
-    @property
-    def tests(self) -> list[ast.expr]:
-        """The parts separately, for callers that evaluate each alone."""
-        return self._flagged
 
     @property
     def kept(self) -> list[ast.Tuple]:

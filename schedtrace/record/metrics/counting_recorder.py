@@ -101,7 +101,7 @@ class StepCounter(Assembler):
 
     def _counted(self, capture: StepCounts) -> CountedStep:
         side_events, remaining = capture.side_events, capture.token_budget - capture.tokens
-        exits, _ = self._exits.exits_and_caps(capture, remaining)
+        exits, _ = self.latest_exits.exits_and_caps(capture, remaining)
         step = CountedStep(
             step=capture.step,
             start_us=self._us(capture.start_ns),

@@ -282,7 +282,8 @@ class Tally:
         self._exits: Sequence[Exit] | None = None
         self._is_empty = True
         """Whether the latest step left nobody in the queue."""
-        self._causes = step_causes((), waiting=0)
+        self.causes = step_causes((), waiting=0)
+        """Causes of the exits of the latest step."""
         self._step_us: int | None = None
         """Start of the latest step; None before the first of a recording."""
         self._outputs: dict[int, int] = {}
@@ -296,11 +297,6 @@ class Tally:
         """Whether steps before the next one are missing."""
         self._dummy_us = 0
         """Time of dummy batches since the latest step."""
-
-    @property
-    def causes(self) -> StepCauses:
-        """Causes of the exits of the latest step."""
-        return self._causes
 
     @property
     def queue_causes(self) -> dict[str, int]:
@@ -380,7 +376,7 @@ class Tally:
         self.tokens["recompute"] += step.recomputed_tokens
         prefill = step.token_budget - step.remaining_budget - step.decode_tokens - step.recomputed_tokens
         self.tokens["prefill"] += prefill
-        self.unused_tokens[self._causes.waiting] += step.remaining_budget
+        self.unused_tokens[self.causes.waiting] += step.remaining_budget
         self._step_us = start_us
         self.steps += 1
         done_us = start_us + step.schedule_us
@@ -496,7 +492,7 @@ class Tally:
         self._enter_queue(self._cause(request_id), priority, at_us)
 
     def _cause(self, request_id: str) -> str:
-        return self._causes.skipped.get(request_id, self._causes.queue)
+        return self.causes.skipped.get(request_id, self.causes.queue)
 
     def _change_places(self, step: Step | CountedStep, gone: Container[str], admitted: Iterable[str]) -> None:
         """Move requests between the queue and the running list, at the start of the step."""
@@ -524,8 +520,8 @@ class Tally:
         is_empty = not step.num_waiting_after
         if step.exits is not self._exits or is_empty != self._is_empty:
             self._exits, self._is_empty = step.exits, is_empty
-            self._causes = step_causes(step.exits, waiting=step.num_waiting_after)
-        causes = self._causes
+            self.causes = step_causes(step.exits, waiting=step.num_waiting_after)
+        causes = self.causes
         count = Counter(cause for request_id, cause in causes.skipped.items() if request_id in self._queued)
         count[causes.queue] += len(self._queued) - count.total()
         self.waits.count = count
@@ -550,7 +546,7 @@ class Tally:
         if self._step_us is None:
             return
         waits = self._unscheduled[request_id]
-        cause = self._causes.named.get(request_id, self._causes.running)
+        cause = self.causes.named.get(request_id, self.causes.running)
         back_us = 0 if waits.last_step < 0 else self._outputs.get(waits.last_step)
         if cause == Cause.OUTPUT_IN_FLIGHT or back_us is None:
             return
