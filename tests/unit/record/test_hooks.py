@@ -90,6 +90,24 @@ def test_an_abort_is_noted_by_the_recording_that_goes_on_when_it_comes():
     assert [core.aborts_queue.get_nowait() for _ in range(2)] == [["r"], ["unseen"]]
 
 
+@pytest.mark.parametrize(
+    ("kind", "args", "options", "detail"),
+    [
+        ("collective_rpc", ("reload_weights",), {}, "reload_weights"),
+        ("collective_rpc", (), {"method": "reload_weights"}, "reload_weights"),
+        ("collective_rpc", (print,), {}, None),
+        ("sleep", ("1",), {}, None),
+    ],
+)
+def test_an_operators_call_is_noted_with_the_name_of_an_rpc(kind, args, options, detail, monkeypatch):
+    noted = []
+    recorder = SimpleNamespace(control=lambda *_, failed, detail: noted.append((failed, detail)))
+    monkeypatch.setattr(engine_hooks, "_recorder", lambda _: recorder)
+    around, engine = engine_hooks._CONTROLS[kind], SimpleNamespace(scheduler=None)
+    assert around(lambda *_, **__: "done", engine, *args, **options) == "done"
+    assert noted == [(False, detail)]
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands; ``clock(7)`` sets it."""

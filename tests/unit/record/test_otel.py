@@ -15,7 +15,7 @@ from schedtrace.model.trace import Arrival, Finish
 from schedtrace.record.metrics import families, serving
 from schedtrace.record.metrics.families import Exemplar, Series
 from schedtrace.record.otel.export import Choice, Sampling, choice
-from schedtrace.record.otel.exporters import MISSING, MetricPush, destination, protocol
+from schedtrace.record.otel.exporters import MISSING, MetricPush, destination, otlp_exporter, protocol
 from schedtrace.record.otel.histories import Histories, History
 from schedtrace.record.settings import Rules
 from schedtrace.record.switches import NotUnderstoodError
@@ -96,6 +96,21 @@ def test_without_the_sdk_it_is_refused_in_a_line(monkeypatch):
     with pytest.raises(ImportError, match=r"pip install 'schedtrace\[otel\]'") as error:
         MetricPush(Series([]), ("m", "0"))
     assert str(error.value) == MISSING
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "variable", "insecure"),
+    [("grpc://a:4317", "", True), ("http://a:4317", "", None), ("grpc://a:4317", "false", None)],
+)
+def test_an_endpoint_of_grpc_has_no_tls_unless_a_variable_decides(endpoint, variable, insecure, monkeypatch):
+    package = pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc").__name__
+    made = []
+    module = SimpleNamespace(OTLPSpanExporter=lambda **options: made.append(options))
+    monkeypatch.setitem(sys.modules, f"{package}.trace_exporter", module)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", variable)
+    otlp_exporter("TRACES")
+    assert made == [{"insecure": insecure}]
 
 
 def test_units_are_those_that_the_names_state():

@@ -75,6 +75,14 @@ def test_to_vllm_0_11_a_heap_holds_priority_arrival_and_request():
     assert [_request_in(entry) for entry in ((1, 0.5, FIRST), FIRST)] == [FIRST, FIRST]
 
 
+@pytest.mark.parametrize(
+    ("aside", "number"), [(Queue([FIRST, SECOND]), 2), ({"a": FIRST}, 1), ([], 0), (Foreign(), 0)]
+)
+def test_requests_set_aside_are_counted_where_nobody_need_be_asked(aside, number):
+    scheduler = SimpleNamespace(waiting=Queue(), deferred_waiting=aside)
+    assert Queues(scheduler).num_not_ready(scheduler) == number
+
+
 def test_a_foreign_queue_is_not_asked_and_who_neither_runs_nor_is_done_waits():
     requests = dict.fromkeys(("a", "b", "c", "kept"))
     queues = {"waiting": Foreign(), "skipped_waiting": Foreign()}
