@@ -2,7 +2,7 @@
 
 What is read is a regular file, since a pipe in its place would block whoever opens it. What is written only
 its owner may read, whatever the umask: traces name clients' requests. Nothing here follows a symbolic link in
-the place of the file: a run folder may come from somebody else.
+the place of the file: a run folder may come from somebody else. What cannot be opened or made raises OSError.
 """
 
 import errno
@@ -16,11 +16,7 @@ from schedtrace.errors import InputError
 
 
 def opened(path: Path) -> BinaryIO:
-    """Return a regular file, open for reading.
-
-    Raises:
-        OSError: If it cannot be read, or is none.
-    """
+    """Return a regular file, open for reading."""
     return os.fdopen(descriptor(path), "rb")
 
 
@@ -41,30 +37,18 @@ FOLDER_MODE = 0o700
 
 
 def writable(path: Path) -> IO[bytes]:
-    """Return a new private file, open for writing; replaces a file or a link that is there.
-
-    Raises:
-        OSError: If it cannot be made.
-    """
+    """Return a new private file, open for writing; replaces a file or a link that is there."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb")
 
 
 def create(path: Path) -> None:
-    """Make an empty private file for a library that opens it by its name; replace what is there.
-
-    Raises:
-        OSError: If it cannot be made.
-    """
+    """Make an empty private file for a library that opens it by its name; replace what is there."""
     writable(path).close()
 
 
 def create_new(path: Path, content: bytes) -> None:
-    """Create a private file with this content if none exists; leave none if it cannot be written.
-
-    Raises:
-        OSError: If it cannot be made, or one is there.
-    """
+    """Create a private file with this content if none exists; leave none if it cannot be written."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
     try:
         with os.fdopen(file, "wb") as stream:
@@ -75,11 +59,7 @@ def create_new(path: Path, content: bytes) -> None:
 
 
 def appendable(path: Path) -> int:
-    """Return the descriptor of a private file that is created if needed and only grows.
-
-    Raises:
-        OSError: If it cannot be opened, or is a link.
-    """
+    """Return the descriptor of a private file that is created if needed and only grows."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
 
@@ -103,11 +83,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a private folder, and its parents as usual; an existing folder stays as it is.
-
-    Raises:
-        OSError: If it cannot be made.
-    """
+    """Create a private folder, and its parents as usual; an existing folder stays as it is."""
     path.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
 
 

@@ -1,4 +1,7 @@
-"""Bounds of a recording: ``maxsize=1G,maxage=12h``, or ``plain`` for a single file without bounds."""
+"""Bounds of a recording: ``maxsize=1G,maxage=12h``, or ``plain`` for a single file without bounds.
+
+A text that is not understood raises ValueError, which says what is expected.
+"""
 
 import re
 from dataclasses import dataclass
@@ -42,11 +45,7 @@ class Bounds:
 
 
 def bounds(text: str) -> Bounds | None:
-    """Parse the bounds of a trace; None: a plain file.
-
-    Raises:
-        ValueError: If it is not understood; the text says what is expected.
-    """
+    """Parse the bounds of a trace; None: a plain file."""
     if text == PLAIN:
         return None
     limits = dict(part.strip().partition("=")[::2] for part in text.split(","))
@@ -67,11 +66,7 @@ KEPT_LEAST_S = 8.0
 
 
 def memory_bounds(text: str) -> Bounds:
-    """Parse what a flight recorder keeps in memory: ``120s`` or ``120s,64M``.
-
-    Raises:
-        ValueError: If it is not understood; the text says what is expected.
-    """
+    """Parse what a flight recorder keeps in memory: ``120s`` or ``120s,64M``."""
     age, *size = text.split(",")
     try:
         max_s = _quantity(age.strip(), SECONDS)
@@ -84,11 +79,7 @@ def memory_bounds(text: str) -> Bounds:
 
 
 def size_of(text: str) -> int:
-    """Parse a size in bytes: ``20G``.
-
-    Raises:
-        ValueError: If it is not understood; the text says what is expected.
-    """
+    """Parse a size in bytes: ``20G``."""
     try:
         return int(_quantity(text, SIZES))
     except ValueError:

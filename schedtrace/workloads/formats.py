@@ -389,7 +389,10 @@ def format_of(path: Path, options: FormatOptions) -> WorkloadFormat:
         )
         raise InputError(msg)
     if not claiming or not claiming[0].has_units:
-        _refuse_units(path, options.time_unit, options.prefix_block)
+        for option, value in (("--time-unit", options.time_unit), ("--prefix-block", options.prefix_block)):
+            if value is not None:
+                msg = f"{option} is for timed traces in JSON, and {path} is none"
+                raise UsageError(msg)
     if not claiming:
         raise _unknown(path)
     return claiming[0].make(path, options)
@@ -410,18 +413,6 @@ def _check_first_object(path: Path, number: int, line: bytes) -> None:
     except BrokenValueError as error:
         if not line.startswith(b"["):
             raise unreadable_row(path, number if error.line == 1 else error.line, error.why) from error
-
-
-def _refuse_units(path: Path, time_unit: TimeUnit | None, prefix_block: int | None) -> None:
-    """Refuse options of a timed trace for another file.
-
-    Raises:
-        UsageError: which one was given.
-    """
-    for option, value in (("--time-unit", time_unit), ("--prefix-block", prefix_block)):
-        if value is not None:
-            msg = f"{option} is for timed traces in JSON, and {path} is none"
-            raise UsageError(msg)
 
 
 def _first_line(path: Path) -> tuple[int, bytes]:
