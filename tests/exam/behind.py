@@ -124,6 +124,46 @@ case(
 )(partial(burst, prompts=1, prompt=200, outputs=60, rounds=100, every_us=50_000))
 
 
+LONG_CONTEXT = {
+    "times": Machine(6000, 20, 30, 0.4),
+    "num_blocks": 8001,
+    "max_model_len": 65_536,
+    "max_num_batched_tokens": 8192,
+    "enable_prefix_caching": True,
+}
+
+
+def chats_beside(engine, *, context, turns=5):
+    """Chats all the time; an agent sends its context again and again, most of which is cached."""
+    text = [100 + number * 31 % 1800 for number in range(context + 300 * turns)]
+    turn = iter(range(1, turns))
+
+    def done(request_id):
+        if request_id.startswith("agent") and (number := next(turn, None)) is not None:
+            us = engine.clock.now_us + 1_500_000
+            engine.arrive(us, f"agent-{number}", text[: context + 300 * number], 100)
+
+    engine.finished = done
+    engine.arrive(0, "agent-0", text[:context], 100)
+    for number in range(100):
+        engine.arrive(3_000_000 + 90_000 * number, f"chat-{number}", 100 + number * 37 % 400, 80)
+    engine.run()
+
+
+case(
+    "121-long-context",
+    "long-context",
+    engine=LONG_CONTEXT,
+    says=(r"agent-4", r"context", r"engine of its own"),
+    silent=(r"max-num-seqs", r"[Nn]othing limits"),
+)(partial(chats_beside, context=30_000))
+case(
+    "121b-long-context-that-costs-little",
+    engine={**LONG_CONTEXT, "times": Machine(6000, 20, 30, 0.006)},
+    silent=(r"long context", r"engine of its own"),
+)(partial(chats_beside, context=30_000))
+
+
 SESSIONS = {"num_blocks": 101, "max_model_len": 2048, "max_num_seqs": 32}
 HOLD = (
     r"session",

@@ -225,6 +225,18 @@ def waves(factor: float) -> None:
     in_virtual_time(load, times, max_num_seqs=16)
 
 
+def beside_chats(prompt: int) -> None:
+    """A prompt of this length decodes beside two or three chats of 50 tokens; context takes time."""
+
+    def load(engine: Simulation) -> None:
+        engine.arrive(40_000, "agent", prompt, 20)
+        for number in range(6):
+            engine.arrive(15_000 * number, f"chat-{number}", 50, 20)
+
+    times = Constants(1e6 * STEP_S, 1e6 * PREFILL_TOKEN_S, 1e6 * DECODE_S, 2.0)
+    in_virtual_time(load, times, max_model_len=1024, max_num_batched_tokens=1024)
+
+
 def long_among_short(prompt: int, **options: Any) -> None:
     """Two requests decode; a long prompt comes, then short ones, one before every second step."""
     device = Device(max_model_len=2048, num_blocks=200, **options)
@@ -395,6 +407,7 @@ TRACES: dict[str, tuple[Callable[[], None], ...]] = {
     "kv-bound": (lambda: together(8, 60, 24, num_blocks=25), lambda: together(8, 60, 24)),
     "max-num-seqs-bound": (lambda: together(8, 30, 16, max_num_seqs=2), lambda: together(8, 30, 16)),
     "token-budget-bound": (lambda: together(12, 200, 16), lambda: together(4, 60, 16)),
+    "long-context": (lambda: beside_chats(900), lambda: beside_chats(300)),
     "long-prompt": (
         lambda: long_among_short(1500),
         lambda: long_among_short(1500, long_prefill_token_threshold=128),
