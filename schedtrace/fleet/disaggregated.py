@@ -318,7 +318,9 @@ def _held_blocks(
     waits_for: TransferPartName | None,
 ) -> HeldBlocks:
     blocks, total = sum(holder.blocks for holder in holders), summary.kv_blocks
-    count = "{blocks:n block}" if total is None else "{blocks:n} of {total:n block}"
+    count = say("{blocks:n block}", blocks=blocks)
+    if total is not None:
+        count = say("{blocks:n} of {total:n block}", blocks=blocks, total=total)
     own: dict[str, Any] = {}
     if side == "prefill":
         state = NOTHING if waits_for is None else say(HELD_WORDS[waits_for], other_engine=other_engine)
@@ -333,7 +335,7 @@ def _held_blocks(
         waits_for=waits_for,
         message=say(
             KEPT if side == "prefill" else LOADING,
-            blocks=say(count, blocks=blocks, total=total),
+            blocks=count,
             engine=engine,
             requests=len(holders),
             other_engine=other_engine,

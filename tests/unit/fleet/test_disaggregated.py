@@ -11,6 +11,7 @@ from schedtrace.fleet.reduce import fleet_report
 from schedtrace.fleet.transfers import key_hash, match_requests, sampled_transfers, transfer_key
 from schedtrace.model.disaggregated import SummaryTransfer
 from schedtrace.present.pages.fleet import fleet_page
+from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import Format
 from tests.unit.fleet.conftest import summary
 from tests.unit.fleet.test_page import SCHEMA
@@ -238,6 +239,14 @@ def test_blocks_held_for_transfers_at_their_peak():
     assert held["D1", "decode", "P1"].blocks == 18
     [alone] = disaggregated(pair([stuck], [])).held
     assert (alone.other_engine, alone.blocks, alone.waits_for) == ("", 8, None)
+
+
+def test_blocks_of_an_engine_whose_number_of_blocks_is_not_recorded():
+    engines = {"P1": engine("P1", prefilled(), kv_blocks=None), "D1": engine("D1", decoded(), kv_blocks=None)}
+    assert [
+        (each.blocks, each.blocks_total, plain(each.message.arguments["blocks"]))
+        for each in disaggregated(engines).held
+    ] == [(8, None, "8 blocks"), (9, None, "9 blocks")]
 
 
 def test_a_sample_is_the_same_on_all_engines():
