@@ -2,7 +2,14 @@ import msgspec
 import pytest
 
 from schedtrace.diagnose.latencies import FINISHED
-from schedtrace.diagnose.run_statistics import STRIP_CELLS, engine_sums, statistics, strip, trial_reports
+from schedtrace.diagnose.run_statistics import (
+    STRIP_CELLS,
+    engine_sums,
+    pooled_reports,
+    statistics,
+    strip,
+    trial_reports,
+)
 from schedtrace.model.causes import Cause
 from schedtrace.model.statistics import DraftUse, Outcomes, Percentiles, PrefixCacheUse
 from schedtrace.model.trace import Exit, Preemption, ScheduledRequest
@@ -171,6 +178,15 @@ def test_the_shape_of_a_trial_is_told_by_its_steps(view_of):
     assert report.budget_use_frac == pytest.approx((0.6 + 0.3 + 0.1 + 0.5) / 4)
     assert report.budget_use_waiting_frac == pytest.approx((0.3 + 0.1) / 2)
     assert report.preemptions == 1
+
+
+def test_steps_of_all_ranks_are_pooled_on_one_clock(run_of):
+    """Rank 1's clock is 700 us ahead of rank 0's."""
+    for rank in (0, 1):
+        fields = {"engine_rank": rank, "wall_anchor_us": 5_000 + 700 * rank, "data_parallel_size": 2}
+        run = run_of("ranks", step(0, start=1000, back=100), **fields)
+    [report] = pooled_reports([make_timeline(trace) for trace in run.traces], None)
+    assert (report.steps, report.duration_s) == (2, 800e-6)
 
 
 def test_a_trial_lasts_from_the_start_of_its_first_step_to_its_last_output(view_of):

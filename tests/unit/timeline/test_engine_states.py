@@ -163,6 +163,13 @@ def test_steps_without_processors_are_taken_from_all_other_explanations(view_of,
     recorded_words(finding)
 
 
+def test_a_slow_host_without_processors_is_no_event_of_its_own(view_of):
+    lines = steps()
+    lines[25].schedule_us = 200_000
+    assert "schedule" in view_of(*lines).events["part"]
+    assert view_of(*lines, *cpu(short)).events["kind"].unique().to_list() == ["starved"]
+
+
 def test_most_steps_without_processors_are_not_unexplained(found):
     """In 35 s of 40 a third of the steps take five times as long, and no recorded fact tells which."""
     lines, start = [], 0

@@ -83,6 +83,17 @@ def test_states_by_hand(by_hand):
     ).rows()
 
 
+@pytest.mark.parametrize(("trial", "gaps"), [(0, 0), (1, 1)], ids=["warm-up", "measured"])
+def test_a_gap_that_lacks_only_the_warm_up_does_not_count(tmp_path, trial, gaps):
+    """Steps 1 to 5 are missing."""
+    first = [header(trial_ids=True), step(0, trial=trial, got={"a": 1})]
+    third = [header(trial_ids=True, first_step=6), Events(at_us=58_000), step(6, trial=1, got={"a": 1})]
+    (tmp_path / "engine-0.000000.jsonl.zst").write_bytes(text(*first))
+    (tmp_path / "engine-0.000002.jsonl.zst").write_bytes(text(*third))
+    [trace] = read_run(tmp_path).traces
+    assert (trace.gaps.height, make_timeline(trace).gaps.height) == (1, gaps)
+
+
 @pytest.mark.parametrize("place", MIDDLE)
 def test_without_a_part_all_other_states_are_those_of_the_whole(place, folder):
     (folder / parts.NAME.format(place)).unlink()

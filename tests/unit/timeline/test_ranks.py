@@ -1,10 +1,13 @@
 """Ranks on one clock, their common steps, and what they wait for, from steps made by hand."""
 
+import dataclasses
+
+import polars as pl
 import pytest
 from msgspec.structs import replace
 
 from schedtrace.read.run import read_run
-from schedtrace.timeline.engine_ranks import RecordedRanks
+from schedtrace.timeline.engine_ranks import RecordedRanks, rank_loads
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import header, step, write_trace
@@ -92,6 +95,15 @@ def test_waits_are_avoidable_while_another_rank_has_room(ranks_of):
     assert loads.waited_us == {0: 40 * 6600, 1: 0}
     assert loads.avoidable_us == loads.waited_us
     assert loads.means().rows() == [(0, pytest.approx(16), pytest.approx(1)), (1, pytest.approx(2), 0)]
+
+
+def test_the_avoidable_waits_of_all_waiting_requests_count(ranks_of):
+    ranks = ranks_of([[(16, 0), (2, 0)]] * 40, lockstep=False, refused="max_num_seqs").each
+    twice = [
+        dataclasses.replace(rank, presence=rank.presence.with_columns(pl.col("waiting") * 2))
+        for rank in ranks
+    ]
+    assert rank_loads(twice, {0: 0, 1: 0}).avoidable_us == {0: 2 * 40 * 6600, 1: 0}
 
 
 def test_waits_are_not_avoidable_where_all_seats_are_taken(ranks_of):
