@@ -6,7 +6,7 @@ from schedtrace.diagnose.time_split import engine_split
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cause
-from schedtrace.model.trace import Cpu, Events, ScheduledRequest
+from schedtrace.model.trace import Cpu, Events, Present, ScheduledRequest
 from schedtrace.model.trace_facts import (
     Admission,
     CacheGroup,
@@ -114,6 +114,16 @@ def test_the_life_of_a_request_has_them(run_of, recorded_words):
 
 
 WHAT = {"received", "asked", "grammar", "kv_load", "kv_send", "cached", "abort", "drafts"}
+
+
+def test_a_request_that_was_there_asks_when_the_recording_begins(run_of):
+    there = Events(at_us=20_000, present=[Present("r", "waiting", 1_000, 5, 3_000, structured=True)])
+    events = explain_request(run_of("r", there, step(0, start=30_000, got={"r": 5})), "r").events
+    assert [(event.at_ms, event.what) for event in events][:3] == [
+        (0.0, "arrived"),
+        (19.0, "present"),
+        (19.0, "asked"),
+    ]
 
 
 def test_a_life_without_facts_has_none_of_these_events(run_of):

@@ -15,7 +15,7 @@ from schedtrace.model.what_if import Configuration
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.whatif.advice import Advised, _advised, _change, attach_advice
-from schedtrace.whatif.proposals import _commands, _not_in_commands
+from schedtrace.whatif.proposals import _commands, _not_in_commands, _proposals
 from schedtrace.whatif.search import Trial
 from tests.makers import step
 from tests.unit.whatif.conftest import a_figure
@@ -211,6 +211,20 @@ def test_the_recorded_command_is_made_again_with_the_proposal(recorded, first, r
     recorded = base(**recorded)
     assert list(map(shlex.split, _commands(recorded, PROPOSAL))) == [first, DIFF]
     recorded_words(_not_in_commands(recorded))
+
+
+def test_of_each_set_of_settings_the_best_values_are_proposed_and_at_most_three(monkeypatch):
+    monkeypatch.setattr("schedtrace.whatif.proposals._roots", lambda _: [])
+    changes = [{"a": 1}, {"a": 2}, {"b": 1}, {"a": 1, "b": 1}, {"c": 1}]
+    rates = (2.0, 6.0, 5.0, 4.0, 3.0)
+    rows = [Configuration(changes={}, recorded=True, meets_slo=False, goodput_requests_per_s=1.0)]
+    rows += [
+        Configuration(changes=change, meets_slo=False, goodput_requests_per_s=rate)
+        for change, rate in zip(changes, rates, strict=True)
+    ]
+    predictor = SimpleNamespace(recorded=rows[0], predict=lambda change: Configuration(changes=change))
+    proposals = _proposals(rows, predictor)
+    assert [(each.place, each.changes) for each in proposals] == [*enumerate(changes[1:4], 1)]
 
 
 def test_a_script_gets_arguments():
