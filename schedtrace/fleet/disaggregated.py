@@ -65,7 +65,13 @@ def disaggregated(engines: Mapping[str, EngineSummary]) -> Disaggregated | None:
     left_out = fleet.left_out()
     if not fleet.requests and not left_out:
         return None
-    offsets = _offsets(engines, fleet)
+    by_pair: dict[tuple[str, str], list[MatchedRequest]] = defaultdict(list)
+    for request in fleet.requests:
+        by_pair[request.prefill.engine, request.decode.engine].append(request)
+    offsets = {
+        (prefill, decode): clock_offset(engines[prefill], engines[decode], requests)
+        for (prefill, decode), requests in by_pair.items()
+    }
     placed = [
         place_request(request, offsets[request.prefill.engine, request.decode.engine])
         for request in fleet.requests
@@ -90,17 +96,6 @@ def disaggregated(engines: Mapping[str, EngineSummary]) -> Disaggregated | None:
         pairs=pairs,
         held=sorted(held, key=lambda each: -each.blocks / (each.blocks_total or each.blocks)),
     )
-
-
-def _offsets(engines: Mapping[str, EngineSummary], fleet: MatchedFleet) -> dict[tuple[str, str], ClockOffset]:
-    """Return the relation of the clocks of each pair of engines that share requests."""
-    by_pair: dict[tuple[str, str], list[MatchedRequest]] = defaultdict(list)
-    for request in fleet.requests:
-        by_pair[request.prefill.engine, request.decode.engine].append(request)
-    return {
-        (prefill, decode): clock_offset(engines[prefill], engines[decode], requests)
-        for (prefill, decode), requests in by_pair.items()
-    }
 
 
 def place_request(request: MatchedRequest, offset: ClockOffset) -> PlacedRequest:

@@ -322,7 +322,10 @@ class PeerMeasures:
         for cause, limit in LIMITS.items():
             each = self._excess(name, ("waiting", cause))
             value = getattr(self._peers[name], limit)
-            usual = self._usual(limit)
+            limits = [
+                peer for summary in self._peers.values() if (peer := getattr(summary, limit)) is not None
+            ]
+            usual = Counter(limits).most_common(1)[0][0] if limits else None
             if each is None or value is None or usual is None or value >= SMALLER_FRAC * usual:
                 continue
             sentence = say(
@@ -336,10 +339,6 @@ class PeerMeasures:
             )
             return _Evidence("smaller-limit", sentence, [each], each.value - each.median)
         return None
-
-    def _usual(self, limit: str) -> int | None:
-        values = [value for summary in self._peers.values() if (value := getattr(summary, limit)) is not None]
-        return Counter(values).most_common(1)[0][0] if values else None
 
     def _more_load(self, name: str) -> _Evidence | None:
         high = [

@@ -57,6 +57,7 @@ RESOURCES: dict[str, str] = {
     str(Cause.INPUT_BUDGET): "tokens",
     str(Cause.CHUNKED_PREFILL_OFF): "tokens",
     LONG_PROMPT: "tokens",
+    IDLE_HOLDERS: "idle blocks",
 }
 """Column of the steps whose shares divide a wait with this charge, or cause, among the holders."""
 
@@ -228,9 +229,11 @@ class _Division:
             .group_by("step", "tenant")
             .agg(pl.col("prompt").sum())
         )
-        tables = []
+        tables, is_known = [], pl.col("request_id").is_in(self.tenants["request_id"].implode())
         for place, tenant in enumerate(self.names):
-            own = self._stretches(tenant)
+            ids = self.tenants.filter(pl.col("tenant") == tenant)["request_id"]
+            is_own = pl.col("request_id").is_in(ids.implode())
+            own = timeline.stretches.filter(is_own | ~is_known if tenant == UNKNOWN else is_own)
             counts = level(
                 own, "step", pl.col("last_step") + 1, requests=pl.lit(1), tokens=pl.col("scheduled_tokens")
             )
@@ -247,13 +250,6 @@ class _Division:
                 )
             )
         return pl.concat(tables).sort("step", "place")
-
-    def _stretches(self, tenant: str) -> pl.LazyFrame:
-        """Return the stretches of a tenant's requests."""
-        is_known = pl.col("request_id").is_in(self.tenants["request_id"].implode())
-        own = self.tenants.filter(pl.col("tenant") == tenant)["request_id"]
-        is_own = pl.col("request_id").is_in(own.implode())
-        return self.timeline.stretches.filter(is_own | ~is_known if tenant == UNKNOWN else is_own)
 
     def device_us(self) -> dict[str, int]:
         """Return the device's time by tenant, which adds up to that of ``engine_states``.
@@ -306,8 +302,6 @@ class _Division:
             return with_heads.select(
                 waiter="tenant", holder=pl.col("holder").fill_null(UNKNOWN), us="time_us"
             )
-        if reason == IDLE_HOLDERS:
-            return self._divided(rows, self._idle_shares())
         if reason in RESOURCES:
             return self._divided(rows, self._shares(RESOURCES[reason]))
         return rows.select(waiter="tenant", holder=pl.lit(NOBODY), us="time_us")
@@ -337,7 +331,7 @@ class _Division:
         """Return the cumulated shares of the tenants in each step.
 
         Args:
-            resource: ``seats``, ``context`` (tokens in the KV cache) or ``tokens`` (of the step).
+            resource: ``seats``, ``idle blocks``, ``context`` (tokens in the KV cache) or ``tokens``.
         """
         if resource == "seats":  # running requests when the step begins
             rows = self._named(recorded(self.timeline.request_states))
@@ -354,23 +348,23 @@ class _Division:
                     .select("step", pl.lit(place).alias("place"), pl.col("amount").cast(pl.Float64))
                 )
             amounts = pl.concat(tables)
+        elif resource == "idle blocks":
+            idle = self._named(self.timeline.idle_holders)
+            blocks = idle.group_by("first_step", "last_step", "tenant").agg(pl.col("blocks").sum())
+            places = pl.DataFrame({"tenant": self.names, "place": [*range(len(self.names))]})
+            in_steps = blocks.join(places, on="tenant").with_columns(
+                step=pl.int_ranges("first_step", pl.col("last_step") + 1)
+            )
+            amounts = (
+                in_steps.explode("step")
+                .group_by("step", "place")
+                .agg(amount=pl.col("blocks").sum().cast(pl.Float64))
+                .with_columns(pl.col("place").cast(pl.Int32))
+            )
         else:
             own = {"context": pl.col("context") + pl.col("tokens"), "tokens": pl.col("tokens")}[resource]
             amounts = self.work.select("step", "place", amount=own)
         return self._cumulated(amounts)
-
-    def _idle_shares(self) -> pl.DataFrame:
-        """Return the cumulated shares of the tenants in the blocks of idle holders, in each step."""
-        idle = self._named(self.timeline.idle_holders)
-        blocks = idle.group_by("first_step", "last_step", "tenant").agg(pl.col("blocks").sum())
-        places = pl.DataFrame({"tenant": self.names, "place": [*range(len(self.names))]})
-        rows = blocks.join(places, on="tenant").with_columns(
-            step=pl.int_ranges("first_step", pl.col("last_step") + 1)
-        )
-        amounts = rows.explode("step").group_by("step", "place").agg(pl.col("blocks").sum())
-        return self._cumulated(
-            amounts.select("step", pl.col("place").cast(pl.Int32), amount=pl.col("blocks").cast(pl.Float64))
-        )
 
     def _cumulated(self, amounts: pl.DataFrame) -> pl.DataFrame:
         """Return the spans of the steps with the tenants' shares of an amount, added up in order."""

@@ -214,7 +214,12 @@ def match_requests(engines: Mapping[str, EngineSummary]) -> MatchedFleet:
     alone = [half for halves in prefills.values() for half in halves if id(half) not in used and half.crosses]
     if alone:
         fleet.unmatched["no_decode"] = alone
-    _drop_shared(fleet)
+    # Of requests of decode engines that share one prefill by its id, none is taken.
+    uses = Counter(id(request.prefill) for request in fleet.requests if request.key == "request_id")
+    shared = [request for request in fleet.requests if uses[id(request.prefill)] > 1]
+    if shared:
+        fleet.unmatched["ambiguous"] += [request.decode for request in shared]
+        fleet.requests = [request for request in fleet.requests if uses[id(request.prefill)] <= 1]
     return fleet
 
 
@@ -246,15 +251,6 @@ def _candidates(decode: Half, prefills: Sequence[Half]) -> tuple[list[Half], Key
         return named, "remote_request_id"
     same = [half for half in elsewhere if half.row.request_id == row.request_id]
     return same or elsewhere, "request_id"
-
-
-def _drop_shared(fleet: MatchedFleet) -> None:
-    """Take back matches by request id in which several requests of decode engines share one prefill."""
-    uses = Counter(id(request.prefill) for request in fleet.requests if request.key == "request_id")
-    shared = [request for request in fleet.requests if uses[id(request.prefill)] > 1]
-    if shared:
-        fleet.unmatched["ambiguous"] += [request.decode for request in shared]
-        fleet.requests = [request for request in fleet.requests if uses[id(request.prefill)] <= 1]
 
 
 @dataclass(frozen=True)

@@ -113,11 +113,12 @@ def _sections(report: FleetReport) -> Iterator[Section]:
     if report.time_split:
         yield Shares("Where the time of all requests went", time_parts(report.time_split, MOST_PARTS))
     if report.latencies:
-        yield _latencies_table(report.latencies)
+        within = percent(report.latencies[0].error_frac)
+        yield table(report.latencies, LATENCY, f"Percentiles within {within}.")
     if report.disaggregated is not None:
         yield from disaggregated_sections(report.disaggregated)
     if report.root_causes:
-        yield _roots_table(report.root_causes)
+        yield table(report.root_causes, ROOT, most=MOST_ROOTS)
     if report.tenants is not None:
         yield from tenant_sections(report.tenants, len(report.engines))
     yield _engines_table(report.engines)
@@ -207,29 +208,23 @@ def _differences(report: FleetReport) -> Iterator[RootCauseSection]:
         )
 
 
-def _latencies_table(latencies: list[FleetLatency]) -> Table:
-    fields: list[Field[FleetLatency]] = [
-        Field("latency, ms", lambda latency: LATENCIES[latency.metric]),
-        figure_field("requests", lambda latency: integer(latency.count)),
-        figure_field("mean", lambda latency: number(latency.mean_ms)),
-        figure_field("p50", lambda latency: number(latency.p50_ms)),
-        figure_field("p90", lambda latency: number(latency.p90_ms)),
-        figure_field("p99", lambda latency: number(latency.p99_ms)),
-        figure_field("max", lambda latency: number(latency.max_ms)),
-    ]
-    return table(latencies, fields, f"Percentiles within {percent(latencies[0].error_frac)}.")
-
-
-def _roots_table(roots: list[FleetRootCause]) -> Table:
-    fields: list[Field[FleetRootCause]] = [
-        Field("engines' own reports", lambda root: f"{plain(root.title)} ({root.code})"),
-        figure_field("engines", lambda root: integer(root.engines)),
-        figure_field("leads", lambda root: integer(root.leads)),
-        figure_field("share of\nall time", lambda root: percent(root.share_frac)),
-        figure_field("would\nsave", lambda root: percent(root.saved_frac)),
-        Field("most in", lambda root: root.most),
-    ]
-    return table(roots, fields, most=MOST_ROOTS)
+LATENCY: list[Field[FleetLatency]] = [
+    Field("latency, ms", lambda latency: LATENCIES[latency.metric]),
+    figure_field("requests", lambda latency: integer(latency.count)),
+    figure_field("mean", lambda latency: number(latency.mean_ms)),
+    figure_field("p50", lambda latency: number(latency.p50_ms)),
+    figure_field("p90", lambda latency: number(latency.p90_ms)),
+    figure_field("p99", lambda latency: number(latency.p99_ms)),
+    figure_field("max", lambda latency: number(latency.max_ms)),
+]
+ROOT: list[Field[FleetRootCause]] = [
+    Field("engines' own reports", lambda root: f"{plain(root.title)} ({root.code})"),
+    figure_field("engines", lambda root: integer(root.engines)),
+    figure_field("leads", lambda root: integer(root.leads)),
+    figure_field("share of\nall time", lambda root: percent(root.share_frac)),
+    figure_field("would\nsave", lambda root: percent(root.saved_frac)),
+    Field("most in", lambda root: root.most),
+]
 
 
 def _engines_table(engines: list[FleetEngine]) -> Table:
@@ -364,8 +359,8 @@ def disaggregated_sections(across: Disaggregated) -> Iterator[Section]:
                 if part.share_frac is not None
             ],
         )
-        yield _parts_table(across)
-        yield _pairs_table(across.pairs)
+        yield table(across.parts, PART)
+        yield table(across.pairs, PAIR, most=MOST_PAIRS)
     large = [
         held
         for held in across.held
@@ -378,32 +373,6 @@ def disaggregated_sections(across: Disaggregated) -> Iterator[Section]:
         yield basis_note("Clocks of these engines:", clocks)
 
 
-def _parts_table(across: Disaggregated) -> Table:
-    fields: list[Field[TransferPart]] = [
-        Field("time to first token, ms", lambda part: LABELS[part.part][0]),
-        figure_field("requests", lambda part: integer(part.times.count if part.times else 0)),
-        figure_field("mean", lambda part: number(part.times.mean if part.times else None)),
-        figure_field("p50", lambda part: number(part.times.p50 if part.times else None)),
-        figure_field("p90", lambda part: number(part.times.p90 if part.times else None)),
-        figure_field("p99", lambda part: number(part.times.p99 if part.times else None)),
-        figure_field("max", lambda part: number(part.times.max if part.times else None)),
-        figure_field("clock\nerror", lambda part: number(part.uncertain_ms) if part.times else "not known"),
-    ]
-    return table(across.parts, fields)
-
-
-def _pairs_table(pairs: list[TransferPair]) -> Table:
-    fields: list[Field[TransferPair]] = [
-        Field("prefill", lambda pair: pair.prefill),
-        Field("decode", lambda pair: pair.decode),
-        figure_field("requests", lambda pair: integer(pair.requests)),
-        figure_field("mean ms", lambda pair: number(pair.mean_ms)),
-        Field("most of it", lambda pair: f"{LABELS[pair.leading][0]} {percent(pair.leading_frac)}"),
-        Field("clock ahead, ms", _ahead),
-    ]
-    return table(pairs, fields, most=MOST_PAIRS)
-
-
 def _ahead(pair: TransferPair) -> str:
     """Return by how much the decode engine's clock is ahead: ``same``, a range, a bound, or unknown."""
     least, most = (number(bound) for bound in (pair.ahead_least_ms, pair.ahead_most_ms))
@@ -412,6 +381,26 @@ def _ahead(pair: TransferPair) -> str:
     if pair.ahead_least_ms is None:
         return "not known" if pair.ahead_most_ms is None else f"at most {most}"
     return f"at least {least}" if pair.ahead_most_ms is None else f"{least} to {most}"
+
+
+PART: list[Field[TransferPart]] = [
+    Field("time to first token, ms", lambda part: LABELS[part.part][0]),
+    figure_field("requests", lambda part: integer(part.times.count if part.times else 0)),
+    figure_field("mean", lambda part: number(part.times.mean if part.times else None)),
+    figure_field("p50", lambda part: number(part.times.p50 if part.times else None)),
+    figure_field("p90", lambda part: number(part.times.p90 if part.times else None)),
+    figure_field("p99", lambda part: number(part.times.p99 if part.times else None)),
+    figure_field("max", lambda part: number(part.times.max if part.times else None)),
+    figure_field("clock\nerror", lambda part: number(part.uncertain_ms) if part.times else "not known"),
+]
+PAIR: list[Field[TransferPair]] = [
+    Field("prefill", lambda pair: pair.prefill),
+    Field("decode", lambda pair: pair.decode),
+    figure_field("requests", lambda pair: integer(pair.requests)),
+    figure_field("mean ms", lambda pair: number(pair.mean_ms)),
+    Field("most of it", lambda pair: f"{LABELS[pair.leading][0]} {percent(pair.leading_frac)}"),
+    Field("clock ahead, ms", _ahead),
+]
 
 
 def _matched(across: Disaggregated) -> Message:

@@ -52,7 +52,7 @@ def _record(record: WeakRecord) -> Iterator[Section]:
     if record.engines:
         yield _engines_table(record.engines)
     if record.metrics:
-        yield _metrics_table(record.metrics)
+        yield table(record.metrics, METRICS, most=MOST_ENGINES)
     if record.latencies:
         yield _latencies_table(record.latencies)
     for statement in record.statements:
@@ -135,15 +135,13 @@ def _latencies_table(latencies: list[ClientLatency]) -> Table:
     return table(latencies, fields)
 
 
-def _metrics_table(engines: list[EngineMetrics]) -> Table:
-    fields: list[Field[EngineMetrics]] = [
-        figure_field("engine", lambda engine: engine.engine),
-        figure_field("running", lambda engine: number(engine.running)),
-        figure_field("waiting", lambda engine: number(engine.waiting)),
-        figure_field("KV usage", lambda engine: percent(engine.kv_cache_usage_frac)),
-        figure_field("finished", lambda engine: number(engine.totals.finished_requests)),
-        figure_field("preemptions", lambda engine: number(engine.totals.preemptions)),
-        figure_field("hit rate", lambda engine: percent(engine.totals.prefix_cache_hit_frac)),
-        figure_field("tokens\na step", lambda engine: number(engine.totals.tokens_per_step)),
-    ]
-    return table(engines, fields, most=MOST_ENGINES)
+METRICS: list[Field[EngineMetrics]] = [
+    figure_field("engine", lambda engine: engine.engine),
+    figure_field("running", lambda engine: number(engine.running)),
+    figure_field("waiting", lambda engine: number(engine.waiting)),
+    figure_field("KV usage", lambda engine: percent(engine.kv_cache_usage_frac)),
+    figure_field("finished", lambda engine: number(engine.totals.finished_requests)),
+    figure_field("preemptions", lambda engine: number(engine.totals.preemptions)),
+    figure_field("hit rate", lambda engine: percent(engine.totals.prefix_cache_hit_frac)),
+    figure_field("tokens\na step", lambda engine: number(engine.totals.tokens_per_step)),
+]

@@ -114,7 +114,15 @@ def table_view(table: Table, width: int) -> RenderableType:
     if not fitting:
         return Group(*_blocks(table, width), *more)
     gap, room = (roomy or fitting[::-1])[0]
-    return Group(_columns(table, _shared(least, most, room), gap), *more)
+    widths = _shared(least, most, room)
+    shown = RichTable(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style=STYLES[Style.STRONG])
+    shown.show_header = any(column.heading for column in table.columns)
+    for column, column_width in zip(table.columns, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if column.numeric else "left"
+        shown.add_column(Text(column.heading), justify=justify, width=column_width, overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(drawn(cell, cell_width) for cell, cell_width in zip(row, widths, strict=True)))
+    return Group(shown, *more)
 
 
 def least_width(table: Table) -> int:
@@ -150,17 +158,6 @@ def _shared(least: list[int], most: list[int], room: int) -> list[int]:
         width + (lack * granted // sum(lacking) if lack else 0)
         for width, lack in zip(widths, lacking, strict=True)
     ]
-
-
-def _columns(table: Table, widths: list[int], gap: int) -> RichTable:
-    shown = RichTable(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style=STYLES[Style.STRONG])
-    shown.show_header = any(column.heading for column in table.columns)
-    for column, width in zip(table.columns, widths, strict=True):
-        justify: Literal["left", "right"] = "right" if column.numeric else "left"
-        shown.add_column(Text(column.heading), justify=justify, width=width, overflow="fold")
-    for row in table.rows:
-        shown.add_row(*(drawn(cell, width) for cell, width in zip(row, widths, strict=True)))
-    return shown
 
 
 def _blocks(table: Table, width: int) -> Iterator[RenderableType]:

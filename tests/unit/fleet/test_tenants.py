@@ -19,7 +19,7 @@ from schedtrace.model.fleet import SummaryTenant, SummaryTenantWait
 from schedtrace.model.printable import hashed
 from schedtrace.model.trace import Exit, ScheduledRequest
 from schedtrace.read.run import read_run
-from schedtrace.timeline.charges import HEAD_OF_LINE
+from schedtrace.timeline.charges import FEWEST_STEPS, HEAD_OF_LINE, IDLE_HOLDERS
 from schedtrace.timeline.spans import total_us
 from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Window, make_timeline, windowed
@@ -27,6 +27,7 @@ from tests import makers
 from tests.makers import arrival, finish, step
 from tests.samples import FINDINGS
 from tests.unit.fleet.conftest import summary
+from tests.unit.timeline.test_charges import refusing
 
 RECORDED = [
     "kv-bound",
@@ -146,6 +147,17 @@ def test_a_request_behind_a_refused_head_waits_behind_the_head_s_tenant():
     whole = make_timeline(read_run(FINDINGS / "stall" / "shows").traces[0])
     behind_us = int(whole.charges.filter(pl.col("charge") == HEAD_OF_LINE)["time_us"].sum())
     assert waited(divided(whole, "id:(.)$"))["t", "g"] == behind_us
+
+
+def test_a_wait_for_idle_holders_is_divided_by_the_blocks_that_they_hold(timeline):
+    """``a`` and ``b`` get no token for many steps and hold 30 and 20 blocks."""
+    lines = refusing(FEWEST_STEPS, got="")
+    lines[0].arrived[0].priority = 3
+    whole = timeline(*lines)
+    us = whole.charges.filter(pl.col("charge") == IDLE_HOLDERS)["time_us"].sum()
+    assert us > 0
+    behind_holders = {pair: us for pair, us in waited(divided(whole)).items() if pair[1] != NOBODY}
+    assert behind_holders == {("0", "3"): round(0.6 * us), ("0", "0"): us - round(0.6 * us)}
 
 
 def test_a_wait_for_no_shared_resource_has_no_holder(timeline):
