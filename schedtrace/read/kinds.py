@@ -352,6 +352,11 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind("a dump of Prometheus metrics", _text(r"^# (?:HELP|TYPE) [\w:]+ ", least=2), TO_RECORD),
     FileKind(
+        "vLLM's log of several front ends",
+        _text(r"\bapi_server_count more than 1; disabling stats logging"),
+        "they print no periodic lines: start vLLM with --api-server-count 1, or analyze its /metrics",
+    ),
+    FileKind(
         "vLLM's log without iteration lines",
         _text(
             r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[\w/]+\.py:\d+\]|\w+\.py:\d+\])"

@@ -176,6 +176,10 @@ def test_a_public_sample_is_recognized(name, kind):
             "a part of a traceback from vLLM",
         ),
         ('    File "vllm/v1/executor/x.py", line 3, in get_response\n', "a part of a traceback from vLLM"),
+        (
+            "WARNING 06-10 11:11:19 [loggers.py:1] api_server_count more than 1; disabling stats logging\n",
+            "vLLM's log of several front ends",
+        ),
         (b"BZh91AY", "a compressed file"),
         (b"\x1f\x8b\x08\x00", "a compressed file"),
         (
