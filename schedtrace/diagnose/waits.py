@@ -8,6 +8,7 @@ needs.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -144,6 +145,15 @@ class Behind:
     waiter_tokens: float
     """Median number of prompt tokens of a waiter."""
     holder_tokens: float
+    endless: int = 0
+    """Number of holders that ended at their limit of output tokens, if most of them did and their limits do
+    not tell them apart from the other requests: their lengths were not known when they came."""
+    endless_tokens: int = 0
+    """Median number of output tokens of these holders."""
+    longest_tokens: int = 0
+    """Most output tokens of a request that is not a holder."""
+    held_frac: float = 0.0
+    """Share of the time in which requests ran that the holders ran."""
 
 
 def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
@@ -178,8 +188,25 @@ def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
                 holders=int(holds.sum()),
                 waiter_tokens=median(waiters["prompt_tokens"]),
                 holder_tokens=median(requests.filter(holds)["prompt_tokens"]),
+                **(_endless(requests, holds) if trait == "output_tokens" else {}),
             )
     return best
+
+
+def _endless(requests: pl.DataFrame, holds: pl.Series) -> dict[str, Any]:
+    """Return the fields of ``Behind`` about holders that ended at their limit; empty if few did."""
+    held, rest = requests.filter(holds), requests.filter(~holds)
+    capped = held.filter("capped")
+    limits = pl.concat([held, rest])["max_tokens"]
+    told_apart = not limits.has_nulls() and held["max_tokens"].min() > rest["max_tokens"].max()  # type: ignore[operator]  # integers
+    if told_apart or capped.height < HALF * held.height:
+        return {}
+    return {
+        "endless": capped.height,
+        "endless_tokens": round(median(capped["output_tokens"])),
+        "longest_tokens": rest["output_tokens"].max() or 0,
+        "held_frac": held["runs_us"].sum() / requests["runs_us"].sum(),
+    }
 
 
 def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFrame:
@@ -195,7 +222,9 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
         life_us=LENGTH_US.sum(), runs_us=LENGTH_US.filter(computes).sum()
     )
     waited = waits.group_by("request_id").agg(wait_us=pl.col("time_us").sum())
-    outputs = timeline.finishes.group_by("request_id").agg(pl.col("output_tokens").max())
+    outputs = timeline.finishes.group_by("request_id").agg(
+        pl.col("output_tokens").max(), capped=(pl.col("status") == "LENGTH_CAPPED").any()
+    )
     tokens = pl.col("prompt_tokens") + pl.col("output_tokens").fill_null(0)
     demand, work = {
         str(Cause.TOKEN_BUDGET): (pl.col("prompt_tokens"), pl.col("prompt_tokens")),
@@ -212,6 +241,7 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
         .select(
             "request_id",
             "prompt_tokens",
+            "max_tokens",
             "us",
             *OF_KIND[:-1],
             prefix=pl.col("prefix_hashes").str.head(4),
@@ -220,7 +250,12 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
         .join(lives, on="request_id", maintain_order="left")
         .join(waited, on="request_id", how="left", maintain_order="left")
         .join(outputs, on="request_id", how="left", maintain_order="left")
-        .with_columns(pl.col("wait_us").fill_null(0), demand=demand, work=work)
+        .with_columns(
+            pl.col("wait_us").fill_null(0),
+            pl.col("capped").fill_null(value=False),
+            demand=demand,
+            work=work,
+        )
     )
 
 
@@ -336,11 +371,27 @@ def _kind(behind: Behind) -> Message:
         "client_index": say("from API server {value:n}", value=value),
         "prefix": say("that begin alike") if value else say("that share no prefix"),
         "prompt_tokens": say("with long prompts"),
-        "output_tokens": say("with long outputs"),
+        "output_tokens": say(
+            "with long outputs[: {endless:n} of these ended only at their limit ({endless_tokens:n token}, "
+            "the other requests after {longest_tokens:n} at most), and they took {held_frac:%} of the running "
+            "time]",
+            behind,
+            endless=behind.endless or None,
+        ),
     }[behind.trait]
 
 
 def _advice(timeline: Timeline, behind: Behind) -> Advice:
+    if behind.endless:  # whoever sends such a request does not know that it will be long
+        return Advice(
+            message=say(
+                "{option:setting} below {endless_tokens:n} in the requests, and a look at the answers that "
+                "reach it: some may repeat themselves",
+                behind,
+                option="max_tokens",
+            ),
+            costs=say("Longer answers are cut off."),
+        )
     return Advice(
         message=say(
             "[{policy:setting} with ]more urgent priorities for the {waiters:n}, or an engine of their own",

@@ -97,3 +97,38 @@ def test_what_explains_most_of_the_wait_leads_and_so_does_its_advice(view_of, re
     [finding] = RULES["max-num-seqs-bound"](view_of(*load()))
     assert finding.gain is None
     recorded_words(finding.verdict, finding.holder, finding.advice[0])
+
+
+def endless_jobs(**of_jobs):
+    """Jobs that run to their limit of 800 tokens; a chat ends by itself after 10."""
+    lines = load(apart_us=SPREAD_US, max_tokens=800, **of_jobs)
+    lines[1].arrived = [arrival("x", None, 15_000, max_tokens=800)]
+    lines[3].arrived = [arrival("y", None, 35_000, max_tokens=800)]
+    for line in lines:
+        line.finished = [
+            finish(one.request_id, "STOPPED", finished_us=one.finished_us)
+            if one.request_id in CHATS
+            else finish(one.request_id, finished_us=one.finished_us, output_tokens=800)
+            for one in line.finished
+        ]
+    return lines
+
+
+def test_no_priority_is_advised_where_nobody_knows_which_answers_will_be_long(view_of, recorded_words):
+    [finding] = RULES["max-num-seqs-bound"](view_of(*endless_jobs()))
+    behind = of(view_of(*endless_jobs()))
+    assert (behind.trait, behind.endless, behind.endless_tokens, behind.longest_tokens) == (
+        "output_tokens",
+        8,
+        800,
+        10,
+    )
+    assert behind.held_frac == pytest.approx(640 / 680)  # eight jobs for 80 ms, two chats for 20 ms
+    recorded_words(finding.verdict, finding.advice[0])
+
+
+def test_a_limit_of_tokens_tells_which_answers_will_be_long(view_of):
+    lines = endless_jobs()
+    for line in (lines[1], lines[3]):
+        line.arrived = [arrival(one.request_id, None, one.queued_us, max_tokens=700) for one in line.arrived]
+    assert (of(view_of(*lines)).trait, of(view_of(*lines)).endless) == ("output_tokens", 0)
