@@ -35,6 +35,7 @@ def write_ranks(
     factors: Sequence[float] | None = None,
     refused: str = "",
     prompts: Mapping[str, int] = MappingProxyType({}),
+    stops: Mapping[int, int] = MappingProxyType({}),
     **fields: Any,
 ) -> Path:
     """A run folder with a trace per rank.
@@ -49,6 +50,7 @@ def write_ranks(
         factors: How many times as long each rank takes for its work; independent ranks then go at a pace of
             their own. Not given: all are alike, and every step takes as long as the slowest rank's.
         prompts: Prompt tokens of decoding requests; 1 unless stated.
+        stops: Microseconds by which a common step takes longer on all ranks, by its number.
         refused: A cause: one request of rank 0 waits for it all the time.
         fields: Of the header.
     """
@@ -57,6 +59,7 @@ def write_ranks(
         lengths = [length_us(turns, factors or [1.0] * ranks) for turns in passes]
         if factors and not lockstep:
             lengths = [length_us([turns[rank]], [factors[rank]]) for turns in passes]
+        lengths = [took + stops.get(number, 0) for number, took in enumerate(lengths)]
         refuses = refused if rank == 0 else ""
         lines = [*_lines(rank, passes, lengths, prompts, lockstep=lockstep, refused=refuses)]
         size = ranks if lockstep else 1

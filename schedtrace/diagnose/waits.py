@@ -205,7 +205,7 @@ def _endless(requests: pl.DataFrame, holds: pl.Series) -> dict[str, Any]:
         "endless": capped.height,
         "endless_tokens": round(median(capped["output_tokens"])),
         "longest_tokens": rest["output_tokens"].max() or 0,
-        "held_frac": held["runs_us"].sum() / requests["runs_us"].sum(),
+        "held_frac": requests.select(pl.col("runs_us").filter(holds).sum() / pl.col("runs_us").sum()).item(),
     }
 
 
@@ -373,8 +373,8 @@ def _kind(behind: Behind) -> Message:
         "prompt_tokens": say("with long prompts"),
         "output_tokens": say(
             "with long outputs[: {endless:n} of these ended only at their limit ({endless_tokens:n token}, "
-            "the other requests after {longest_tokens:n} at most), and they took {held_frac:%} of the running "
-            "time]",
+            "the other requests after {longest_tokens:n} at most), and they took {held_frac:%} of the "
+            "running time]",
             behind,
             endless=behind.endless or None,
         ),

@@ -181,6 +181,8 @@ LISTED = {
     ),
 }
 """Recorded settings of parts that mostly concern a model's execution, and values that vLLM derives."""
+OF_EXPERTS = ("step_interval", "use_async")
+"""Recorded settings of the rearrangement of experts, if it is on."""
 MOST_ENTRIES = 512
 """Length of the longest list that is recorded; vLLM captures graphs of about 70 sizes."""
 ENVIRONMENT = ("VLLM_CPU_KVCACHE_SPACE",)
@@ -278,6 +280,9 @@ def settings(scheduler: Any) -> dict[str, Any]:
     for part, names in LISTED.items():
         if (owner := getattr(config, part, None)) is not None:
             values |= _values(owner, f"{part}.", names)
+    parallel = getattr(config, "parallel_config", None)
+    if getattr(parallel, "enable_eplb", False):
+        values |= _values(getattr(parallel, "eplb_config", None), "eplb_config.", OF_EXPERTS)
     values |= _values(config, "", OF_CONFIG) | _values(scheduler, "scheduler.", OF_SCHEDULER)
     values |= {f"environment.{name}": os.environ.get(name) or None for name in ENVIRONMENT}
     values = {name: value for name, value in values.items() if value is not None}

@@ -21,10 +21,12 @@ import polars as pl
 
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
+from schedtrace.timeline.engine_states import slow_on_device
+from schedtrace.timeline.events import spans_by_kind
 from schedtrace.timeline.frames import Offset, offset
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.spans import LENGTH_US, level, time_within
+from schedtrace.timeline.spans import LENGTH_US, level, merged, overlap_us, time_within
 from schedtrace.timeline.step_time import FEATURES, StepTime, fit_line, fit_step_time
 from schedtrace.timeline.timeline import Timeline
 
@@ -92,6 +94,10 @@ class RankSummary:
     lives: pl.DataFrame
     """Table with a row per request: ``trial``, ``came_us``, ``gone_us`` (null: it did not end) and
     ``gave_up`` (its client went away)."""
+    interrupted: pl.DataFrame
+    """Spans (``begin_us``, ``end_us``) of the interruptions that the rank's own trace shows."""
+    begins: bool
+    """Whether its trace has the first step."""
     pace: Pace | None = None
     """Step times; None if too few steps have a time."""
 
@@ -128,6 +134,8 @@ def rank_of(timeline: Timeline) -> RankSummary:
         mean_output_tokens=_mean(timeline.finishes["output_tokens"]),
         kv_used_frac=_mean(steps.select(kv_used_frac()).to_series()),
         lives=_lives(timeline),
+        interrupted=merged(timeline.events)[["begin_us", "end_us"]],
+        begins=timeline.begins,
         pace=_pace(steps),
     )
 
@@ -549,6 +557,34 @@ class RecordedRanks:
         )
 
     @cached_property
+    def slow_passes(self) -> pl.DataFrame:
+        """Passes that took far longer than the work of any rank explains, in order of time.
+
+        Columns: ``PASS``; ``begin_us`` and ``end_us`` of the time beyond the expected one; ``factor``,
+        ``place`` and ``trial``; ``kind``, ``period_steps`` and ``period_us`` as in ``events``. A pass in
+        which a rank's own trace shows an interruption is left out. Empty if a rank's trace is missing.
+        """
+        passes = self.passes.with_row_index("step").with_columns(
+            pl.col("step").cast(pl.Int64),
+            device_us="length_us",
+            device_end_us="end_us",
+            used_tokens=pl.col("most_prefill") + pl.col("decoding"),
+            prefill_tokens="most_prefill",
+            decode_tokens="decoding",
+            context_tokens="most_context",
+        )
+        slow = slow_on_device(passes.clear() if self.missing_ranks else passes)
+        for rank in self.each:
+            later_us = self.offsets_us[rank.number]
+            own = rank.interrupted.with_columns(pl.col("begin_us", "end_us") + later_us)
+            slow = slow.filter(overlap_us(slow, own) < LENGTH_US / 2)
+        place = pl.int_range(pl.len()).over("trial").alias("place")
+        slow = slow.join(passes.select(*PASS, "step", place), on="step", maintain_order="left")
+        by_kind = spans_by_kind(slow, begins=all(rank.begins for rank in self.each))
+        unknown = slow.clear().with_columns(kind=pl.lit(""), period_steps=pl.lit(0.0), period_us=pl.lit(0.0))
+        return pl.concat([unknown, *by_kind], how="diagonal_relaxed").drop("step", "part").sort("begin_us")
+
+    @cached_property
     def passes_us(self) -> int:
         """Total time of all passes, in microseconds."""
         return int(self.passes["length_us"].sum())
@@ -624,7 +660,10 @@ class RecordedRanks:
         """Time that ranks in lock-step waited for prefills of other ranks; None if unknown."""
         if self.missing_ranks or not self.lockstep:
             return None
-        return prefill_stalls(self.passes, self.turns)
+        lost = self.slow_passes.select(*PASS, lost_us=LENGTH_US)
+        usual = self.passes.join(lost, on=PASS, how="left", maintain_order="left")
+        usual = usual.with_columns(pl.col("length_us") - pl.col("lost_us").fill_null(0)).drop("lost_us")
+        return prefill_stalls(usual, self.turns)
 
     @cached_property
     def loads(self) -> RankLoads | None:

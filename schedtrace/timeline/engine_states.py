@@ -338,7 +338,7 @@ def slow_spans(frames: EngineFrames, engine: pl.DataFrame, starving: pl.Series) 
     """Return the parts of single steps that are too long, in order of time; none if steps are few."""
     if frames.steps.height < FEWEST_STEPS:
         return _slow([])
-    slow = [_slow_on_host(frames, engine), _slow_on_device(_timed_steps(frames, starving))]
+    slow = [_slow_on_host(frames, engine), slow_on_device(_timed_steps(frames, starving))]
     return pl.concat(slow).sort("begin_us")
 
 
@@ -428,8 +428,13 @@ def _timed_steps(frames: EngineFrames, starving: pl.Series) -> pl.DataFrame:
     )
 
 
-def _slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the parts of steps that took far longer on the device than steps with as much work or more."""
+def slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the parts of steps that took far longer on the device than steps with as much work or more.
+
+    Args:
+        steps: Steps, or passes of all ranks, with ``trial``, ``step``, ``device_us``, ``device_end_us``,
+            ``used_tokens`` and ``FEATURES``.
+    """
     modelled = _expected(steps)
     if modelled is None:
         return _slow([])

@@ -296,9 +296,19 @@ def _by_position(frames: EngineFrames, slow: pl.DataFrame) -> list[pl.DataFrame]
         place.sort("step"), on="step", check_sortedness=False, strategy="nearest"
     )
     slow = slow.with_columns(pl.col("place").fill_null(0))  # no step computed anything
+    return spans_by_kind(slow, begins=frames.begins)
+
+
+def spans_by_kind(slow: pl.DataFrame, *, begins: bool) -> list[pl.DataFrame]:
+    """Return slow spans with their kind, which follows from ``place``, their number among a trial's steps.
+
+    Args:
+        slow: Slow spans with ``place``, in order of time.
+        begins: Whether each trial's first step is recorded.
+    """
     by_kind = []
     for _, of_trial in slow.group_by("trial", maintain_order=True):
-        first = _first(of_trial) if frames.begins else of_trial.clear()
+        first = _first(of_trial) if begins else of_trial.clear()
         by_kind.append(first.with_columns(kind=pl.lit(FIRST)))
         rest = of_trial.join(first, on=["begin_us", "end_us"], how="anti", maintain_order="left")
         by_kind += _rest(rest)

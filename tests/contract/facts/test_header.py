@@ -12,6 +12,7 @@ pytest.importorskip("vllm")
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 from schedtrace.record.header import MOST_ENTRIES, all_settings, device_memory_bytes
+from schedtrace.record.header import settings as header_settings
 from tests.contract.causes.models import sees_images
 from tests.contract.facts.told import Traced, header
 from tests.contract.families import DRAFTS, LORA
@@ -174,3 +175,11 @@ def test_a_gpus_memory_is_recorded(monkeypatch, kind, memory):
     monkeypatch.setattr(platforms, "_current_platform", platform)
     assert device_memory_bytes(SimpleNamespace(additional_config={})) == memory
     assert device_memory_bytes(SimpleNamespace(additional_config={"schedtrace": {}})) is None
+
+
+@pytest.mark.parametrize(("on", "interval"), [(False, None), (True, 3000)])
+def test_how_often_experts_are_rearranged_is_recorded_if_they_are(on, interval):
+    config = Traced().config
+    config.parallel_config.enable_eplb = on
+    recorded = header_settings(SimpleNamespace(vllm_config=config))
+    assert recorded.get("eplb_config.step_interval") == interval

@@ -302,3 +302,20 @@ def test_a_fixed_cost_of_prefills_makes_no_rank_with_short_prompts_slow(rank_cod
     monkeypatch.setattr(rank_traces, "length_us", with_fixed_cost)
     passes = [[(8, 3000 if step % 10 == 5 else 0), (8, 100 if step % 10 == 9 else 0)] for step in range(60)]
     assert "slow-rank" not in rank_codes(passes)
+
+
+EVERY_20TH = dict.fromkeys(range(19, 400, 20), 50_000)
+EXPERTS = {"parallel_config.enable_eplb": True, "eplb_config.step_interval": 20}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, EXPERTS | {"eplb_config.use_async": False}, EXPERTS | {"eplb_config.step_interval": 300}],
+    ids=["nothing known", "experts", "another interval"],
+)
+def test_all_ranks_stop_at_intervals(report_of, settings, recorded_words):
+    report = report_of([[(2, 0), (3, 0)]] * 400, stops=EVERY_20TH, settings=settings)
+    [finding] = [one for one in report.findings if one.code == "interruption"]
+    assert (finding.cause, finding.count, finding.engine_ranks) == ("periodic_of_all_ranks", 20, [0, 1])
+    assert finding.cost_ms == pytest.approx(1000, rel=0.01)
+    recorded_words(finding.title, finding.verdict, finding.message, *finding.advice)

@@ -59,6 +59,34 @@ def test_too_few_passes_without_prefill_tell_nothing(ranks_of):
     assert ranks_of(prefills(20, {0: 10}, {0: 5})).prefill_stalls is None
 
 
+STOPS = dict.fromkeys(range(19, 200, 20), 50_000)
+"""Every 20th common step takes 50 ms longer."""
+
+
+def test_common_steps_that_no_ranks_work_explains_are_slow(ranks_of):
+    slow = ranks_of([[(2, 0), (3, 0)]] * 200, stops=STOPS).slow_passes
+    assert slow["step_counter"].to_list() == [*STOPS]
+    assert slow.select(pl.col("end_us") - pl.col("begin_us")).to_series().to_list() == pytest.approx(
+        [50_000] * 10, abs=200
+    )
+    assert slow.select("kind", "period_steps").unique().rows() == [("periodic", 20.0)]
+
+
+def test_usual_common_steps_are_not_slow(ranks_of):
+    """A prefill makes a step three times as long."""
+    assert ranks_of(prefills(200, {0: 10, 1: 10}, {0: 5, 1: 9})).slow_passes.is_empty()
+
+
+def test_without_a_ranks_trace_its_work_may_explain_a_slow_common_step(ranks_of):
+    assert ranks_of([[(2, 0), (3, 0)]] * 200, stops=STOPS, data_parallel_size=3).slow_passes.is_empty()
+
+
+def test_no_prefill_is_blamed_for_a_common_step_that_stops_all_ranks(ranks_of):
+    """Every seventh common step has a prefill: two of these 28 are stopped, too."""
+    stalls = ranks_of(prefills(200, {0: 7}, {0: 5}), stops=STOPS).prefill_stalls
+    assert stalls.stalled["excess_us"].to_list() == pytest.approx([10_000] * 28, abs=300)
+
+
 def test_dummy_batches_are_the_passes_without_a_step(ranks_of):
     """Of 10 common steps rank 1 computes in the first 4; a pass of two requests takes 5.2 ms."""
     dummies = ranks_of([[(2, 0), (2, 0) if number < 4 else None] for number in range(10)]).dummies
