@@ -1,5 +1,7 @@
 """``other-limit``: requests waited for a limit without a rule of its own; one finding per cause."""
 
+from typing import NamedTuple
+
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
@@ -17,8 +19,10 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import CHARGES as NAMED
 from schedtrace.timeline.step_time import median
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, made_once
 
+SLOW_LOAD = 2.0
+"""Least factor by which a KV load takes longer than computing its tokens to be called slow."""
 HAVE_A_RULE = frozenset(
     charge for rule in (KV_BOUND, MAX_NUM_SEQS_BOUND, TOKEN_BUDGET_BOUND) for charge in rule.charges
 )
@@ -133,9 +137,31 @@ def _encoder(timeline: Timeline, waits: Charged) -> Message:
     )
 
 
-def _loads(timeline: Timeline) -> Message:
+class LoadTimes(NamedTuple):
+    """Times of KV loads from elsewhere."""
+
+    loads: int
+    """Number of loads that began."""
+    pending: int
+    """Number of these that never arrived."""
+    median_us: float
+    """Median time of a load."""
+    tokens: int
+    """Median number of tokens that a load brings; 0 if not recorded."""
+    compute_us: float
+    """Time in which this engine computes as many prompt tokens, by the model of step times; 0 if unknown."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a load takes far longer than computing the same tokens."""
+        return 0 < SLOW_LOAD * self.compute_us <= self.median_us
+
+
+@made_once
+def _load_times(timeline: Timeline) -> LoadTimes | None:
+    """Return the times of the KV loads; None if there are none."""
     if "kv_loads" not in timeline.lists:
-        return NOTHING
+        return None
     loads = timeline.lists["kv_loads"].select("request_id", "event", "at_us").collect()
     begun = loads.filter(pl.col("event") == "begun").unique("request_id", keep="first")
     over = loads.filter(pl.col("event") != "begun").group_by("request_id").agg(over_us=pl.col("at_us").min())
@@ -143,12 +169,29 @@ def _loads(timeline: Timeline) -> Message:
         us=pl.col("over_us").fill_null(timeline.end_us) - pl.col("at_us")
     )
     if took.is_empty():
+        return None
+    tokens = 0.0
+    if "admitted" in timeline.lists:
+        admitted = timeline.lists["admitted"].select("request_id", "external_tokens").collect()
+        brought = admitted.join(took, on="request_id", how="semi")["external_tokens"].drop_nulls()
+        tokens = median(brought.filter(brought > 0))
+    model = timeline.step_time
+    return LoadTimes(
+        loads=took.height,
+        pending=took["over_us"].null_count(),
+        median_us=median(took["us"]),
+        tokens=round(tokens),
+        compute_us=tokens * model.per_prefill_token_us if model else 0.0,
+    )
+
+
+def _loads(timeline: Timeline) -> Message:
+    if (times := _load_times(timeline)) is None:
         return NOTHING
     return say(
-        "{loads:n KV load} began and took {median:us} (median)[; {pending:n} never arrived].",
-        loads=took.height,
-        median=median(took["us"]),
-        pending=took["over_us"].null_count(),
+        "{loads:n KV load} began and took {median_us:us} (median)[; {pending:n} never arrived]"
+        "[{is_slow:?}; this engine computes as many tokens ({tokens:n}) in about {compute_us:us}].",
+        times,
     )
 
 
@@ -214,7 +257,18 @@ def _guard(refusals: pl.DataFrame) -> Message:
     )
 
 
-def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
+def _slow_tier(timeline: Timeline) -> LoadTimes | None:
+    """Return the times of loads that this engine could well do without; None if it could not.
+
+    An engine of which another computes the prompts has no choice.
+    """
+    times = _load_times(timeline)
+    stores_itself = timeline.header.settings.get("kv_transfer_config.kv_role") == "kv_both"
+    peers = timeline.known_requests["remote"].drop_nulls().len() if "remote" in timeline.known_requests else 0
+    return times if times is not None and times.is_slow and stores_itself and not peers else None
+
+
+def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:  # noqa: PLR0911  # one per cause
     """Return advice, with a legal value if there is one; none if a client requested the wait."""
     if cause in ASKED_FOR or cause == Cause.OTHER:
         return []
@@ -230,6 +284,17 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
             now = batched_tokens(timeline)
             if now and detail != "max_model_len":
                 return [more_batched_tokens(timeline, 2 * now)]
+        case Cause.REMOTE_KV_PENDING if (times := _slow_tier(timeline)) is not None:
+            return [
+                advise(
+                    "Load only what loads faster than it is computed ({load_us:us} a token against "
+                    "{token_us:us}): from a faster tier, or let {connector} load less.",
+                    load_us=times.median_us / times.tokens,
+                    token_us=times.compute_us / times.tokens,
+                    connector=str(timeline.header.settings["kv_transfer_config.kv_connector"]),
+                    costs="Steps that compute these prompts delay the decodes.",
+                )
+            ]
         case Cause.CHUNKED_PREFILL_OFF:
             return [
                 advise(

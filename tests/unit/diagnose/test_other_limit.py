@@ -1,0 +1,59 @@
+"""``other-limit``: KV loads that take longer than computing the tokens that they bring."""
+
+import pytest
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Exit
+from schedtrace.model.trace_facts import Admission, KvLoad
+from tests.makers import arrival, step
+
+STORES = {"kv_transfer_config.kv_connector": "Tier", "kv_transfer_config.kv_role": "kv_both"}
+PARKED = Exit("waiting", "continue", Cause.REMOTE_KV_PENDING, "b", via="source")
+
+
+def of(findings):
+    """The finding about KV from elsewhere."""
+    [finding] = [finding for finding in findings if finding.cause == Cause.REMOTE_KV_PENDING]
+    return finding
+
+
+def loaded(tokens=1000, **of_request):
+    """b waits 0.2 s for so many tokens; a step takes 1,000 us, and 10 us for each prefill token."""
+    lines = [
+        step(
+            number,
+            start=number * 10_000,
+            took=0,
+            back=1000 + 10 * prefill,
+            got={"a": 1 + prefill},
+            prefill_tokens=prefill,
+            decode_tokens=1,
+            waiting=int(number < 20),
+            exits=[PARKED] if number < 20 else [],
+        )
+        for number, prefill in enumerate([0, 50, 100, 0, 20] * 8)
+    ]
+    lines[0].arrived = [arrival("a", -10), arrival("b", 0, 10, prompt_tokens=tokens + 10, **of_request)]
+    lines[0].kv_loads = [KvLoad("b", "begun", 500)]
+    lines[20].kv_loads = [KvLoad("b", "arrived", 200_500)]
+    lines[20].admitted = [Admission("b", 0, tokens)]
+    return lines
+
+
+def test_a_load_that_takes_longer_than_computing_its_tokens(found, recorded_words):
+    finding = of(found("other-limit", *loaded(), settings=STORES))
+    recorded_words(finding.holder, *finding.advice)
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings"),
+    [
+        (loaded(12_000), STORES),  # 120 ms to compute
+        (loaded(remote="prefill"), STORES),
+        (loaded(), STORES | {"kv_transfer_config.kv_role": "kv_consumer"}),
+    ],
+    ids=["hardly longer", "another engine computed it", "another engine computes all"],
+)
+def test_a_load_that_this_engine_cannot_do_without(found, lines, settings):
+    [advice] = of(found("other-limit", *lines, settings=settings)).advice
+    assert "KV connector" in str(advice.message)
