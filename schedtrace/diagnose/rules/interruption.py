@@ -368,10 +368,10 @@ def _find_in_ranks(ranks: RecordedRanks) -> Findings:
             turns.select((pl.col("length_us") * pl.col("requests")).sum()).item() / ranks.total_requests_us,
         )
         if share >= LEAST_FRAC:
-            yield _of_passes(ranks, rows, turns, share)
+            yield _passes_finding(ranks, rows, turns, share)
 
 
-def _of_passes(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFrame, share: float) -> Finding:
+def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFrame, share: float) -> Finding:
     """Return the finding about slow common steps of one kind.
 
     Args:
