@@ -1,4 +1,7 @@
-"""Broken runs end in a result or in a clear error; ``tools/bench/fuzz_reader.py`` tries many more."""
+"""Broken runs and records end in a result or in one clear error, in bounded memory.
+
+``tools/bench/fuzz_reader.py`` tries many more.
+"""
 
 import contextlib
 import io

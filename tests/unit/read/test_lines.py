@@ -1,3 +1,5 @@
+"""Lines of a trace: whole ones in chunks of any size, and the structs and columns that they become."""
+
 import hashlib
 
 import msgspec

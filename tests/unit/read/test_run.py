@@ -1,3 +1,6 @@
+"""Runs as people name them: folders, files, logs; their manifests and the files of their front ends."""
+
+import json
 import os
 import re
 from pathlib import Path
@@ -7,9 +10,9 @@ import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import ExitCode, InputError
-from schedtrace.model.manifest import FILE_NAME, Configured, RequestRefusal
+from schedtrace.model.manifest import FILE_NAME, Configured, RequestRefusal, read_manifest, write_manifest
 from schedtrace.read.run import ProfileName, find_runs, profile_name, read_front_end, read_record, read_run
-from tests.makers import arrival, encoded, header, manifest, run_folder, step, write_trace
+from tests.makers import arrival, encoded, header, manifest, result, run_folder, step, workload, write_trace
 from tests.unit.recorded_words import texts
 
 
@@ -288,3 +291,27 @@ def test_a_run_has_its_front_ends_and_counts_the_requests_of_all_its_engines(tmp
     front_end = read_run(folder).front_end
     assert (front_end.configured.given, front_end.arrived) == ({"policy": "priority"}, 3)
     assert read_run(run_folder(tmp_path / "other", step(0))).front_end is None
+
+
+def test_a_manifest_reads_back_as_it_was_written(tmp_path):
+    written = manifest(
+        label="x",
+        command=["schedtrace", "run"],
+        engine_args_given={"max_num_seqs": 4},
+        config_resolved={"scheduler_config": {"max_num_seqs": 4}},
+        workload=workload(request_rate=0.5),
+        trials=[result(1, 2.5, prefix_cache_reset=True)],
+    )
+    write_manifest(tmp_path, written)
+    assert read_manifest(tmp_path) == written
+
+
+def test_a_folder_without_a_manifest_has_none(tmp_path):
+    assert read_manifest(tmp_path) is None
+
+
+def test_writing_again_replaces_the_manifest_and_leaves_no_part_behind(tmp_path):
+    write_manifest(tmp_path, manifest(status="starting"))
+    write_manifest(tmp_path, manifest(status="finished"))
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+    assert json.loads((tmp_path / FILE_NAME).read_text())["status"] == "finished"
