@@ -18,8 +18,8 @@ import msgspec
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import Configured, RequestRefusal
 from schedtrace.model.printable import hide_secrets
-from schedtrace.record import settings
 from schedtrace.record.hooks import Method, wrap
+from schedtrace.record.run_folders import claim_run_dir
 
 DERIVED = {
     "max_num_seqs": "scheduler_config",
@@ -119,7 +119,7 @@ def _shown(value: Any) -> Any:
 
 def _write(line: msgspec.Struct) -> None:
     """Append one complete line to this process's own file."""
-    folder = settings.claim_run_dir()
+    folder = claim_run_dir()
     safe_files.make_folder(folder)
     with _lock:
         file = safe_files.appendable(folder / f"front-end-{os.getpid()}.jsonl")

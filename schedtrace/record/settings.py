@@ -1,24 +1,17 @@
 """Settings of recordings: environment variables, because these reach every process of vLLM."""
 
-import os
 import re
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from schedtrace.model import safe_files
-from schedtrace.model.manifest import FILE_NAME, Manifest, write_manifest
-from schedtrace.model.printable import vllm_environment, without_secrets
-from schedtrace.model.trace import Header
 from schedtrace.model.trace_bounds import DEFAULT, PLAIN, Bounds, bounds, memory_bounds
 from schedtrace.record import switches
+from schedtrace.record.run_folders import claim_run_dir
 from schedtrace.record.switches import (
     DIR,
     KEEP,
-    RUN_DIR,
     NotUnderstoodError,
     environment_value,
     keeps_in_memory,
@@ -148,19 +141,6 @@ def line_format() -> str:
     return text
 
 
-def claim_run_dir(base: str | None = None) -> Path:
-    """Return the run folder of this vLLM start.
-
-    The first process (the front end) chooses the name and stores it in the environment, where the engine
-    processes of all data-parallel ranks find it.
-    """
-    if not os.environ.get(RUN_DIR):
-        folder = Path(base or environment_value(DIR) or "logs").expanduser().absolute()
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_model_name() or 'vllm'}-{os.getpid()}"
-        os.environ[RUN_DIR] = str(folder / name)
-    return Path(os.environ[RUN_DIR])
-
-
 _T = TypeVar("_T")
 
 
@@ -199,51 +179,3 @@ def from_environment() -> Settings:
         in_memory=keeps_in_memory(),
         snapshot_on=_understood(SNAPSHOT_ON, environment_value(SNAPSHOT_ON) or DEFAULT_RULES, rules),
     )
-
-
-def _model_name() -> str | None:
-    """Return the served model's name, if the command line states it, in a form that fits a folder name."""
-    arguments = sys.argv[1:]
-    for at, argument in enumerate(arguments):
-        value = None
-        if argument in {"--model", "serve"} and at + 1 < len(arguments):
-            value = arguments[at + 1]
-        elif argument.startswith("--model="):
-            value = argument.removeprefix("--model=")
-        if value and not value.startswith("-"):
-            return re.sub(r"[^\w.-]+", "_", Path(value).name)[:40]
-    return None
-
-
-def create_trace_file(run_dir: Path, name: str) -> tuple[Path, int]:
-    """Create a new file for this engine; a second engine of the process gets a folder of its own."""
-    folder, again = run_dir, 1
-    while True:
-        safe_files.make_folder(folder)
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-            return folder / name, os.open(folder / name, flags, safe_files.FILE_MODE)
-        except FileExistsError:
-            again += 1
-            folder = run_dir.with_name(f"{run_dir.name}-{again}")
-
-
-def write_manifest_if_missing(folder: Path, header: Header) -> None:
-    """Write a manifest if there is none, as for an attached server; ``schedtrace run`` writes its own."""
-    if (folder / FILE_NAME).exists():
-        return
-    manifest = Manifest(
-        schedtrace_version=header.schedtrace_version,
-        status="attached",
-        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        command=without_secrets(sys.argv),
-        host=header.host,
-        cpu_count=os.cpu_count(),
-        python_version=header.python_version,
-        vllm_version=header.vllm_version,
-        torch_version=header.torch_version,
-        device=header.device,
-        environment=vllm_environment(),
-        config_resolved={"scheduler_config": header.scheduler_config},
-    )
-    write_manifest(folder, manifest)

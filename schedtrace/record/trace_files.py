@@ -18,7 +18,7 @@ from zstandard import ZstdCompressor
 from schedtrace.model.manifest import part_name, plain_name
 from schedtrace.model.safe_files import FILE_MODE
 from schedtrace.model.trace_bounds import Bounds
-from schedtrace.record.settings import create_trace_file
+from schedtrace.record.run_folders import create_trace_file
 
 Begins = Literal["due", "truncated", "removed", "replaced"]
 """Reason why a new file begins: the previous one is full, or something happened to it."""

@@ -19,8 +19,8 @@ from schedtrace.record.header import make_header
 from schedtrace.record.log import logger
 from schedtrace.record.marks.marking import Instrumented, instrument
 from schedtrace.record.metrics.counting_recorder import CountingRecorder, StepCounter, can_count
-from schedtrace.record.old_runs import remove_old_runs
 from schedtrace.record.recorder import Recorder
+from schedtrace.record.run_folders import remove_old_runs
 from schedtrace.record.settings import Settings, from_environment
 from schedtrace.record.writer import Writer
 

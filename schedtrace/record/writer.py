@@ -36,7 +36,8 @@ from schedtrace.record.live.queue_copy import PresentRequests
 from schedtrace.record.log import logger
 from schedtrace.record.metrics.measuring import Measuring
 from schedtrace.record.processes import CpuTimes
-from schedtrace.record.settings import Settings, write_manifest_if_missing
+from schedtrace.record.run_folders import write_manifest_if_missing
+from schedtrace.record.settings import Settings
 from schedtrace.record.trace_files import Begins, NoTrace, PartedTrace, PartFiles, PlainFile, TraceOutput
 
 _T = TypeVar("_T")

@@ -18,7 +18,8 @@ from schedtrace.model.manifest import part_name
 from schedtrace.model.printable import json_of
 from schedtrace.model.trace import End, Header
 from schedtrace.record.log import logger
-from schedtrace.record.settings import Rules, write_manifest_if_missing
+from schedtrace.record.run_folders import write_manifest_if_missing
+from schedtrace.record.settings import Rules
 from schedtrace.record.trace_files import Begins, PartedTrace
 
 

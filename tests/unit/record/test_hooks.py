@@ -169,7 +169,7 @@ CONFIG = SimpleNamespace(cache_config=SimpleNamespace(block_size=["a secret"]), 
 
 
 def test_a_vllm_without_defaults_by_context_and_a_value_that_is_put_together(monkeypatch, tmp_path):
-    monkeypatch.setattr(front_end_hooks.settings, "claim_run_dir", lambda: tmp_path / "run")
+    monkeypatch.setattr(front_end_hooks, "claim_run_dir", lambda: tmp_path / "run")
     context = SimpleNamespace(value="LLM_CLASS")
     assert front_end_hooks._configure(lambda *_: CONFIG, Arguments(max_num_seqs=4), context) is CONFIG
     line = msgspec.json.decode((tmp_path / "run" / f"front-end-{os.getpid()}.jsonl").read_bytes())
