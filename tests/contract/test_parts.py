@@ -49,7 +49,7 @@ class Twice:
             mine._anchor_ns,
             trial_ids=mine._trial_ids,
             hash_ids=False,
-            long_prefill_threshold=mine._exits.long_prefill_threshold,
+            long_prefill_threshold=mine.latest_exits.long_prefill_threshold,
             prefixes=mine._prefixes,
             drafts=mine._lives._drafts,
         )

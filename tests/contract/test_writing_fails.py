@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
-from schedtrace.record import settings, trace_files, writer
+from schedtrace.record import run_folders, trace_files, writer
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
 from tests.contract.deciding import LOAD, decisions, failing_from, first_difference
@@ -135,7 +135,7 @@ def test_a_run_folder_that_may_not_be_written_means_no_recording(plain, warnings
         def open(self, path, *_):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(settings, "os", ReadOnly(room=0))
+    monkeypatch.setattr(run_folders, "os", ReadOnly(room=0))
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     [warning] = warnings
     assert warning.startswith("schedtrace: not recording: PermissionError(")
