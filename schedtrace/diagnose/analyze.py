@@ -180,7 +180,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
 
 
 def _step_excess(timeline: Timeline) -> list[StepExcess]:
-    from schedtrace.diagnose.excess import step_excesses  # noqa: PLC0415  # NumPy loads late
+    from schedtrace.diagnose.excess import step_excesses  # noqa: PLC0415  # SciPy loads late
 
     return step_excesses(timeline)
 

@@ -3,6 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from schedtrace.model.message import CauseWord, Count, Message, Request, Steps, joined
@@ -174,8 +175,6 @@ def title(excess: "PartExcess", effect: "Effect", subject: Message) -> Message:
 
 def trend(excess: "PartExcess", effect: "Effect", each_us: float, share: float) -> Message:
     """Return the verdict on a time that grows with a feature, by ``each_us`` for each unit."""
-    import numpy as np  # noqa: PLC0415  # it loads late
-
     (term,) = effect.explanation.terms
     most_us = float(np.quantile(effect.excess_us, 0.98))
     steps = excess.steps["step"]

@@ -103,7 +103,9 @@ def request_time(timeline: Timeline) -> list[RequestTime]:
     total = total_us(states)
     if not total:
         return []
-    moments = _moments(timeline)
+    starts = timeline.steps["start_us"].drop_nulls().to_list()
+    cells = min(STRIP_CELLS, len(starts))  # equal parts of the run's steps
+    moments = [starts[cell * len(starts) // cells] for cell in range(cells)] + [timeline.end_us]
     everything = _between(states, moments)
     times = []
     for rows in states.partition_by("state", "cause", maintain_order=True):
@@ -137,13 +139,6 @@ def engine_time(timeline: Timeline) -> list[EngineTime]:
         for state in STATES
         if spent.get(state)
     ]
-
-
-def _moments(timeline: Timeline) -> list[int]:
-    """Return the edges of equal parts of the run's steps."""
-    starts = timeline.steps["start_us"].drop_nulls().to_list()
-    cells = min(STRIP_CELLS, len(starts))
-    return [starts[cell * len(starts) // cells] for cell in range(cells)] + [timeline.end_us]
 
 
 def _between(rows: pl.DataFrame, moments: list[int]) -> list[float]:

@@ -15,7 +15,7 @@ import msgspec
 from schedtrace.errors import UsageError
 from schedtrace.step_times.batch import Batch, StepTimes
 from schedtrace.step_times.roofline import GPUS, CacheOptions, Gpu, Roofline, gpu, kv_cache_blocks
-from schedtrace.step_times.shapes import Shape, shape
+from schedtrace.step_times.shapes import shape
 
 if TYPE_CHECKING:
     from schedtrace.step_times.fitted import Fitted
@@ -73,7 +73,7 @@ class SimulatedDevice(
     """Simulated device, or several alike; ``gpu`` or ``step_times`` must be set."""
 
     gpu: str | None = None
-    """A name of ``gpus.GPUS``: its memory, and without ``step_times`` a roofline of the model on it."""
+    """A name of ``roofline.GPUS``: its memory, and without ``step_times`` a roofline of the model on it."""
     step_times: str | None = None
     """File of a saved fit (``fitted.load``)."""
     noise: Annotated[float, msgspec.Meta(ge=0, le=MOST)] = 0.0
@@ -142,7 +142,7 @@ class SimulatedDevice(
         Args:
             model: Name or path for ``shapes.shape``.
             pipeline_parallel_size: Parts into which the layers are divided.
-            options: Options of ``gpus.kv_cache_blocks``.
+            options: Options of ``roofline.kv_cache_blocks``.
 
         Raises:
             UsageError: If no GPU is set, or the model does not fit.
@@ -152,8 +152,11 @@ class SimulatedDevice(
         if device is None:
             msg = "without a GPU the KV cache's size is unknown: give --gpu or --num-gpu-blocks-override"
             raise UsageError(msg)
-        part = _part(shape(model), pipeline_parallel_size)
-        return kv_cache_blocks(part, device, **options)
+        whole = shape(model)
+        layers = -(-whole.layers // pipeline_parallel_size)
+        # Embeddings count in each stage, though two stages have them.
+        largest = replace(whole, layers=layers, dense_layers=min(whole.dense_layers, layers))
+        return kv_cache_blocks(largest, device, **options)
 
     def _required_gpu(self) -> Gpu:
         device = self.gpu_of()
@@ -175,9 +178,3 @@ def simulated_device(additional_config: Any) -> SimulatedDevice:
     except msgspec.ValidationError as error:
         msg = f'additional_config["{KEY}"]: {error}'
         raise UsageError(msg) from error
-
-
-def _part(whole: Shape, stages: int) -> Shape:
-    """Return the largest stage of a pipeline; embeddings count in each, though two stages have them."""
-    layers = -(-whole.layers // stages)
-    return replace(whole, layers=layers, dense_layers=min(whole.dense_layers, layers))

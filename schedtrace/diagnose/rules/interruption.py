@@ -464,7 +464,7 @@ def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
     """Return whether ``slow-steps`` reports most of these steps, because they have something in common."""
     if kind not in (events.PERIODIC, events.SCATTERED, events.EPISODE, events.NO_CALL):
         return False
-    from schedtrace.diagnose.excess import explained_steps  # noqa: PLC0415  # it loads NumPy
+    from schedtrace.diagnose.excess import explained_steps  # noqa: PLC0415  # it loads SciPy
 
     return (
         2 * rows.filter(pl.col("step").is_in(pl.lit(explained_steps(timeline)).implode())).height

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from schedtrace.diagnose.excess_words import (
@@ -182,7 +183,7 @@ class UnmarkedSteps(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
-    from schedtrace.diagnose.excess import (  # noqa: PLC0415  # NumPy and SciPy load late
+    from schedtrace.diagnose.excess import (  # noqa: PLC0415  # SciPy loads late
         SEVERAL,
         every_effect,
         is_clock_range,
@@ -351,8 +352,6 @@ def _first_steps(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> 
 
 
 def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> SlowSteps:
-    import numpy as np  # noqa: PLC0415  # as above
-
     from schedtrace.diagnose.excess import slow_phases  # noqa: PLC0415  # as above
 
     explanation, inside = effect.explanation, effect.inside
