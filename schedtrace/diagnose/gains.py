@@ -175,6 +175,8 @@ SIMILAR_FRAC = 0.25
 """Smallest number of tokens of a similar step, as a share of the median of the steps with waiters. Smaller
 steps hide their work on a device that computes while it reads its weights.
 """
+NEARER_FRACS = (0.5, 0.75)
+"""The same for steps nearer in size, which show whether only the smaller ones among the similar do so."""
 BREAK_EVEN_FRAC = 0.5
 """Fixed share above which steps that run together end sooner on average than one after the other."""
 LIMITS = frozenset({"max_num_seqs", "max_num_active_seqs", "num_gpu_blocks_override"})
@@ -197,24 +199,33 @@ class FixedShare(NamedTuple):
         return self.low_frac >= BREAK_EVEN_FRAC
 
 
-def fixed_share(timeline: Timeline, waits: Charged) -> FixedShare | None:
+def fixed_share(timeline: Timeline, waits: Charged, *, at_budget: bool = False) -> FixedShare | None:
     """Return the fixed share of the steps with waiters; None if too few similar steps show it.
 
     The upper bound counts all of the host's time between steps as fixed, and the lower bound none of it.
+
+    Args:
+        timeline: The engine's trace.
+        waits: Waits in these steps.
+        at_budget: Whether the steps are the largest that the budget allows. What a larger one would cost
+            shows in the steps nearest in size, so the lower bound is then at most their upper bound.
     """
     working = timeline.steps.filter((RAN > 0) & (pl.col("busy_us") > 0))
     steps = waits.steps.filter((RAN > 0) & (pl.col("busy_us") > 0))
     busy_us = mean(steps, pl.col("busy_us"))
     if busy_us is None:
         return None
-    least = SIMILAR_FRAC * median(steps["used_tokens"])
-    model = fit_step_time(working.filter(pl.col("used_tokens") >= least))
-    if model is None:
+    usual, host = median(steps["used_tokens"]), host_us(timeline) / working.height
+    similar, *nearer = (
+        fit_step_time(working.filter(pl.col("used_tokens") >= least * usual))
+        for least in (SIMILAR_FRAC, *(NEARER_FRACS if at_budget else ()))
+    )
+    if similar is None:
         return None
-    host = host_us(timeline) / working.height
     step_us = busy_us + host
-    high = min(1.0, (model.most_base_us + host) / step_us)
-    return FixedShare(min(high, model.least_base_us / step_us), high, step_us)
+    high = min(1.0, (similar.most_base_us + host) / step_us)
+    highs = [(model.most_base_us + host) / step_us for model in nearer if model is not None]
+    return FixedShare(min(high, similar.least_base_us / step_us, *highs), high, step_us)
 
 
 def throughput_counts(timeline: Timeline) -> bool:

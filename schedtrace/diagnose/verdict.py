@@ -128,6 +128,9 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
     """
     roots = [finding for finding in findings if finding.is_root]
     leads = [root for root in roots if root.leads or root.weight >= _from(root)]
+    if leads:
+        most = math.inf if leads[0].leads else max(root.weight for root in leads)
+        leads = [root for root in roots if root in leads or _least_saved_frac(root) > most]
     if not any(root.leads for root in leads):
         most = max((root.weight for root in leads), default=0.0)
         stays = [r for r in roots if r.code == before and r.weight >= STAYS_FRAC * max(most, _from(r))][:1]
@@ -296,6 +299,14 @@ def _stalled(timeline: Timeline) -> Message:
             waiting=stall["input_requests"],
         )
     return NOTHING
+
+
+def _least_saved_frac(root: Finding) -> float:
+    """Return the share of the requests' time that a finding's advice saves at least; 0.0 if that is unknown."""
+    gain = root.gain
+    if gain is None or gain.low_frac is None or gain.high_frac is None or gain.low_frac * gain.high_frac <= 0:
+        return 0.0
+    return gain.saved_frac * min(abs(gain.low_frac), abs(gain.high_frac)) / abs(gain.change_frac)
 
 
 def _from(root: Finding) -> float:

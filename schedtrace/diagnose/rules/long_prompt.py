@@ -46,7 +46,7 @@ def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
         return
-    budget = shown_budget(timeline, waits, only_smaller=True)
+    budget = shown_budget(timeline, waits)
     yield wait_finding(
         timeline,
         waits,

@@ -310,15 +310,15 @@ def _advice(timeline: Timeline, waits: Charged, evidence: TokenBudget, *, drafts
     return [better, fewer] if drafts else [better]
 
 
-def shown_budget(timeline: Timeline, waits: Charged, *, only_smaller: bool = False) -> Advice | None:
+def shown_budget(timeline: Timeline, waits: Charged) -> Advice | None:
     """Return twice or half the budget where the recorded step times show that it shortens latencies."""
-    share = fixed_share(timeline, waits)
+    share = fixed_share(timeline, waits, at_budget=True)
     times = share and budget_times(timeline, waits, share)
     now = batched_tokens(timeline)
     smaller = smaller_budget(timeline)
     if smaller is not None and times is None:
         return smaller.advice(timeline)
-    if share is None or times is None or (only_smaller and times > 1):
+    if share is None or times is None:
         return None
     if times > 1:
         return advise(

@@ -252,6 +252,14 @@ def test_the_fixed_share_is_that_of_steps_of_similar_size(step_us, low, high):
     assert share[:2] == pytest.approx((low, high), abs=0.02)
 
 
+def test_steps_nearest_in_size_contradict_a_fixed_share_that_all_similar_steps_suggest():
+    """Up to 300 tokens hide behind reading the weights, which most similar steps do; larger steps do not."""
+    sizes = [*[110, 150, 200, 250] * 20, *[300, 340, 380, 400] * 10]
+    steps = prefill_steps(lambda tokens: 10 * max(tokens, 300), sizes)
+    assert fixed_share(*steps, at_budget=True).low_frac == pytest.approx(0, abs=0.02)
+    assert fixed_share(*steps).favours_fuller
+
+
 def test_steps_of_one_size_show_no_share():
     share = fixed_share(*prefill_steps(lambda _: 4000, [400] * 40))
     assert (share.low_frac, share.high_frac) == pytest.approx((0, 1), abs=1e-4)

@@ -97,6 +97,29 @@ def test_abbreviations_keep_their_capitals(said, recorded_words):
     )
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "share", "first"),
+    [
+        (-0.25, -0.15, 0.10, "scheduler-overhead"),
+        (-0.25, -0.09, 0.10, "token-budget-bound"),  # it may save less than what the other may save
+        (-0.25, 0.05, 0.10, "token-budget-bound"),
+        (None, None, 0.10, "token-budget-bound"),
+        (-0.25, -0.15, 0.04, None),  # nothing limits this run
+    ],
+)
+def test_advice_that_surely_saves_more_than_a_limit_costs_leads(low, high, share, first):
+    gain = Gain(
+        metric="tpot_p50_ms",
+        change_frac=-0.2,
+        low_frac=low,
+        high_frac=high,
+        saved_frac=0.2,
+        method="step_time",
+    )
+    roots = [root("scheduler-overhead", 0.2, gain=gain), root("token-budget-bound", share)]
+    assert [finding.code for finding in leading(roots)][:1] == [code for code in [first] if code]
+
+
 def test_beside_what_leads_nothing_is_as_much(said):
     assert len(said(root("other-limit", 0.0, leads=True), root("kv-bound", 0.9))) == 2
 
