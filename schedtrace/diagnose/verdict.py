@@ -302,7 +302,7 @@ def _stalled(timeline: Timeline) -> Message:
 
 
 def _least_saved_frac(root: Finding) -> float:
-    """Return the share of the requests' time that a finding's advice saves at least; 0.0 if that is unknown."""
+    """Return the share of the requests' time that a finding's advice surely saves; 0.0 if unknown."""
     gain = root.gain
     if gain is None or gain.low_frac is None or gain.high_frac is None or gain.low_frac * gain.high_frac <= 0:
         return 0.0
