@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from schedtrace.cli.loads import recorded_load
+from schedtrace.cli.loads import read_recorded_load
 from schedtrace.cli.options import (
     SLO,
     STEP_TIMES,
@@ -47,7 +47,7 @@ def advise(
     from schedtrace.whatif.proposals import advise as proposed
     from schedtrace.whatif.sweep import local_replays
 
-    base = recorded_load(run, step_times, concurrency)
+    base = read_recorded_load(run, step_times, concurrency)
     with CountBar(stderr_console(), "configurations") as bar:
         fixed = changes_of_ranks(data_parallel_size, router)
         answer = proposed(base, bounds, lambda sent: local_replays(sent, processes(jobs)), bar, fixed)

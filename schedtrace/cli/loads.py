@@ -147,7 +147,7 @@ def load_of(context: typer.Context, source: str) -> "Workload":
     return open_workload(Path(source), num_prompts=prompts, output_len=output, rate=rate, **options)
 
 
-def recorded_load(path: Path, step_times: Path | None, clients: int | None) -> "RecordedLoad":
+def read_recorded_load(path: Path, step_times: Path | None, clients: int | None) -> "RecordedLoad":
     """Return the load of the run at a path.
 
     Args:

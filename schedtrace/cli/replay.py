@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.loads import recorded_load
+from schedtrace.cli.loads import read_recorded_load
 from schedtrace.cli.options import (
     STEP_TIMES,
     Changes,
@@ -54,7 +54,7 @@ def replay(
     changed |= changes_of_ranks(data_parallel_size, router)
     require_vllm()
 
-    base = recorded_load(run, step_times, concurrency)
+    base = read_recorded_load(run, step_times, concurrency)
     import_vllm()
     if save_step_times:
         base.times.save(save_step_times)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from schedtrace.cli.loads import OPTIONS, load_of, recorded_load, with_load_options
+from schedtrace.cli.loads import OPTIONS, load_of, read_recorded_load, with_load_options
 from schedtrace.cli.options import (
     GPU,
     SHAPE,
@@ -169,7 +169,7 @@ def _swept(
         msg = f"--concurrency: {source} is no recorded run; its requests come at their times"
         raise UsageError(msg)
     if is_run and model is None:
-        base = recorded_load(Path(source), step_times, clients)
+        base = read_recorded_load(Path(source), step_times, clients)
         return _Swept(base.run.label, base.work, base.run.path, require_baseline(base))
     if model is None or gpu is None:
         msg = f"{source}: no recorded run, so nothing tells the engine: give --model and --gpu"

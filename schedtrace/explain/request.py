@@ -134,7 +134,7 @@ class RequestRows:
         return LifeEvent(at_ms=self.since_us(us), what=what, step=step, last_step=step, message=sentence)
 
 
-def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
+def gather_rows(timeline: Timeline, request_id: str) -> RequestRows:
     """Gather a request's rows from a timeline of the whole trace."""
     its = pl.col("request_id") == request_id
     times = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us", "output_us")
@@ -559,7 +559,7 @@ def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
 
     Callers may reuse the timeline for several requests.
     """
-    rows = request_rows(timeline, request_id)
+    rows = gather_rows(timeline, request_id)
     states, gaps = rows.life_states(), _gaps(rows)
     arrival, gone = rows.arrival or rows.present or {}, rows.finish or {}
     first_token = rows.first_token_us

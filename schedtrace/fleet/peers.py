@@ -130,7 +130,7 @@ def step_time_ratios(peers: Summaries) -> dict[str, float]:
     return ratios
 
 
-def shares(summary: EngineSummary) -> dict[Key, float]:
+def request_time_shares(summary: EngineSummary) -> dict[Key, float]:
     """Return the shares of an engine's request time that may accuse it, by part and cause.
 
     Waiting and stalled requests of the same cause count together, and a pause is an interruption.
@@ -196,7 +196,7 @@ class PeerMeasures:
 
     def __init__(self, peers: Summaries, step_ratios: Mapping[str, float]) -> None:
         self._peers = peers
-        own = {name: shares(summary) for name, summary in peers.items() if summary.requests_us}
+        own = {name: request_time_shares(summary) for name, summary in peers.items() if summary.requests_us}
         keys = sorted({key for each in own.values() for key in each}, key=str)
         self._shares = {
             key: peer_measures(

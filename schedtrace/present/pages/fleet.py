@@ -56,8 +56,6 @@ from schedtrace.present.sections import (
 MOST_PARTS, MOST_ROOTS, MOST_ENGINES, MOST_LEFT_OUT = 7, 6, 12, 8
 MOST_NAMED = 3
 """Engines of one cause whose evidence is shown."""
-SHOWS_BY_FRAC = 0.02
-"""Difference from its peers' step time from which a ratio is coloured."""
 LATENCIES = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 TITLES: dict[FaultKind, str] = {
     "interrupted": "Interrupted",

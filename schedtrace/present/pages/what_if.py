@@ -474,14 +474,14 @@ def _sections(replays: Replays) -> Iterator[Section]:
                 if not (isinstance(warning, Message) and "trials" in warning.arguments)
             ]
             yield Headline(title, section.about, section.lines, warnings)
-            yield answer_note(answer(replays))
+            yield answer_note(fleet_answer(replays))
             if replays.load.part is not None:
                 yield basis_note("Replayed:", say("{part}.", part=replays.load.part.words))
         else:
             yield section
 
 
-def answer(replays: Replays) -> Message:
+def fleet_answer(replays: Replays) -> Message:
     """Return whether the number of engines would do, or whether the router is to blame."""
     shown, judged = replays.configurations[1], replays.baseline and replays.baseline.judged_by
     figure = shown.figure(judged or "")

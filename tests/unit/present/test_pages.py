@@ -17,7 +17,7 @@ from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.report_details import _cost, _where
 from schedtrace.present.pages.run_header import SETTINGS, noteworthy
 from schedtrace.present.pages.story import _late, request_page
-from schedtrace.present.pages.what_if import answer, fleet_replay_page
+from schedtrace.present.pages.what_if import fleet_answer, fleet_replay_page
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.present.renderers.text import render
 from schedtrace.present.sections import Page, table
@@ -306,13 +306,13 @@ def replays(engines, figure, **fields):
     ],
 )
 def test_the_answer_needs_an_interval_that_excludes_no_change(engines, figure, begins):
-    assert answer(replays(engines, figure)).template.startswith(begins)
+    assert fleet_answer(replays(engines, figure)).template.startswith(begins)
 
 
 def test_without_the_judged_figure_there_is_no_answer():
     document = replays(12, e2e(0.1, 0.0, 0.2))
     document.configurations[1].figures = []
-    assert answer(document).arguments == {}
+    assert fleet_answer(document).arguments == {}
 
 
 def test_the_page():
