@@ -161,17 +161,13 @@ def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before
     split = time_split([engine_split(window) for window in windows]) if facts >= SHOWS_LIMITS else []
     unlimiteds = [replace(unlimited(window), stalled=NOTHING) for window in windows]
     sentences = [*standing, *verdict(unlimiteds, findings, split, before)]
-    if any(_lost(engine, now_s, span_s) for engine in engines):
+    # Lines may be lost, for example, when the open file is truncated.
+    lost_us = [(engine, us) for engine in engines if (us := engine.following.garbled_us) is not None]
+    if any(us >= engine.edge_us(now_s) - span_s * 1_000_000 for engine, us in lost_us):
         sentences = [LINES_LOST, *sentences]
     lead = leading(findings, before)[:1]
     advice = lead[0].advice[0].message if lead and lead[0].advice else NOTHING
     return Verdict(span_s, now_s, sentences, advice, code=lead[0].code if lead else "")
-
-
-def _lost(engine: WatchedEngine, now_s: float, span_s: int) -> bool:
-    """Return whether lines of this time could not be read, for example after the open file was truncated."""
-    lost_us = engine.following.garbled_us
-    return lost_us is not None and lost_us >= engine.edge_us(now_s) - span_s * 1_000_000
 
 
 def _window(engine: WatchedEngine, now_s: float, span_s: int) -> Timeline | None:
