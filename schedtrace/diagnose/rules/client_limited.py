@@ -81,6 +81,10 @@ ADVICE = {
     "barrier": "send the next request when one of {clients:n} is done, not when all are, to load {engine}",
     NONE: "a higher request rate, to load {engine}",
 }
+FILL_PIPELINE = (
+    "{pipeline_batches:n} requests or more at once, one for each batch of the pipeline. A pipeline does not "
+    "shorten the steps of a single request; {tensor:setting} instead of it does."
+)
 LARGER_ROUNDS = "more requests in a round, or the next round before this one is done, to load {engine}"
 ELSEWHERE = "another engine, or fewer tokens per request, for more requests/s"
 TITLES = {"barrier": "The client sends in rounds", "limit": "A queue in front holds requests back"}
@@ -217,6 +221,8 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int, timeline: Timeline 
         slower_frac = max(0.0, load.working_frac - load.at_fullest_frac)
     leaves_places = load.rounds is not None and load.rounds.empty_frac >= EMPTY_FROM_FRAC
     remedy = LARGER_ROUNDS if load.rounds is not None and not leaves_places else ADVICE[pattern]
+    lacks_batches = depth is not None and clients is not None and clients.clients < depth
+    advice = ELSEWHERE if is_full else FILL_PIPELINE if lacks_batches else remedy
     places = seats if clients is None else min(seats or clients.clients, clients.clients)
     engine = "this engine" if engines == 1 else f"these {engines} engines"
     return finding_of(
@@ -238,7 +244,7 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int, timeline: Timeline 
         else "The client is the limit: " + (TIMES if pattern == NONE else ROUNDS if leaves_places else FEW),
         message=FITTED[pattern] + "The pattern is a hint: the trace does not see the client.",
         severity="info" if slower_frac is None else severity_by_weight(None, slower_frac),
-        advice=[advise(ELSEWHERE if is_full else remedy, evidence, engine=engine)],
+        advice=[advise(advice, evidence, engine=engine, tensor="--tensor-parallel-size")],
         engine_rank=0,
         count=0,
         trials=[],

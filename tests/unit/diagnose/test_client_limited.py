@@ -45,3 +45,16 @@ def test_a_closed_loop_is_told_beside_another_verdict(view_of, recorded_words):
     slow = replace(client, code="slow-steps", verdict=say("Steps are slow."), share_frac=0.5)
     recorded_words(verdict([unlimited(view)], [slow, client], [])[:2])
     recorded_words(verdict([unlimited(view)], [client], [])[0])
+
+
+@pytest.mark.parametrize(("depth", "lacks"), [(4, True), (2, False)])
+def test_a_pipeline_with_fewer_clients_than_batches(view_of, depth, lacks, recorded_words):
+    """Two clients; each batch is executed alone, for 880 us."""
+    lines = sent(trials=False, each=1)
+    for line in lines:
+        line.execute_after_us, line.execute_us = 10, 880
+    header = {"pipeline_parallel_size": depth, "batches_in_flight": depth}
+    [client] = RULES["client-limited"](view_of(*lines, max_num_running_reqs=8, **header))
+    assert client.evidence.pipeline_batches == depth
+    assert ("one for each batch" in client.advice[0].message.template) is lacks
+    recorded_words(client.advice)

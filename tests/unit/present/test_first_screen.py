@@ -92,6 +92,15 @@ def test_root_causes_are_described_from_a_twentieth_on_named_from_a_hundredth_on
     assert not any(line.startswith("2. ") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("share", "lines"), [(0.01, ["Try: blocks blocks. Costs: blocks blocks."]), (0.5, [])]
+)
+def test_the_advice_of_a_verdict_without_a_description_stands_alone(share, lines):
+    """A description has the advice in its own lines."""
+    shown = text_of(page(root(share, words=2))).splitlines()
+    assert [line for line in shown if line.startswith("Try:")] == lines
+
+
 def test_a_root_cause_of_unknown_share_is_not_under_a_hundredth():
     unknown = root(None, code="prefix-cache")
     shown = " ".join(text_of(page(root(0.5, words=3), unknown)).split())
