@@ -314,7 +314,7 @@ def show(page: "Page[Any]", output_format: str = Format.TEXT) -> None:
 
     The text is not written by rich, which would turn a closed pipe into exit code 1.
     """
-    width = None if sys.stdout.isatty() else _pipe_width()
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "100"))
     put(renderer(output_format)(page, width=width))
 
 
@@ -367,7 +367,3 @@ def require_vllm() -> None:
 def print_line(line: str, *, err: bool = False) -> None:
     """Print one line, on stderr if ``err``."""
     typer.echo(visible(line), err=err)
-
-
-def _pipe_width() -> int:
-    return int(os.environ.get("COLUMNS", "100"))

@@ -201,6 +201,10 @@ def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
     before, after = _flat_config(base), _flat_config(new)
     explicit = _given(base) | _given(new)
     base_origins, new_origins = _origins(base), _origins(new)
+    names = before.keys() & after.keys()
+    if base.manifest and new.manifest:  # a variable may be set on one side only
+        variables = base.manifest.environment.keys() | new.manifest.environment.keys()
+        names |= {f"environment.{name}" for name in variables if not name.startswith(OWN)}
     changes = [
         ConfigChange(
             name=name,
@@ -210,7 +214,7 @@ def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
             base_origin=base_origins.get(_setting_of(name), NOTHING),
             new_origin=new_origins.get(_setting_of(name), NOTHING),
         )
-        for name in sorted(before.keys() & after.keys() | _variables(base, new))
+        for name in sorted(names)
         if before.get(name) != after.get(name)
     ]
     compared = {_setting_of(name) for name in before.keys() & after.keys()}
@@ -279,14 +283,6 @@ def _setting_of(name: str) -> str:
     """Return ``scheduling_policy`` for ``scheduler_config.policy``."""
     field = name.rpartition(".")[2]
     return NAMES.get(field, field)
-
-
-def _variables(base: Run, new: Run) -> set[str]:
-    """Return environment variables of either side, if both record theirs; other settings need both values."""
-    if not (base.manifest and new.manifest):
-        return set()
-    names = base.manifest.environment.keys() | new.manifest.environment.keys()
-    return {f"environment.{name}" for name in names if not name.startswith(OWN)}
 
 
 def _given(run: Run) -> set[str]:

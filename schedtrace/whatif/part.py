@@ -240,7 +240,12 @@ def _trials(base: RecordedLoad, most_s: float) -> tuple[list[Workload], list[Tim
     if len(trials) != len(base.loads):  # one load without trials, or the warm-up is replayed, too
         return base.loads, base.timelines
     for number in range(len(trials), 0, -1):
-        timelines = [_with_trials(timeline, trials[:number]) for timeline in base.timelines]
+        timelines = []
+        for timeline in base.timelines:
+            steps = timeline.steps.filter(pl.col("trial").is_in(trials[:number]))
+            cut = _until(timeline, steps.select(pl.max_horizontal("end_us", "output_us").max()).item())
+            cut.is_window = False  # of trials as they were
+            timelines.append(cut)
         if replay_s(timelines) <= most_s or number == 1:
             break
     return base.loads[:number], timelines
@@ -254,13 +259,6 @@ def _until_answered(timeline: Timeline, load: Workload, chosen: _Chosen) -> Time
     begin_us = chosen.begin_us if chosen.first else None
     cut = _until(timeline, timeline.finishes.filter(own)["finished_us"].max(), begin_us)
     cut.arrivals, cut.finishes = cut.arrivals.filter(own), cut.finishes.filter(own)
-    return cut
-
-
-def _with_trials(timeline: Timeline, trials: list[int]) -> Timeline:
-    of_trials = timeline.steps.filter(pl.col("trial").is_in(trials))
-    cut = _until(timeline, of_trials.select(pl.max_horizontal("end_us", "output_us").max()).item())
-    cut.is_window = False  # of trials as they were
     return cut
 
 
