@@ -389,6 +389,14 @@ def test_units_that_nothing_shows_are_asked_for(file, rows, says):
     ]
 
 
+def test_units_are_inferred_up_to_a_broken_row_that_is_not_needed(file):
+    path = file("x.jsonl", timed((0, 1300, 3), (1500, 513, 2)) + "{")
+    load = open_workload(path, num_prompts=2)
+    assert (load.source, load.prefix_block, load.last_arrival_us) == ("mooncake", 512, 1_500_000.0)
+    with pytest.raises(InputError, match=r"x\.jsonl:3: "):
+        open_workload(path)
+
+
 def test_one_prompt_of_one_block_needs_no_unit():
     load = open_workload(FILES / "18-mooncake-float-lengths.jsonl")
     assert rows(load) == [("r0", 0.0, 16, 4, (1,))]
