@@ -287,6 +287,17 @@ def test_a_log_of_two_kinds_is_refused(file):
         read_record(file("x", RECORD + ITERATION.format(0)))
 
 
+def test_a_file_of_a_folder_that_is_refused_is_skipped_with_the_reason(tmp_path):
+    run_folder(tmp_path / "run", step(0))
+    (tmp_path / "x.log").write_text(RECORD + ITERATION.format(0))
+    found = look_for_runs([tmp_path])
+    assert [path.name for path in found.runs] == ["run"]
+    [line] = skipped_lines(found.skipped)
+    assert line.startswith(
+        "skipped x.log: looks like a log of a patched schedule(), one dict a call, and like"
+    )
+
+
 def test_a_text_that_quotes_a_few_lines_says_so(file):
     prose = "We saw this in production,\nafter an upgrade of the driver:\n\n"
     [trace] = read_record(file("a.md", prose + ITERATION.format(5) + "What is wrong?\n"))
