@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.fleet.inputs import find_fleet
-from schedtrace.present.pages.what_if import answer
+from schedtrace.present.pages.what_if import fleet_answer
 from schedtrace.whatif.fleet import fleet_load, fleet_replay
 from tests.simulated_fleet import PlannedEngine, record_engine
 
@@ -31,7 +31,7 @@ def test_an_even_router_is_faster_and_the_baseline_keeps_the_recorded_assignment
     assert recorded.finished == routed.finished == load.requests
     figure = routed.figure(replays.baseline.judged_by)
     assert figure.low_frac <= figure.change_frac < 0
-    assert answer(replays).template.startswith("The router is")
+    assert fleet_answer(replays).template.startswith("The router is")
 
 
 def test_fewer_engines_are_slower(load):
