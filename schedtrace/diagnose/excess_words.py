@@ -89,6 +89,8 @@ OPERATIONS = {
 """Noun of each operation."""
 SECONDS = ("clock", "idle", "period", "since")
 """Features in seconds; the others are counts."""
+LEAST_GROWTH_US = 10.0
+"""Least time in microseconds that a sentence states for each unit, or each thousand or million of them."""
 FIRST_OF = {"prefill": "prefill", "used": "number of tokens"}
 """Tokens whose first sizes are features, in words."""
 MINUTES = {
@@ -185,7 +187,7 @@ def trend(excess: "PartExcess", effect: "Effect", each_us: float, share: float) 
             **({"operation": OPERATIONS[term.feature.detail]} if term.feature.kind == "since" else {}),
         )
     else:
-        grows = say("grows by {each:us} for each {noun}", each=each_us, noun=term_noun(term))
+        grows = _per_units(term, each_us)
     return say(
         "Time {where} {grows}, up to {most:us} beyond what a step's work explains ({span}): {share:%} of the "
         "requests' time.",
@@ -195,6 +197,14 @@ def trend(excess: "PartExcess", effect: "Effect", each_us: float, share: float) 
         span=Steps(int(steps[0]), int(steps[-1])),
         share=share,
     )
+
+
+def _per_units(term: "Term", each_us: float) -> Message:
+    """Return by how much a time grows, for as many units as take 10 us or more."""
+    units = next((units for units in (1, 1000) if each_us * units >= LEAST_GROWTH_US), 1_000_000)
+    if units == 1 or term.feature.kind not in ("length", *NOUNS):
+        return say("grows by {each:us} for each {noun}", each=each_us, noun=term_noun(term))
+    return say("grows by {each:us} for each {count}", each=each_us * units, count=term_count(term, units))
 
 
 def tie_clause(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:

@@ -171,6 +171,7 @@ def _find(timeline: Timeline) -> Findings:
     alone = nothing and evidence.shareable_tokens == 0 and not hides_shared  # no cache would help
     again = evidence.evicted_tokens + (evidence.missed_tokens or 0 if missed else 0)
     share = _share(timeline, shown, evidence.missed_tokens or 0) if missed else None
+    dropped = evidence.dropped_tokens or None
     yield step_finding(
         timeline,
         shown,
@@ -179,7 +180,7 @@ def _find(timeline: Timeline) -> Findings:
         if again
         else "No prefix cache hits[: {salted:n} of {requests:n request} had a cache salt]",
         verdict="{tokens:n token} that had been computed before [{dropped:!}were not in the prefix cache "
-        "and ]were computed again[, which took {felt:%} of the requests' time][; {dropped:n} of them are in "
+        "and ]were computed again[, which took {felt:%} of the requests' time][; {dropped} of them are in "
         "the last cached block of each prompt, which vLLM does not reuse with drafts of this kind]"
         "[{too_many:?}: what prompts share takes {needed_blocks:n} of {usable_blocks:n block}"
         "[{ends_fit:?}, and {shared_end_blocks:n} if sliding "
@@ -191,7 +192,10 @@ def _find(timeline: Timeline) -> Findings:
         count=shown["step"].n_unique(),
         tokens=again,
         message=joined(_sentences(evidence, block_size, missed=missed, nothing=nothing)),
-        values={"felt": _felt(share), "dropped": evidence.dropped_tokens or None},
+        values={
+            "felt": _felt(share),
+            "dropped": "all" if dropped == again else dropped and say("{dropped:n}", dropped=dropped),
+        },
         advice=_advice(timeline, evidence, block_size, missed=missed, nothing=nothing),
         example="{request_id:id} found {found_tokens:n} of "
         "{computed_before_tokens:n token/tokens that had been computed before} in {at}.",

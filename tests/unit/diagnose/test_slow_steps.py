@@ -131,6 +131,20 @@ def test_one_request_that_slows_the_steps(found, recorded_words):
     recorded_words(finding.title, finding.advice)
 
 
+def test_a_time_that_grows_by_less_than_is_read_for_each_unit(found, recorded_words):
+    """The host takes 0.2 us for each token of context, of which r has 1,000 more in every step."""
+    lines = decodes(SIZES)
+    for number, line in enumerate(lines):
+        line.requests.append(ScheduledRequest("r", 1000 * number, 1000, "running"))
+        line.schedule_us = 100 + 200 * number
+        line.output_us += line.schedule_us
+    lines[0].arrived.append(arrival("r", 0, prompt_tokens=160_000))
+    findings = found(CODE, *lines)
+    [host] = [finding for finding in findings if finding.evidence.part == "schedule"]
+    assert host.evidence.trend
+    recorded_words(host.verdict)
+
+
 ADAPTERS = {"lora_config.max_loras": 2, "lora_config.max_cpu_loras": 4}
 
 
