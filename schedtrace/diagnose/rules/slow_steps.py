@@ -27,6 +27,7 @@ from schedtrace.diagnose.gains import sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed_settings import async_scheduling, current_value_note, more_adapters
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, step_finding
+from schedtrace.diagnose.rules.spec_decode import larger_steps
 from schedtrace.model.message import NOTHING, Message, Number, Request, Steps, joined
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
@@ -204,7 +205,7 @@ def _find(timeline: Timeline) -> Findings:
         if has_phases and is_clock_range(effect.explanation):
             continue  # the finding about all phases names this phase
         share = min(1.0, effect.felt_us / timeline.requests_us)
-        if share < LEAST_FRAC or _first_steps(timeline, excess, effect):
+        if share < LEAST_FRAC or _first_steps(timeline, excess, effect) or _drafts_lose(timeline, effect):
             continue
         evidence: SlowSteps = _evidence(timeline, excess, effect)
         subject = steps_subject(excess, effect)
@@ -341,6 +342,12 @@ def _when(phases: list[SlowPhase]) -> Message:
         last=later[-1].begin_us if later else None,
         last_steps=later[-1].stretch if later else NOTHING,
     )
+
+
+def _drafts_lose(timeline: Timeline, effect: "Effect") -> bool:
+    """Return whether the time goes with drafts only, of which ``spec-decode`` reports that they lose it."""
+    is_drafts = effect.explanation.feature_families == {"drafts"}
+    return is_drafts and larger_steps(timeline) is not None
 
 
 def _first_steps(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> bool:

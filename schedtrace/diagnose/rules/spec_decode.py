@@ -9,10 +9,11 @@ from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, share_of_requests, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message, joined
-from schedtrace.model.report import Advice, Evidence
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
+from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_STEPS = 20
 LEAST_CHANGE = 0.02
@@ -23,6 +24,15 @@ CERTAIN = 4.0
 """Least number of standard deviations by which a rank correlation differs from chance."""
 LEAST_FALL = 0.1
 """Least part of the tokens per step and request that falling acceptance takes away."""
+LEAST_ABOVE = 0.2
+"""Least gain of larger steps without drafts: a number of drafts that depends on the batch costs vLLM the full
+CUDA graphs of decode steps.
+"""
+LEAST_ABOVE_FRAC = 0.05
+"""Least share of the busy time that larger steps lose by drafts."""
+MOST_BENDS = 30
+"""Number of token counts at which the cost of a decode token may rise."""
+PER_BATCH = "num_speculative_tokens_per_batch_size"
 
 
 class DraftStep(StepExample, kw_only=True):
@@ -63,6 +73,8 @@ class SpecDecode(Evidence, kw_only=True):
     """Output rate in these steps."""
     without_drafts_tokens_per_s: float
     """Output rate that the step-time model predicts without drafts."""
+    from_requests: int | None
+    """Least number of requests of these steps, if drafts pay in smaller steps; None: all sizes are judged."""
     draft_slot_steps: int
     """Number of steps that refused a request with cause ``input_budget``: some drafting methods take slots
     of the budget besides the tokens."""
@@ -76,63 +88,158 @@ def _find(timeline: Timeline) -> Findings:
     model, steps = timeline.step_time, _draft_steps(timeline)
     if model is None or steps.height < FEWEST_STEPS or not model.per_decode_token_us:
         return
-    requests, drafts, output, busy_us = (
-        int(steps[name].sum()) for name in ("total_requests", "draft_tokens", "output_tokens", "busy_us")
+    costs = _Costs(steps, model.per_decode_token_us * pl.col("draft_tokens"), model.error_frac)
+    if costs.loses:
+        yield _finding(timeline, costs)
+    elif (above := larger_steps(timeline)) is not None:
+        yield _finding(timeline, above)
+    elif (fall := _falling_acceptance(timeline, costs.drafts / costs.requests)) is not None:
+        yield _finding(timeline, costs, fall)
+
+
+class _Costs:
+    """Cost of the drafts of some steps.
+
+    Args:
+        steps: Steps that verified drafts.
+        draft_us: Time that the drafts of a step take, in microseconds.
+        error_frac: Typical relative error of this time's model.
+        from_requests: Least number of requests of these steps, if smaller steps are left out.
+    """
+
+    def __init__(
+        self, steps: pl.DataFrame, draft_us: pl.Expr, error_frac: float, from_requests: int | None = None
+    ) -> None:
+        self.steps, self.error_frac, self.from_requests = steps, error_frac, from_requests
+        names = ("total_requests", "draft_tokens", "output_tokens", "busy_us")
+        self.requests, self.drafts, self.output, self.busy_us = (int(steps[name].sum()) for name in names)
+        self.token_us = float(steps.select(draft_us.sum()).item()) / max(self.drafts, 1)
+        plain_us = self.busy_us - self.token_us * self.drafts
+        self.rate = self.output / self.busy_us * 1e6
+        self.plain_rate = self.requests / plain_us * 1e6 if plain_us > 0 else 0.0
+
+    @property
+    def change(self) -> float:
+        """Relative change of the output rate without drafts."""
+        return self.plain_rate / self.rate - 1 if self.rate and self.plain_rate else 0.0
+
+    @property
+    def loses(self) -> bool:
+        """Whether the steps would finish more tokens a second without drafts."""
+        return self.change > max(LEAST_CHANGE, self.error_frac)
+
+
+@made_once
+def larger_steps(timeline: Timeline) -> _Costs | None:
+    """Return the cost of drafts from the batch size on at which they begin to lose; None if it is little.
+
+    A device that reads its weights while it computes takes no longer for some tokens more, and then longer
+    for each. So the time that a step would take without its drafts is that of steps with as many tokens.
+    """
+    steps = _draft_steps(timeline)
+    if steps.height < FEWEST_STEPS or (bent := _bent_costs(steps)) is None:
+        return None
+    draft_us, error_frac = bent
+    lost = pl.col("busy_us") - (pl.col("busy_us") - draft_us) * pl.col("output_tokens") / pl.col(
+        "total_requests"
     )
-    plain_us = busy_us - model.per_decode_token_us * drafts
-    if plain_us <= 0:
-        return
-    rate, plain_rate = output / busy_us * 1e6, requests / plain_us * 1e6
-    change = plain_rate / rate - 1 if rate else 0.0
-    loses = change > max(LEAST_CHANGE, model.error_frac)
-    accepted = max(0, output - requests)
-    fall = _falling_acceptance(timeline, drafts / requests)
-    if not loses and fall is None:
-        return
+    by_size = steps.group_by(size="total_requests").agg(lost_us=lost.sum()).sort("size", descending=True)
+    total_us = by_size["lost_us"].cum_sum()
+    most = total_us.arg_max()
+    if most is None or most == by_size.height - 1 or total_us[most] < LEAST_ABOVE_FRAC * timeline.busy_us:
+        return None
+    size = int(by_size["size"][most])
+    larger = steps.filter(pl.col("total_requests") >= size)
+    costs = _Costs(larger, draft_us, error_frac, size)
+    return costs if larger.height >= FEWEST_STEPS and costs.change >= max(LEAST_ABOVE, error_frac) else None
+
+
+def _bent_costs(steps: pl.DataFrame) -> tuple[pl.Expr, float] | None:
+    """Return the time that the drafts of a step take by a model with a bend, and the model's typical error.
+
+    Up to some number of tokens a token costs one time, beyond it more. None without a rise.
+    """
+    import numpy as np  # noqa: PLC0415  # most runs have no drafts
+    from scipy.optimize import nnls  # noqa: PLC0415  # as above
+
+    tokens, context, busy = (
+        steps[name].to_numpy().astype(float) for name in ("decode_tokens", "context_tokens", "busy_us")
+    )
+    bends = np.linspace(tokens.min(), tokens.max(), MOST_BENDS + 2)[1:-1]
+    fits = []
+    for bend in bends:
+        work = np.column_stack([np.ones(len(tokens)), tokens, np.clip(tokens - bend, 0, None), context])
+        size = np.maximum(work.max(axis=0), 1.0)
+        costs, distance = nnls(work / size / busy[:, None], np.ones(len(busy)))
+        fits.append((distance, float(bend), costs / size, work))
+    _, bend, costs, work = min(fits, key=lambda fit: fit[0])
+    if not costs[2]:
+        return None
+    plain = pl.col("decode_tokens") - pl.col("draft_tokens")
+    beyond = (pl.col("decode_tokens") - bend).clip(0) - (plain - bend).clip(0)
+    error_frac = float(np.median(np.abs(work @ costs - busy) / busy))
+    return float(costs[1]) * pl.col("draft_tokens") + float(costs[2]) * beyond, error_frac
+
+
+def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> Finding:
+    """Return the finding that drafts lose or, with ``fall``, that fewer and fewer are accepted."""
+    steps, loses = costs.steps, fall is None
+    accepted = max(0, costs.output - costs.requests)
+    if costs.loses and costs.from_requests is None:
+        fall = _falling_acceptance(timeline, costs.drafts / costs.requests)
     of_slots = timeline.exits.filter("refusal").filter(pl.col("cause") == str(Cause.INPUT_BUDGET))
     settings = timeline.header.settings
     evidence = SpecDecode(
         method=settings.get("speculative_config.method"),
         num_speculative_tokens=settings.get("speculative_config.num_speculative_tokens"),
-        draft_tokens=drafts,
+        draft_tokens=costs.drafts,
         accepted_tokens=accepted,
-        acceptance_frac=accepted / drafts,
+        acceptance_frac=accepted / costs.drafts,
         early_frac=None if fall is None else fall.early,
         late_frac=None if fall is None else fall.late,
-        wasted_frac=(drafts - accepted) / int(steps["used_tokens"].sum()),
-        verify_us_per_token=model.per_decode_token_us,
-        output_tokens_per_s=rate,
-        without_drafts_tokens_per_s=plain_rate,
+        wasted_frac=(costs.drafts - accepted) / int(steps["used_tokens"].sum()),
+        verify_us_per_token=costs.token_us,
+        output_tokens_per_s=costs.rate,
+        without_drafts_tokens_per_s=costs.plain_rate,
+        from_requests=costs.from_requests,
         draft_slot_steps=of_slots["step"].n_unique(),
         draft_slot_tokens=int(of_slots.unique("step", keep="last")["budget_left"].sum()),
         examples=DraftStep.largest(steps, "busy_us"),
     )
-    speed = rate / plain_rate if loses or fall is None else fall.speed(accepted / drafts)
-    lost_us = busy_us * (1 - speed)
-    yield step_finding(
+    speed = costs.rate / costs.plain_rate if loses or fall is None else fall.speed(accepted / costs.drafts)
+    lost_us = costs.busy_us * (1 - speed)
+    return step_finding(
         timeline,
         steps,
         evidence,
-        title="Drafts cost more than they give" if loses else "Fewer and fewer drafts are accepted",
-        verdict="Speculative decoding slows this run: {acceptance_frac:%} of its draft tokens are "
-        "accepted, and decode steps would finish {change:%} more tokens a second without them."
+        title="Drafts cost more than they give[ from {from_requests:n request} on]"
+        if loses
+        else "Fewer and fewer drafts are accepted",
+        verdict="[In steps of {from_requests:n request} and more, speculative][{from_requests:!}Speculative] "
+        "decoding slows this run: {acceptance_frac:%} of its draft tokens are "
+        "accepted, and decode steps would finish {change:%} more tokens a second without them"
+        "[; in steps of {fewer:n request} and fewer, drafts pay]."
         if loses
         else "Speculative decoding gets worse over time: {early_frac:%} of the draft tokens of the first "
         "quarter of the requests were accepted, {late_frac:%} of those of the last quarter.",
         share_frac=_share(timeline, steps, speed),
         holder=_holder(evidence),
-        tokens=drafts - accepted,
+        tokens=costs.drafts - accepted,
         message="{steps:n step} without prefill verified {draft_tokens:n draft token} and accepted "
         "{accepted_tokens:n}. By the model of step times, a draft token takes {verify_us_per_token:us}; "
         "the drafter's own time is not in the trace"
         + (", so the loss is at least this." if loses else ".")
         + "[ Acceptance falls with the order in which requests finish, from {early:%} of the first quarter "
         "to {late_frac:%} of the last.]",
-        values={"change": change, "early": evidence.early_frac if loses else None},
-        advice=_advice(evidence, loses=loses),
+        values={
+            "change": costs.change,
+            "early": evidence.early_frac if loses else None,
+            "fewer": costs.from_requests and costs.from_requests - 1,
+        },
+        advice=_advice(timeline, evidence, loses=loses),
         example="{at} verified {draft_tokens:n draft token} for {total_requests:n request} in "
         "{busy_us:us} and finished {output_tokens:n token}.",
-        cost=Cost(lost_us / 1e3, lost_us / timeline.busy_us, model.error_frac if loses else None),
+        cost=Cost(lost_us / 1e3, lost_us / timeline.busy_us, costs.error_frac if loses else None),
     )
 
 
@@ -173,22 +280,43 @@ def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
     return fall if 1 - fall.speed(late) >= LEAST_FALL else None
 
 
-def _advice(evidence: SpecDecode, *, loses: bool) -> list[Advice]:
+def _advice(timeline: Timeline, evidence: SpecDecode, *, loses: bool) -> list[Advice]:
     """Return the advice: run without drafts if they cost time, and try what shows why acceptance falls."""
     advice = []
-    if loses:
-        advice += [
+    if evidence.from_requests is not None:
+        if _may_depend_on_batch(timeline.header):
+            most = evidence.num_speculative_tokens or 0
+            advice.append(
+                advise(
+                    "{option:setting} of {schedule:code} in {config:setting}: no drafts in larger batches.",
+                    option=PER_BATCH,
+                    schedule=f"[[1, {evidence.from_requests - 1}, {most}], "
+                    f"[{evidence.from_requests}, {timeline.seats}, 0]]",
+                    config="--speculative-config",
+                    costs=""
+                    if timeline.header.settings.get("use_v2_model_runner")
+                    else "Without {runner:setting}, vLLM then runs decode steps without full CUDA graphs.",
+                    runner="VLLM_USE_V2_MODEL_RUNNER=1",
+                )
+            )
+    elif loses:
+        advice.append(
             advise(
                 "Run without {option}[ (now {method} with {num_speculative_tokens:n token})].",
                 evidence,
                 setting="speculative_config",
                 costs="Requests whose drafts are accepted often get slower.",
-            ),
+            )
+        )
+    if loses:
+        advice.append(
             advise(
-                "Or draft fewer tokens with {tokens:setting}: later drafts are accepted less often.",
+                "[{alone:!}Or draft][{alone:?}Draft] fewer tokens with {tokens:setting}: later drafts are "
+                "accepted less often.",
                 tokens="num_speculative_tokens",
-            ),
-        ]
+                alone=not advice,
+            )
+        )
     if evidence.late_frac is not None:
         advice.append(
             advise(
@@ -198,6 +326,12 @@ def _advice(evidence: SpecDecode, *, loses: bool) -> list[Advice]:
             )
         )
     return advice
+
+
+def _may_depend_on_batch(header: Header) -> bool:
+    """Return whether vLLM has a schedule of drafts by batch size, does not use it, and would accept it."""
+    name = f"speculative_config.{PER_BATCH}"
+    return header.settings.get(name, True) is None and (header.data_parallel_size or 1) == 1
 
 
 def _draft_steps(timeline: Timeline) -> pl.DataFrame:
