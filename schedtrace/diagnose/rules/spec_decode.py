@@ -29,7 +29,7 @@ LEAST_ABOVE = 0.2
 CUDA graphs of decode steps.
 """
 LEAST_ABOVE_FRAC = 0.05
-"""Least share of the busy time that larger steps lose by drafts."""
+"""Least share of the busy time that larger steps lose by drafts, and that smaller ones gain."""
 MOST_BENDS = 30
 """Number of token counts at which the cost of a decode token may rise."""
 PER_BATCH = "num_speculative_tokens_per_batch_size"
@@ -88,11 +88,13 @@ def _find(timeline: Timeline) -> Findings:
     model, steps = timeline.step_time, _draft_steps(timeline)
     if model is None or steps.height < FEWEST_STEPS or not model.per_decode_token_us:
         return
-    costs = _Costs(steps, model.per_decode_token_us * pl.col("draft_tokens"), model.error_frac)
-    if costs.loses:
-        yield _finding(timeline, costs)
-    elif (above := larger_steps(timeline)) is not None:
+    linear = model.per_decode_token_us * pl.col("draft_tokens"), model.error_frac
+    bent = _bent_costs(steps)
+    costs = _Costs(steps, *(bent if bent is not None and bent[1] < model.error_frac else linear))
+    if (above := larger_steps(timeline)) is not None:
         yield _finding(timeline, above)
+    elif costs.loses:
+        yield _finding(timeline, costs)
     elif (fall := _falling_acceptance(timeline, costs.drafts / costs.requests)) is not None:
         yield _finding(timeline, costs, fall)
 
@@ -131,7 +133,9 @@ class _Costs:
 
 @made_once
 def larger_steps(timeline: Timeline) -> _Costs | None:
-    """Return the cost of drafts from the batch size on at which they begin to lose; None if it is little.
+    """Return the cost of drafts from the batch size on at which they begin to lose.
+
+    None if they lose little there, or gain little in smaller batches.
 
     A device that reads its weights while it computes takes no longer for some tokens more, and then longer
     for each. So the time that a step would take without its drafts is that of steps with as many tokens.
@@ -146,7 +150,8 @@ def larger_steps(timeline: Timeline) -> _Costs | None:
     by_size = steps.group_by(size="total_requests").agg(lost_us=lost.sum()).sort("size", descending=True)
     total_us = by_size["lost_us"].cum_sum()
     most = total_us.arg_max()
-    if most is None or most == by_size.height - 1 or total_us[most] < LEAST_ABOVE_FRAC * timeline.busy_us:
+    least_us = LEAST_ABOVE_FRAC * timeline.busy_us
+    if most is None or total_us[most] < least_us or total_us[most] - total_us[-1] < least_us:
         return None
     size = int(by_size["size"][most])
     larger = steps.filter(pl.col("total_requests") >= size)
@@ -175,10 +180,16 @@ def _bent_costs(steps: pl.DataFrame) -> tuple[pl.Expr, float] | None:
     _, bend, costs, work = min(fits, key=lambda fit: fit[0])
     if not costs[2]:
         return None
-    plain = pl.col("decode_tokens") - pl.col("draft_tokens")
-    beyond = (pl.col("decode_tokens") - bend).clip(0) - (plain - bend).clip(0)
+    base_us, token_us, more_us, context_us = (float(cost) for cost in costs)
+
+    def expected_us(tokens: pl.Expr) -> pl.Expr:
+        beyond = (tokens - bend).clip(0)
+        return base_us + token_us * tokens + more_us * beyond + context_us * pl.col("context_tokens")
+
+    undrafted = expected_us(pl.col("decode_tokens") - pl.col("draft_tokens"))
+    drafts_frac = 1 - undrafted / expected_us(pl.col("decode_tokens"))
     error_frac = float(np.median(np.abs(work @ costs - busy) / busy))
-    return float(costs[1]) * pl.col("draft_tokens") + float(costs[2]) * beyond, error_frac
+    return pl.col("busy_us") * drafts_frac, error_frac
 
 
 def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> Finding:
