@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from schedtrace.diagnose.excess_candidates import Explanation
+from schedtrace.diagnose.excess_candidates import Explanation, Term
 from schedtrace.diagnose.excess_features import (
     BETWEEN,
+    CAUSE,
     EXECUTION,
     HOST_PARTS,
     LEAST_ERROR,
@@ -56,6 +57,14 @@ FEWEST_OF_REQUEST = 20
 """Fewest steps with a suspected request, and without it."""
 FEWEST_BESIDE = 5
 """Fewest steps before a suspected request starts, and after it ends."""
+FEWEST_MARKED, FEWEST_MARKED_TIMES = 10, 5
+"""Fewest slow steps that share a fact, and fewest separate times at which it holds and a step is slow."""
+LEAST_MARKED, MOST_MARKED, HALF = 0.95, 0.3, 0.5
+"""Least share of the slow steps that have the fact, most of all steps, and least of the times at which it
+holds that have a slow step.
+"""
+ABOUT_AS_FEW = 1.1
+"""Factor up to which facts mark about as few steps; the first of them is named."""
 WINDOW = 20
 """Steps compared on either side of a request's start and end."""
 
@@ -424,3 +433,49 @@ def every_effect(timeline: Timeline) -> Sequence[tuple[PartExcess, Effect]]:
     """Return all effects with the excess of their part, the most costly first."""
     effects = [(excess, effect) for excess in part_excesses(timeline) for effect in excess.effects]
     return sorted(effects, key=lambda pair: -pair[1].felt_us)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedMark:
+    """Recorded fact that slow steps share, and that few other steps have."""
+
+    term: Term
+    inside: int
+    """Number of these slow steps that have it."""
+    all_frac: float
+    """Share of all steps that have it."""
+
+
+def shared_mark(timeline: Timeline, numbers: pl.Series) -> SharedMark | None:
+    """Return the fact that nearly all of these slow steps have, if it is no coincidence; None otherwise.
+
+    Steps may have it and not be slow: it is what makes steps slow at times. The search for effects looks for
+    facts that make nearly every step slow.
+
+    Args:
+        timeline: Timeline of the engine.
+        numbers: Numbers of the slow steps.
+    """
+    steps = judged_steps(timeline)
+    slow = steps["step"].is_in(numbers.implode())
+    if slow.sum() < FEWEST_MARKED:
+        return None
+    places = np.union1d(sampled_rows(steps.height), np.flatnonzero(slow))
+    sample, is_slow = steps[places], slow.to_numpy()[places]
+    weights = np.where(is_slow, 1.0, (~slow).sum() / max((~is_slow).sum(), 1))
+    marks = []
+    for feature in features(timeline, sample, []):
+        has = feature.values > 0
+        inside, share = int(has[is_slow].sum()), float(weights[has].sum() / weights.sum())
+        begins = np.flatnonzero(np.diff(has, prepend=False) & has)
+        slow_in = np.add.reduceat(has & is_slow, begins) > 0 if len(begins) else np.zeros(0, bool)
+        if (
+            feature.role == CAUSE
+            and inside >= LEAST_MARKED * is_slow.sum()
+            and share <= MOST_MARKED
+            and slow_in.sum() >= FEWEST_MARKED_TIMES
+            and slow_in.mean() >= HALF
+        ):
+            marks.append(SharedMark(Term(feature, 0.0), inside, share))
+    least = min((mark.all_frac for mark in marks), default=0.0)
+    return next((mark for mark in marks if mark.all_frac <= ABOUT_AS_FEW * least), None)

@@ -83,6 +83,7 @@ KINDS = {
     "decode_only": FeatureKind(CAUSE, "prefill"),
     "mixed": FeatureKind(CAUSE, "mixed"),
     "encoder": FeatureKind(CAUSE, "encoder"),
+    "compiling": FeatureKind(CAUSE, "grammars"),
     "exits": FeatureKind(CAUSE, "exits"),
     "loads": FeatureKind(CAUSE, "connector"),
     "preemptions": FeatureKind(CAUSE, "preemptions"),
@@ -375,9 +376,20 @@ def _listed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     for kind, rows in lists.items():
         if "step" in rows.columns and rows.height:
             yield Feature(kind, _counts(steps, rows))
+    if "grammars" in timeline.lists:
+        yield Feature("compiling", _compiling(timeline, steps))
     if "admitted" in timeline.lists:
         admitted = timeline.lists["admitted"].select("step", "external_tokens").collect()
         yield Feature("external", _counts(steps, admitted, "external_tokens"))
+
+
+def _compiling(timeline: Timeline, steps: pl.DataFrame) -> Array:
+    """Return the number of grammars that other threads compiled during each step."""
+    times = timeline.lists["grammars"].select("started_us", "compiled_us").collect()
+    begin, end = (np.sort(times[name].to_numpy()) for name in times.columns)
+    until_us = steps.select(pl.coalesce("output_us", "end_us")).to_series().to_numpy()
+    started = np.searchsorted(begin, until_us, side="left")
+    return (started - np.searchsorted(end, steps["start_us"].to_numpy(), side="right")).astype(float)
 
 
 def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:

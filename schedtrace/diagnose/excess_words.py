@@ -46,6 +46,7 @@ NOUNS = {
     "not_ready": ("request that is not ready", "requests that are not ready"),
     "loads": ("event of a KV load", "events of KV loads"),
     "preemptions": ("preemption", None),
+    "compiling": ("grammar that is being compiled", "grammars that are being compiled"),
     "grammars": ("compiled grammar", None),
     "arrivals": ("arrival", None),
     "finishes": ("finished request", None),
@@ -212,6 +213,14 @@ def tie_clause(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:
     return say("by their number of {what}", what=term_nouns(term)) if slope else term_clause(excess, term)
 
 
+def mark_clause(term: "Term") -> Message:
+    """Return a fact that steps have, as a clause that follows ``steps``."""
+    kind = term.feature.kind
+    return (
+        say("steps " + FLAGS[kind][0]) if kind in FLAGS else say("steps with {what}", what=term_nouns(term))
+    )
+
+
 def term_nouns(term: "Term") -> Message:
     """Return the noun of a feature in the plural."""
     kind, detail = term.feature.identity
@@ -285,6 +294,7 @@ COMPARED = {
         "lora",
         "adapter_slots",
         "adapter_reads",
+        "compiling",
         "grammars",
         "sessions",
         "request",

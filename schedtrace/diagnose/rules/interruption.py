@@ -7,11 +7,12 @@ requests that it preempted waited and computed again.
 import re
 from collections.abc import Mapping
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.excess_words import mark_clause
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import (
     StepExample,
@@ -21,6 +22,7 @@ from schedtrace.diagnose.rules.common import (
     step_finding,
 )
 from schedtrace.diagnose.rules.front_end import NAMES
+from schedtrace.diagnose.rules.slow_steps import remedies
 from schedtrace.model.message import NOTHING, Message, Number, Steps
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
@@ -32,6 +34,9 @@ from schedtrace.timeline.engine_states import starved_threads
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, total_us
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from schedtrace.diagnose.excess import SharedMark
 
 LEAST_FRAC = 0.01
 """Least share of the requests' time; a smaller share does not affect latencies."""
@@ -59,6 +64,9 @@ class Kind(NamedTuple):
 
 EXPERTS = "parallel_config.enable_eplb"
 """Setting with which vLLM rearranges the experts of a model among the ranks."""
+
+STEP_PARTS = {"device": "execution", "host_gap": "between"}
+"""Names of the parts of a step in ``slow-steps``, where they differ."""
 
 NOT_SLOW = (events.PAUSED, events.ASLEEP, events.CALLED, events.NO_CALL, events.HUNG, events.STALLED)
 """Kinds whose whole time counts, not only the time beyond the expected one."""
@@ -200,6 +208,14 @@ class Interruptions(Evidence, kw_only=True):
     """Stacks of the threads of engine and workers at that time."""
     examples: list[Interruption]
     """Longest interruptions."""
+    mark: str | None
+    """Compared feature of ``slow-steps`` that nearly all of these slow steps have; None: there is none."""
+    mark_detail: str
+    """Name of the exit, trait or adapter."""
+    marked: int
+    """Number of these steps that have it."""
+    marked_of_all_frac: float | None
+    """Share of all steps that have it."""
     short_ms: float | None
     """Time in which the engine was starved of processor time, if ``starved``."""
     threads: list[StarvedThread]
@@ -487,8 +503,13 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
     )
     shown = rows.unique("step", keep="first", maintain_order=True) if starving else rows
+    mark = _shared_mark(timeline, kind, rows)
     evidence = Interruptions(
         kind=kind,
+        mark=mark.term.feature.kind if mark else None,
+        mark_detail=mark.term.feature.detail if mark else "",
+        marked=mark.inside if mark else 0,
+        marked_of_all_frac=mark.all_frac if mark else None,
         first_step=rows["step"].min(),  # type: ignore[arg-type]  # of integers
         last_step=rows["step"].max(),  # type: ignore[arg-type]  # likewise
         times=shown.height,
@@ -513,24 +534,42 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         threads=_starved_threads(timeline) if starving else [],
     )
     words = KINDS.get(kind, SLOW)
+    clause = mark_clause(mark.term) if mark else NOTHING
     hangs = evidence.open and kind in (events.HUNG, events.STALLED)
     return step_finding(
         timeline,
         shown,
         evidence,
         title=words.title,
-        verdict=words.what + ": {share:%} of the requests' time.",
+        verdict=words.what + ": {share:%} of the requests' time.[ {marked:n} of them are {clause}; only "
+        "{marked_of_all_frac:%} of all steps are.]",
+        values={"clause": clause},
         share_frac=share,
         severity="critical" if hangs else severity_by_weight(None, share),
         leads=hangs,
         holder=_place(evidence.stacks),
         cause=kind,
         message=_message(evidence),
-        advice=[advise(words.advice or _advice(evidence), evidence)],
+        advice=_remedies(timeline, evidence, mark) or [advise(words.advice or _advice(evidence), evidence)],
         example=None if starving else "{length_us:us}, {begin_us:us} into the recording ({at}).",
         cost_ms=evidence.time_ms,
         cost_frac=time_us / timeline.busy_us if timeline.busy_us else None,
     )
+
+
+def _shared_mark(timeline: Timeline, kind: str, rows: pl.DataFrame) -> "SharedMark | None":
+    """Return what slow steps have in common, if it marks few other steps."""
+    if kind not in (events.PERIODIC, events.SCATTERED, events.EPISODE):
+        return None
+    from schedtrace.diagnose.excess import shared_mark  # noqa: PLC0415  # it loads NumPy
+
+    return shared_mark(timeline, rows["step"].unique())
+
+
+def _remedies(timeline: Timeline, evidence: Interruptions, mark: "SharedMark | None") -> list[Advice]:
+    """Return the advice for what slow steps have in common; empty if nothing is known."""
+    part = STEP_PARTS.get(evidence.part, evidence.part)
+    return remedies(timeline, part, [mark.term]) if mark else []
 
 
 def _cache_resets(timeline: Timeline) -> Findings:

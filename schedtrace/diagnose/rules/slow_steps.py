@@ -37,7 +37,7 @@ from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from schedtrace.diagnose.excess import Effect, PartExcess, StepPhase
-    from schedtrace.diagnose.excess_candidates import Explanation
+    from schedtrace.diagnose.excess_candidates import Explanation, Term
 
 LEAST_FRAC = 0.01
 """Least share of the requests' time that an effect must cost to be reported."""
@@ -519,7 +519,7 @@ def _advice(
         return [profile], None
     if evidence.batch_size is not None and excess.part == "execution":
         return _batch_advice(timeline, excess, evidence, profile)
-    advice = _remedies(timeline, excess, explanation) or [profile]
+    advice = remedies(timeline, excess.part, explanation.terms) or [profile]
     if evidence.starting:
         names = [say("{request}", request=Request(name)) for name in evidence.starting + evidence.ending]
         compare = (
@@ -542,21 +542,36 @@ def _profile(excess: "PartExcess", explanation: "Explanation") -> Advice:
     return advise(PROFILE, part="a step" if excess.part == "execution" else PARTS[excess.part][3:])
 
 
-def _remedies(timeline: Timeline, excess: "PartExcess", explanation: "Explanation") -> list[Advice]:
-    """Return what shortens steps with these conditions, or tells more; empty if nothing is known."""
-    kinds = {term.feature.kind for term in explanation.terms}
+def remedies(timeline: Timeline, part: str, terms: "Sequence[Term]") -> list[Advice]:
+    """Return what shortens steps with these conditions, or tells more; empty if nothing is known.
+
+    Args:
+        timeline: Timeline of the engine.
+        part: Part of the steps that is long.
+        terms: Conditions.
+    """
+    kinds = {term.feature.kind for term in terms}
     connector = timeline.header.settings.get("kv_transfer_config.kv_connector")
-    asks = any(term.feature.detail.startswith("connector") for term in explanation.terms)
+    asks = any(term.feature.detail.startswith("connector") for term in terms)
     if connector and (asks or kinds & {"loads", "parked"}):
         look = (
             "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of "
             "the scheduler changes it."
         )
-        return [advise(look, name=str(connector), where=PARTS[excess.part])]
+        return [advise(look, name=str(connector), where=PARTS[part])]
     places = [name for kind, name in ADAPTER_ROOM.items() if kind in kinds]
-    if more := [advice for name in places if (advice := more_adapters(timeline, name)) is not None]:
+    more = [advice for name in places if (advice := more_adapters(timeline, name)) is not None]
+    if "compiling" in kinds:
+        more.append(
+            advise(
+                "More processors for the engine, or a higher CPU limit of its container: [{threads:n thread}]"
+                "[{threads:!}threads] may compile grammars beside it. Fewer different grammars help, too.",
+                threads=timeline.header.grammar_threads,
+            )
+        )
+    if more:
         return more
-    if members := [term for term in explanation.terms if term.feature.kind in MEMBERS]:
+    if members := [term for term in terms if term.feature.kind in MEMBERS]:
         names = [
             say("{request}", request=Request(term.feature.detail))
             if term.feature.kind == "length"
@@ -571,7 +586,7 @@ def _remedies(timeline: Timeline, excess: "PartExcess", explanation: "Explanatio
             "({warmup:setting} of {run:code})."
         )
         return [advise(warm, warmup="--warmup", run="schedtrace run")]
-    if "encoder" in kinds and excess.part == "execution":
+    if "encoder" in kinds and part == "execution":
         elsewhere = (
             "An engine of its own for the encoder ({connector:setting}), or smaller inputs: all requests of "
             "a batch wait for its encoder."

@@ -10,7 +10,7 @@ from schedtrace.diagnose.excess_search import search
 from schedtrace.diagnose.rules.slow_steps import UnmarkedSteps
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Events, Exit, ScheduledRequest
-from schedtrace.model.trace_facts import Admission, Control
+from schedtrace.model.trace_facts import Admission, Control, Grammar
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, step
@@ -629,3 +629,30 @@ def test_a_step_encodes_what_it_takes_from_the_encoder_cache(view_of):
 
 def test_without_an_encoder_nothing_is_encoded(view_of):
     assert values_of(view_of(*single_decodes(4)), "encoder") == []
+
+
+COMPILING = [17, 61, 89, 140, 171, 233, 262, 307, 349, 380]
+"""Steps from which a grammar is compiled for six steps, of which one or two take 12 times as long."""
+
+
+def stalled_now_and_then(beside=()):
+    """Steps that stall at times, also at these numbers."""
+    slow = {start + offset for start in COMPILING for offset in (1, 4)[: 1 + start % 2]} | {*beside}
+    lines = decodes([1 + number % 8 for number in range(400)], lambda _, number: 12 if number in slow else 1)
+    for start in COMPILING:
+        grammar = Grammar("a", started_us=20_000 * start, compiled_us=20_000 * (start + 6) - 1)
+        lines[start + 6].grammars = [grammar]
+    return lines
+
+
+def test_what_all_slow_steps_have_in_common_though_not_all_such_steps_are_slow(found, recorded_words):
+    findings = found("interruption", *stalled_now_and_then(), grammar_threads=86)
+    [finding] = [one for one in findings if one.cause == "scattered"]
+    evidence = finding.evidence
+    assert (evidence.mark, evidence.marked, evidence.marked_of_all_frac) == ("compiling", 17, 60 / 400)
+    recorded_words(finding.verdict, *finding.advice)
+
+
+def test_slow_steps_elsewhere_have_nothing_in_common(found):
+    findings = found("interruption", *stalled_now_and_then(beside=(5, 205)))
+    assert [one.evidence.mark for one in findings if one.cause == "scattered"] == [None]
