@@ -32,6 +32,8 @@ LEAST_ABOVE_FRAC = 0.05
 """Least share of the busy time that larger steps lose by drafts, and that smaller ones gain."""
 MOST_BENDS = 30
 """Number of token counts at which the cost of a decode token may rise."""
+BETTER = 0.5
+"""Most error, as a share of the linear model's, with which the model with a bend replaces it."""
 PER_BATCH = "num_speculative_tokens_per_batch_size"
 
 
@@ -90,7 +92,7 @@ def _find(timeline: Timeline) -> Findings:
         return
     linear = model.per_decode_token_us * pl.col("draft_tokens"), model.error_frac
     bent = _bent_costs(steps)
-    costs = _Costs(steps, *(bent if bent is not None and bent[1] < model.error_frac else linear))
+    costs = _Costs(steps, *(bent if bent is not None and bent[1] <= BETTER * model.error_frac else linear))
     if (above := larger_steps(timeline)) is not None:
         yield _finding(timeline, above)
     elif costs.loses:
