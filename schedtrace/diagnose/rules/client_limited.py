@@ -23,6 +23,7 @@ FULL_FROM_FRAC, FULL_GAIN = 0.95, 0.25
 FEW = (
     "{client_words}; [{several:!}the engine[ has {seats:n seat} and] {works}]"
     "[{several:?}the engines have {seats:n seat}]"
+    "[; of the batches of the {engines:n} ranks in lock-step, {dummy_frac:%} hold no request]"
     "[; on average {in_flight:n1} of the pipeline's {depth:n} batches are in flight]."
 )
 FULL = (
@@ -69,6 +70,9 @@ class ClientPace(Evidence, kw_only=True):
     """Mean number of a pipeline's batches in flight; None: no pipeline, or not recorded."""
     pipeline_batches: int | None = None
     """Most batches in flight of the pipeline."""
+    dummy_frac: float | None = None
+    """Share of the ranks' batches that hold no request; None: as many requests are open as there are ranks,
+    or they do not run in lock-step."""
     most_gain_frac: float | None = None
     """Most throughput that more requests at once would gain, if that is little and the engine always works;
     None: more, or not known."""
@@ -84,6 +88,11 @@ ADVICE = {
 FILL_PIPELINE = (
     "{pipeline_batches:n} requests or more at once, one for each batch of the pipeline. A pipeline does not "
     "shorten the steps of a single request; {tensor:setting} instead of it does."
+)
+FILL_RANKS = (
+    "{engines:n} requests or more at once, one for each rank. A rank without a request runs dummy batches "
+    "and shortens no other rank's step; {tensor:setting} instead of {data:setting} does, if the model can be "
+    "split further."
 )
 LARGER_ROUNDS = "more requests in a round, or the next round before this one is done, to load {engine}"
 ELSEWHERE = "another engine, or fewer tokens per request, for more requests/s"
@@ -113,7 +122,7 @@ def _find_in_ranks(ranks: RecordedRanks) -> Findings:
         return
     load, seats = _load_of_ranks(ranks), sum(rank.seats for rank in ranks.each)
     if load is not None and _waits_for_clients(load, seats):
-        finding = _finding(load, seats, engines=len(ranks.each))
+        finding = _finding(load, seats, engines=len(ranks.each), dummy_frac=_dummy_frac(ranks, load))
         finding.count = sum(rank.steps.height for rank in ranks.each)
         finding.engine_rank = ranks.each[0].number
         finding.engine_ranks = [rank.number for rank in ranks.each]
@@ -141,6 +150,13 @@ def _load_of_ranks(ranks: RecordedRanks) -> OfferedLoad | None:
         latency_us / 1e3,
         rounds_of(largest, min(clients.clients, seats or clients.clients)) if is_barrier else None,
     )
+
+
+def _dummy_frac(ranks: RecordedRanks, load: OfferedLoad) -> float | None:
+    """Return the share of dummy batches if fewer requests are open than there are ranks in lock-step."""
+    if not ranks.lockstep or load.clients is None or load.clients.clients >= len(ranks.each):
+        return None
+    return int(ranks.dummies["batches"].sum()) / (len(ranks.each) * int(ranks.waves["passes"].sum()))
 
 
 def _working_frac(rank: RankSummary) -> float:
@@ -187,7 +203,14 @@ def _most_gain(timeline: Timeline, load: OfferedLoad) -> float | None:
     return gain if gain is not None and gain <= FULL_GAIN else None
 
 
-def _finding(load: OfferedLoad, seats: int, *, engines: int, timeline: Timeline | None = None) -> Finding:
+def _finding(
+    load: OfferedLoad,
+    seats: int,
+    *,
+    engines: int,
+    timeline: Timeline | None = None,
+    dummy_frac: float | None = None,
+) -> Finding:
     """Return the finding without its step count and rank, which the caller adds.
 
     Args:
@@ -195,6 +218,7 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int, timeline: Timeline 
         seats: Seats of all engines.
         engines: Number of engines.
         timeline: Timeline of the engine, if it is one.
+        dummy_frac: Share of the ranks' batches without a request, if fewer requests than ranks are open.
     """
     in_flight, depth = (None, None) if timeline is None else _in_flight(timeline)
     most_gain = None if timeline is None or load.rounds else _most_gain(timeline, load)
@@ -213,6 +237,7 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int, timeline: Timeline 
         engines=engines,
         batches_in_flight=in_flight,
         pipeline_batches=depth,
+        dummy_frac=dummy_frac,
         most_gain_frac=most_gain,
     )
     is_full = most_gain is not None and pattern != NONE
@@ -223,6 +248,8 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int, timeline: Timeline 
     remedy = LARGER_ROUNDS if load.rounds is not None and not leaves_places else ADVICE[pattern]
     lacks_batches = depth is not None and clients is not None and clients.clients < depth
     advice = ELSEWHERE if is_full else FILL_PIPELINE if lacks_batches else remedy
+    if dummy_frac is not None:
+        advice = FILL_RANKS
     places = seats if clients is None else min(seats or clients.clients, clients.clients)
     engine = "this engine" if engines == 1 else f"these {engines} engines"
     return finding_of(
@@ -244,7 +271,15 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int, timeline: Timeline 
         else "The client is the limit: " + (TIMES if pattern == NONE else ROUNDS if leaves_places else FEW),
         message=FITTED[pattern] + "The pattern is a hint: the trace does not see the client.",
         severity="info" if slower_frac is None else severity_by_weight(None, slower_frac),
-        advice=[advise(advice, evidence, engine=engine, tensor="--tensor-parallel-size")],
+        advice=[
+            advise(
+                advice,
+                evidence,
+                engine=engine,
+                tensor="--tensor-parallel-size",
+                data="--data-parallel-size",
+            )
+        ],
         engine_rank=0,
         count=0,
         trials=[],

@@ -5,12 +5,14 @@ import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules import RANK_RULES
+from schedtrace.model.manifest import write_manifest
 from schedtrace.model.report import Report
 from schedtrace.present.pages.report import MOST_LINES, WIDTH, report_page
 from schedtrace.read.run import read_run
 from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.timeline import make_timeline
 from tests import rank_traces
+from tests.makers import arrival, finish, header, manifest, step, write_trace
 from tests.rank_traces import prefills, write_ranks
 from tests.unit.diagnose.sentences import flat
 from tests.unit.present.test_goldens import text_of
@@ -319,3 +321,32 @@ def test_all_ranks_stop_at_intervals(report_of, settings, recorded_words):
     assert (finding.cause, finding.count, finding.engine_ranks) == ("periodic_of_all_ranks", 20, [0, 1])
     assert finding.cost_ms == pytest.approx(1000, rel=0.01)
     recorded_words(finding.title, finding.verdict, finding.message, *finding.advice)
+
+
+@pytest.mark.parametrize(("ranks", "dummy_frac"), [(2, 0.5), (1, None)])
+def test_fewer_requests_at_once_than_ranks_in_lockstep(tmp_path, ranks, dummy_frac, recorded_words):
+    """One client: each of its requests takes five common steps on rank 0, and then the next one comes."""
+    lines = [
+        step(
+            number,
+            start=10_000 * number,
+            back=9_900,
+            got={f"r{number // 5}": 1},
+            new=[] if number % 5 else [f"r{number // 5}"],
+            arrived=[] if number % 5 else [arrival(f"r{number // 5}", 10_000 * number - 20)],
+            finished=[finish(f"r{number // 5 - 1}", finished_us=10_000 * number - 50)]
+            if number % 5 == 0 < number
+            else [],
+            wave=0,
+            step_counter=number,
+        )
+        for number in range(100)
+    ]
+    for rank in range(ranks):
+        head = header(engine_rank=rank, data_parallel_size=ranks)
+        write_trace(tmp_path / "run" / f"engine-{rank}.jsonl", head, *([] if rank else lines))
+    write_manifest(tmp_path / "run", manifest())
+    findings = analyze_run(read_run(tmp_path / "run")).findings
+    [client] = [one for one in flat(findings) if one.code == "client-limited"]
+    assert (client.evidence.clients, client.evidence.dummy_frac) == (1, dummy_frac)
+    recorded_words(client.verdict, *client.advice)
