@@ -32,6 +32,8 @@ BURST = 2
 IDLE_FRAC = 0.5
 """Share of idle time from which an engine counts as waiting for its clients."""
 THINKS_MS = 1.0
+NEARLY_ALL = 0.95
+"""Least share of the requests that generate a single token to say so."""
 ROOM_FRAC = 0.9
 """Share of the working time that fuller steps would save from which an engine waits for its clients."""
 
@@ -75,6 +77,8 @@ class OfferedLoad:
     """Share of the time that the same work would take in steps as full as the fullest one; None without a
     model.
     """
+    one_token: bool = False
+    """Whether requests come in rounds and nearly all of them generate a single token."""
 
     @property
     def beyond_frac(self) -> float:
@@ -122,7 +126,11 @@ class OfferedLoad:
         if self.clients is None:
             return NOTHING
         think_ms, words = self.think_ms or 0.0, CLIENT_WORDS[self.clients.pattern]
-        values = {"thinks": think_ms >= THINKS_MS, "time": round(1e3 * think_ms)}
+        values = {
+            "thinks": think_ms >= THINKS_MS,
+            "time": round(1e3 * think_ms),
+            "one_token": self.one_token,
+        }
         return say(words, self.clients, **{name: values[name] for name in values if f"{{{name}:" in words})
 
     @property
@@ -171,13 +179,14 @@ def offered_load(timeline: Timeline) -> OfferedLoad:
         rounds_of(largest, min(clients.clients, timeline.seats or clients.clients)),
         fullest=fullest,
         at_fullest_frac=at_fullest,
+        one_token=clients.pattern == "barrier" and _one_token(timeline),
     )
 
 
 CLIENT_WORDS = {
     "loop": "{clients:n client} with one request open each, the next one "
     "[{thinks:?}{time:us} (median) after an answer][{thinks:!}at once]",
-    "barrier": "{clients:n request} at once, and the next ones "
+    "barrier": "{clients:n request} at once[{one_token:?}, each for one token], and the next ones "
     "[{thinks:?}{time:us} (median) after all are done][{thinks:!}when all are done]",
     "limit": "a queue in front of the engine that keeps at most {clients:n request} open",
     "sessions": "{clients:n session} with one request open each, the next {time:us} (mean) after an answer",
@@ -231,6 +240,13 @@ def came_at_once(timeline: Timeline) -> bool:
         done = steps["start_us"][int(DONE_FRAC * (steps.height - 1))]
         early.append(float((arrivals["queued_us"] <= done).mean() or 0.0))
     return bool(early) and min(early) >= BURST_FRAC
+
+
+def _one_token(timeline: Timeline) -> bool:
+    """Return whether nearly all requests generate one token; an engine that only prefills has no choice."""
+    outputs = timeline.finishes["output_tokens"].drop_nulls()
+    prefills = timeline.header.settings.get("kv_transfer_config.kv_role") == "kv_producer"
+    return not prefills and (outputs == 1).sum() >= NEARLY_ALL * max(1, outputs.len())
 
 
 def _requests(timeline: Timeline) -> pl.DataFrame:

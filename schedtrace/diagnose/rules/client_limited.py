@@ -94,6 +94,11 @@ FILL_RANKS = (
     "and shortens no other rank's step; {tensor:setting} instead of {data:setting} does, if the model can be "
     "split further."
 )
+MORE_TOKENS = (
+    "more texts in a round or, where a round continues the texts of the round before (as a beam search in "
+    "the client does), more tokens per request: each round gives a text one token and costs the client "
+    "{think_ms:ms}"
+)
 LARGER_ROUNDS = "more requests in a round, or the next round before this one is done, to load {engine}"
 ELSEWHERE = "another engine, or fewer tokens per request, for more requests/s"
 TITLES = {"barrier": "The client sends in rounds", "limit": "A queue in front holds requests back"}
@@ -246,6 +251,7 @@ def _finding(
         slower_frac = max(0.0, load.working_frac - load.at_fullest_frac)
     leaves_places = load.rounds is not None and load.rounds.empty_frac >= EMPTY_FROM_FRAC
     remedy = LARGER_ROUNDS if load.rounds is not None and not leaves_places else ADVICE[pattern]
+    remedy = MORE_TOKENS if load.one_token and load.think_ms else remedy
     lacks_batches = depth is not None and clients is not None and clients.clients < depth
     advice = ELSEWHERE if is_full else FILL_PIPELINE if lacks_batches else remedy
     if dummy_frac is not None:

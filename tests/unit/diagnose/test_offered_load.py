@@ -1,8 +1,11 @@
 """What a load asks of an engine: rates, the backlog, and who sets the pace."""
 
+import random
+
 import pytest
 
 from schedtrace.diagnose.offered_load import offered_load
+from schedtrace.diagnose.rules import RULES
 from tests.makers import arrival, finish, step
 
 
@@ -113,3 +116,40 @@ def test_requests_that_the_trace_does_not_hold_leave_it_unknown(view_of):
     timeline = one_by_one(view_of, every_us=1000, took_us=2000)
     timeline.requests_missing = True
     assert offered_load(timeline).pace == "unknown"
+
+
+def rounds_of_eight(outputs):
+    """Eight requests at once, done in one step of 1 to 20 ms; the next eight 2 to 8 ms later."""
+    draw, lines, at, done, ended = random.Random(7), [], 1000, [], 0  # noqa: S311  # repeatable
+    for number in range(20):
+        names = [f"r{number}{one}" for one in "abcdefgh"]
+        took = int(draw.uniform(1000, 20_000))
+        lines.append(
+            step(
+                number,
+                start=at + 20,
+                took=10,
+                back=took,
+                got=dict.fromkeys(names, 1),
+                new=names,
+                arrived=[arrival(name, at + 2 * place, at + 18) for place, name in enumerate(names)],
+                finished=[finish(name, finished_us=ended, output_tokens=outputs) for name in done],
+            )
+        )
+        done, ended = names, at + 20 + took
+        at = ended + int(draw.uniform(2000, 8000))
+    return lines
+
+
+@pytest.mark.parametrize("outputs", [1, 5])
+def test_rounds_of_requests_for_one_token(view_of, outputs, recorded_words):
+    view = view_of(*rounds_of_eight(outputs), max_num_running_reqs=16)
+    load = offered_load(view)
+    assert (load.clients.pattern, load.one_token) == ("barrier", outputs == 1)
+    [finding] = RULES["client-limited"](view)
+    recorded_words(load.summary, *finding.advice)
+
+
+def test_an_engine_that_only_prefills_has_no_choice(view_of):
+    settings = {"kv_transfer_config.kv_role": "kv_producer"}
+    assert not offered_load(view_of(*rounds_of_eight(1), settings=settings)).one_token
