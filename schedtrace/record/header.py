@@ -181,7 +181,7 @@ LISTED = {
     ),
 }
 """Recorded settings of parts that mostly concern a model's execution, and values that vLLM derives."""
-OF_EXPERTS = ("step_interval", "use_async")
+OF_EXPERTS = ("step_interval", "use_async", "policy", "communicator")
 """Recorded settings of the rearrangement of experts, if it is on."""
 MOST_ENTRIES = 512
 """Length of the longest list that is recorded; vLLM captures graphs of about 70 sizes."""

@@ -426,13 +426,22 @@ def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFram
         count=rows.height,
         engine_rank=fullest,
         engine_ranks=by_rank["rank"].sort().to_list(),
-        message="{times:n} of {passes:n common step} took {factor_of_work} times as long as the work of any "
-        "rank explains, {time_ms:ms} longer in total. Ranks in lock-step wait for each other: what holds one "
-        "up holds up all.",
+        message="{times:n} of {passes:n common step} took {factor_of_work} times as long as any rank's work "
+        "explains, {time_ms:ms} longer in total.",
         advice=_advice_for_passes(evidence, settings),
         example="{at} of rank {rank:n} took {length_us:us} longer, {factor:n1} times as long as expected.",
         cost_ms=evidence.time_ms,
         cost_frac=time_us / ranks.passes_us,
+    )
+
+
+def _may_move_beside_steps(settings: Mapping[str, Any]) -> bool:
+    """Return whether vLLM moves experts between steps, and would accept to move them while steps run."""
+    return (
+        settings.get("eplb_config.use_async") is False
+        and settings.get("eplb_config.policy") == "default"
+        and settings.get("eplb_config.communicator") not in ("torch_nccl", "pynccl")
+        and not settings.get("parallel_config.enable_elastic_ep")
     )
 
 
@@ -449,16 +458,16 @@ def _advice_for_passes(evidence: SlowPasses, settings: Mapping[str, Any]) -> lis
             "A larger {option:setting} (now {step_interval:n}).",
             evidence,
             option="--eplb-config.step_interval",
-            costs="Experts are balanced later when the load changes.",
+            costs="Experts are balanced later.",
         )
     ]
-    if settings.get("eplb_config.use_async") is False:
+    if _may_move_beside_steps(settings):
         advice.insert(
             0,
             advise(
                 "{option:setting} (now off): experts move while steps run.",
                 option="--eplb-config.use_async",
-                costs="Memory for weights on their way; only the default policy.",
+                costs="Memory for the moving weights.",
             ),
         )
     return advice

@@ -183,3 +183,4 @@ def test_how_often_experts_are_rearranged_is_recorded_if_they_are(on, interval):
     config.parallel_config.enable_eplb = on
     recorded = header_settings(SimpleNamespace(vllm_config=config))
     assert recorded.get("eplb_config.step_interval") == interval
+    assert recorded.get("eplb_config.policy") == (None if interval is None else "default")

@@ -307,13 +307,22 @@ def test_a_fixed_cost_of_prefills_makes_no_rank_with_short_prompts_slow(rank_cod
 
 
 EVERY_20TH = dict.fromkeys(range(19, 400, 20), 50_000)
-EXPERTS = {"parallel_config.enable_eplb": True, "eplb_config.step_interval": 20}
+EXPERTS = {
+    "parallel_config.enable_eplb": True,
+    "eplb_config.step_interval": 20,
+    "eplb_config.policy": "default",
+}
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, EXPERTS | {"eplb_config.use_async": False}, EXPERTS | {"eplb_config.step_interval": 300}],
-    ids=["nothing known", "experts", "another interval"],
+    [
+        {},
+        EXPERTS | {"eplb_config.use_async": False},
+        EXPERTS | {"eplb_config.use_async": False, "eplb_config.communicator": "pynccl"},
+        EXPERTS | {"eplb_config.step_interval": 300},
+    ],
+    ids=["nothing known", "experts", "experts that cannot move beside steps", "another interval"],
 )
 def test_all_ranks_stop_at_intervals(report_of, settings, recorded_words):
     report = report_of([[(2, 0), (3, 0)]] * 400, stops=EVERY_20TH, settings=settings)
