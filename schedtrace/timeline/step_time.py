@@ -17,6 +17,8 @@ FEWEST_STEPS = 20
 MOST_STEPS = 10_000
 """Maximum number of steps of a fit; of more steps, every second is used, or every third, and so on."""
 ROUNDS = 300
+BENDS = 30
+"""Number of token counts at which the cost of a decode token may rise."""
 RIDGE = 1e-8
 """Weight per step of a ridge term, which divides a cost evenly between features that the steps cannot
 distinguish.
@@ -135,6 +137,49 @@ def _base_bounds(rows: Any, measured: Any) -> tuple[float, float]:
             explains, beyond = (base, beyond) if fits else (explains, base)
         ends.append(float(resolved(np.array([explains]))[0]))
     return ends[0], ends[1]
+
+
+@dataclass(frozen=True)
+class BentTime:
+    """Time of a step that only decodes, on a device whose cost of a token rises; in microseconds."""
+
+    base_us: float
+    per_token_us: float
+    bend: float
+    """Number of tokens from which each costs more."""
+    per_token_beyond_us: float
+    """Additional cost of each token beyond."""
+    per_context_token_us: float
+    error_frac: float
+    """Median of ``abs(fitted - measured) / measured``."""
+
+    def predicted(self, tokens: pl.Expr) -> pl.Expr:
+        """Return the microseconds of each row of a frame with ``context_tokens`` if it had these tokens."""
+        beyond_us = self.per_token_beyond_us * (tokens - self.bend).clip(0)
+        context_us = self.per_context_token_us * pl.col("context_tokens")
+        return self.base_us + self.per_token_us * tokens + beyond_us + context_us
+
+
+def fit_bent_time(steps: pl.DataFrame) -> BentTime | None:
+    """Fit the time of steps without prefill; return None if it is unknown, or no token costs more."""
+    import numpy as np  # noqa: PLC0415  # as above
+    from scipy.optimize import nnls  # noqa: PLC0415  # as above
+
+    names = ("decode_tokens", "context_tokens", "busy_us")
+    used = steps.drop_nulls(names)
+    if used.height < FEWEST_STEPS:
+        return None
+    tokens, context, busy = (used[name].to_numpy().astype(float) for name in names)
+    fits = []
+    for bend in np.linspace(tokens.min(), tokens.max(), BENDS + 2)[1:-1]:
+        work = np.column_stack([np.ones(len(tokens)), tokens, np.clip(tokens - bend, 0, None), context])
+        size = np.maximum(work.max(axis=0), 1.0)
+        costs, distance = nnls(work / size / busy[:, None], np.ones(len(busy)))
+        fits.append((distance, float(bend), resolved(costs) / size, work))
+    _, bend, costs, work = min(fits, key=lambda fit: fit[0])
+    base_us, token_us, beyond_us, context_us = (float(cost) for cost in costs)
+    error = float(np.median(np.abs(work @ costs - busy) / busy))
+    return BentTime(base_us, token_us, bend, beyond_us, context_us, error) if beyond_us else None
 
 
 def fit_line(sizes: pl.Series, times: pl.Series, weights: pl.Series) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
+from schedtrace.timeline.step_time import fit_bent_time
 from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_STEPS = 20
@@ -30,8 +31,6 @@ CUDA graphs of decode steps.
 """
 LEAST_ABOVE_FRAC = 0.05
 """Least share of the busy time that larger steps lose by drafts, and that smaller ones gain."""
-MOST_BENDS = 30
-"""Number of token counts at which the cost of a decode token may rise."""
 BETTER = 0.5
 """Most error, as a share of the linear model's, with which the model with a bend replaces it."""
 PER_BATCH = "num_speculative_tokens_per_batch_size"
@@ -164,34 +163,14 @@ def larger_steps(timeline: Timeline) -> _Costs | None:
 def _bent_costs(steps: pl.DataFrame) -> tuple[pl.Expr, float] | None:
     """Return the time that the drafts of a step take by a model with a bend, and the model's typical error.
 
-    Up to some number of tokens a token costs one time, beyond it more. None without a rise.
+    None without a rise.
     """
-    import numpy as np  # noqa: PLC0415  # most runs have no drafts
-    from scipy.optimize import nnls  # noqa: PLC0415  # as above
-
-    tokens, context, busy = (
-        steps[name].to_numpy().astype(float) for name in ("decode_tokens", "context_tokens", "busy_us")
-    )
-    bends = np.linspace(tokens.min(), tokens.max(), MOST_BENDS + 2)[1:-1]
-    fits = []
-    for bend in bends:
-        work = np.column_stack([np.ones(len(tokens)), tokens, np.clip(tokens - bend, 0, None), context])
-        size = np.maximum(work.max(axis=0), 1.0)
-        costs, distance = nnls(work / size / busy[:, None], np.ones(len(busy)))
-        fits.append((distance, float(bend), costs / size, work))
-    _, bend, costs, work = min(fits, key=lambda fit: fit[0])
-    if not costs[2]:
+    model = fit_bent_time(steps)
+    if model is None:
         return None
-    base_us, token_us, more_us, context_us = (float(cost) for cost in costs)
-
-    def expected_us(tokens: pl.Expr) -> pl.Expr:
-        beyond = (tokens - bend).clip(0)
-        return base_us + token_us * tokens + more_us * beyond + context_us * pl.col("context_tokens")
-
-    undrafted = expected_us(pl.col("decode_tokens") - pl.col("draft_tokens"))
-    drafts_frac = 1 - undrafted / expected_us(pl.col("decode_tokens"))
-    error_frac = float(np.median(np.abs(work @ costs - busy) / busy))
-    return pl.col("busy_us") * drafts_frac, error_frac
+    undrafted = model.predicted(pl.col("decode_tokens") - pl.col("draft_tokens"))
+    drafts_frac = 1 - undrafted / model.predicted(pl.col("decode_tokens"))
+    return pl.col("busy_us") * drafts_frac, model.error_frac
 
 
 def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> Finding:
