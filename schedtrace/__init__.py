@@ -1,13 +1,14 @@
 """schedtrace: why did vLLM's scheduler not schedule that request?
 
-What a program needs to read a run, analyze it and simulate a load stands here (``docs/python.md``). Each name
-is imported when it is first used: vLLM loads this package in all of its processes.
+The public names are for programs that read a run, analyze it or simulate a load (``docs/python.md``). Each
+name is imported when it is first used, because vLLM loads this package in all of its processes.
 """
 
 from schedtrace.version import __version__
 
 TYPE_CHECKING = False
-"""Type checkers take it for true; ``typing`` itself would be one more import in vLLM's processes."""
+"""Constant that type checkers treat as true; ``typing`` itself would be one more import in vLLM's processes.
+"""
 if TYPE_CHECKING:
     from schedtrace.diagnose.analyze import analyze_run
     from schedtrace.diagnose.rule import Rule

@@ -1,4 +1,4 @@
-"""Errors that are told to a person in one line, and the exit code each ends with.
+"""Errors that commands report in one line, with their exit codes.
 
 SchedtraceError
 ├── UsageError      2  the command line or a configuration file is wrong
@@ -37,7 +37,7 @@ def reason_of(error: Exception) -> str:
 
 
 class SchedtraceError(Exception):
-    """Base of all errors raised on purpose; ``str(error)`` is the line for the person.
+    """Base of all errors raised on purpose; ``str(error)`` is the line that the user sees.
 
     Args:
         message: That line.

@@ -1,12 +1,12 @@
 """vLLM's own scheduler classes with a gate before their admissions, and nothing else.
 
 ``schedule()`` stays vLLM's. While the gate is closed it is called with as many seats as are taken, so its
-waiting loop ends where it ends without a free seat. vLLM 0.10 to 0.33 read that number there and, in 0.10 to
-0.30, where they assert that not more requests run than there are seats.
+waiting loop ends where it ends without a free seat. vLLM 0.10 to 0.33 reads the number of seats only there
+and, up to 0.30, in an assertion that no more requests run than there are seats.
 
 Ranks in lock-step call ``DPEngineCoreProc._has_global_unfinished_reqs`` once in every loop of a running wave,
-on the thread that schedules. vLLM itself relies on their equal number of calls. So the counts are gathered
-right after it, over vLLM's own group of ranks (``dp_group``: gloo, without a GPU).
+on the thread that schedules. vLLM itself relies on an equal number of calls on all ranks. The counts are
+therefore gathered right after it, over vLLM's own group of ranks (``dp_group``: gloo, without a GPU).
 """
 
 import types
@@ -22,13 +22,13 @@ from schedtrace.record.hooks import Method, wrap
 def closed(own: int, ranks: Sequence[int], max_num_seqs: int) -> bool:
     """Return whether a rank admits no request, neither a new nor a preempted one.
 
-    No rank admits while one of them runs ``max_num_seqs - 1`` requests or more. A rank that runs none may
-    always admit: so each rank with requests has one to run, and the ranks cannot wait for each other.
+    No rank admits while one of them runs ``max_num_seqs - 1`` requests or more. A rank that runs no request
+    may always admit one. Each rank with requests therefore has one to run, and the ranks cannot deadlock.
 
     Args:
         own: Number of requests that run on this rank now.
-        ranks: Requests that ran on each rank, this one included, when they were gathered last. With fewer
-            than two ranks, the gate is open.
+        ranks: Number of running requests of each rank, this one included, as gathered last. With fewer than
+            two ranks, the gate is open.
         max_num_seqs: Seats of each rank.
     """
     return own > 0 and len(ranks) > 1 and max(ranks) >= max_num_seqs - 1
@@ -111,7 +111,7 @@ class _InEngine:
     """A balanced scheduler that makes its engine gather the counts.
 
     Raises:
-        ValueError: A diffusion model needs a class of its own, whose place this one would take.
+        ValueError: If the model is a diffusion model, which needs a scheduler class of its own.
     """
 
     counts_gathered: bool

@@ -229,13 +229,13 @@ def show_records(
     """Print the statements about records without steps, below the reports of runs if there are any.
 
     Args:
-        records: What is shown; without any, nothing is printed.
+        records: Records to show; if there are none, nothing is printed.
         output_format: Name of the format.
         of_traces: Options of the command line that apply only to traces, with their values.
         runs: Reports that are shown already.
 
     Raises:
-        UsageError: If an option that only traces have is set.
+        UsageError: If an option is set that applies only to traces.
         InputError: If ``--fail-on`` asks for a judgement.
     """
     from schedtrace.diagnose.records import compare_with_trace

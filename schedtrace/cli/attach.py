@@ -1,4 +1,4 @@
-"""``schedtrace attach``, ``detach`` and ``snapshot``: recordings of engines that run."""
+"""``schedtrace attach``, ``detach`` and ``snapshot``: recordings of running engines."""
 
 from pathlib import Path
 from typing import Annotated

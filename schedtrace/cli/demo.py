@@ -1,4 +1,4 @@
-"""``schedtrace demo``: a first look, on a recorded run that the package brings."""
+"""``schedtrace demo``: a first look at a recorded run that comes with the package."""
 
 from pathlib import Path
 from typing import Annotated

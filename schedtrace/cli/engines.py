@@ -1,4 +1,4 @@
-"""``schedtrace engines``: what runs here."""
+"""``schedtrace engines``: the engines on this machine."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated

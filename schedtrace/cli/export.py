@@ -15,7 +15,7 @@ WRITTEN = {
     ExportKind.CHROME: "events",
     ExportKind.MOONCAKE: "requests",
 }
-"""Units of the files that are no tables."""
+"""Units of the files that are not tables."""
 
 
 def export(

@@ -159,7 +159,7 @@ def fleet(
 
 
 def _require_one_engine(*, output: Path | None, tenant: str | None) -> None:
-    """Refuse options about all engines beside ``--engine``.
+    """Refuse options about all engines in combination with ``--engine``.
 
     Raises:
         UsageError: If one of them was given.

@@ -275,7 +275,7 @@ def read_runs(paths: list[Path], *, cache: bool = True, window: "Window | None" 
 
 
 def runs_at(paths: list[Path], *, several: type[SchedtraceError] = UsageError) -> "list[Run]":
-    """Return the run at each path: a folder of one, one of its traces, or a folder that holds no other run.
+    """Return the run at each path: a run folder, one of its traces, or a folder with a single run.
 
     Args:
         paths: Paths, each of a single run.

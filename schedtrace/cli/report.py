@@ -1,4 +1,4 @@
-"""``schedtrace report``: a run, or two, as a page to look at."""
+"""``schedtrace report``: one run, or two, as an HTML page."""
 
 from pathlib import Path
 from typing import Annotated

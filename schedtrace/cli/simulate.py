@@ -1,4 +1,4 @@
-"""``schedtrace simulate``: a workload on a model and a GPU that need not exist here."""
+"""``schedtrace simulate``: a workload on a model and a GPU that this machine need not have."""
 
 import sys
 import time

@@ -131,7 +131,7 @@ def _varied(vary: list[str]) -> dict[str, list[Any]]:
 
 
 class _Swept(NamedTuple):
-    """Load with its engine, and how near a replay comes to the recording."""
+    """Load with its engine, and how close a replay comes to the recording."""
 
     label: str
     work: "Work"

@@ -1,4 +1,4 @@
-"""``schedtrace watch``: a run while it goes on."""
+"""``schedtrace watch``: a view of a run in progress."""
 
 import os
 from typing import Annotated

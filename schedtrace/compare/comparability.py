@@ -1,4 +1,4 @@
-"""Differences between two runs beside their figures: settings with their origin, machine and load."""
+"""Differences between two runs other than their figures: settings with their origin, machine, load."""
 
 import re
 from dataclasses import astuple, dataclass
@@ -271,7 +271,7 @@ def _command_options(manifest: Manifest | None) -> dict[str, str] | None:
 
 
 def _origins(run: Run) -> dict[str, Message]:
-    """Name of each setting that decides scheduling to where its value comes from, as far as that is known."""
+    """Origin of each setting that decides scheduling, by its name, as far as it is known."""
     return {
         setting.name: say("{origin}[ for {context:code}]", setting)
         for setting in effective_settings(run)

@@ -1,6 +1,6 @@
 """Comparison of two runs, as a document: the verdict, notes, findings and refusals.
 
-The other modules of the package compute the figures (``metric_changes``), what differs beside them
+The other modules of the package compute the figures (``metric_changes``), the other differences
 (``comparability``) and the first different decision (``decisions``).
 """
 

@@ -36,8 +36,8 @@ _Row = dict[str, Any]
 def compare_decisions(*, base: Timeline, new: Timeline) -> Decisions:
     """Return the first step that differs, after aligning the steps of each common trial from its first.
 
-    Compared are the requests scheduled with their tokens, those preempted, and the causes of the exits where
-    both traces know these in the same way.
+    This compares the scheduled requests with their tokens, the preempted requests and, if both traces record
+    them in the same way, the causes of the exits.
     """
     both = base.facts & new.facts
     trials = [trial for trial in base.trials() if trial in new.trials()] if both >= _NEEDS else []
@@ -88,9 +88,9 @@ def _decided(row: _Row | None, counterpart: _Row | None) -> DecidedStep | None:
 def _decided_steps(timeline: Timeline) -> pl.DataFrame:
     """Return the steps with a decision to make: a request was scheduled, preempted or waiting.
 
-    Beside the columns of ``Timeline.steps``: ``scheduled`` (``number: tokens`` each, in order), ``preempted``
-    (numbers), ``causes`` (``loop: cause`` of the exits, each once) and ``arrived``: requests of the trial
-    that had reached the scheduler when the step began.
+    In addition to the columns of ``Timeline.steps``: ``scheduled`` (``number: tokens`` each, in order),
+    ``preempted`` (numbers), ``causes`` (``loop: cause`` of the exits, each once) and ``arrived``: requests of
+    the trial that had reached the scheduler when the step began.
     """
     numbered = partial(
         pl.LazyFrame.join,

@@ -11,12 +11,12 @@ NAMES = [metric.name for metric in METRICS if metric.higher_is_better is not Non
 
 
 def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
-    """Return a predicate for metrics that became worse in the sense of ``--fail-on``; none does without it.
+    """Return a predicate for metrics that became worse in the sense of ``--fail-on``; without it, none did.
 
     Args:
         asked: ``regression`` (any metric), ``regression:METRIC`` or ``regression:METRIC:PERCENT``: this
-            metric, by at least so many percent of the base. Dashes and spaces in names are alike, and so are
-            cases.
+            metric, by at least so many percent of the base. In names, dashes and spaces are the same, and
+            case does not matter.
 
     Raises:
         UsageError: If it is none of these.

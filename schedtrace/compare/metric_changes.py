@@ -1,9 +1,9 @@
-"""Change of each metric between two runs, and its significance: by their trials, else by requests.
+"""Change of each metric between two runs, and its significance: by trials or, without them, by requests.
 
 Two servers under one load have no trials, so their requests are compared (``Served``, ``server_changes``).
-Requests that follow each other have much in common: a queue, a batch, a slow phase of the machine. So not
-single requests are drawn anew but blocks of them, in order of arrival; of the throughput, blocks of windows.
-(Circular block bootstrap: Politis and Romano 1992, after Kuensch 1989.)
+Requests that follow each other have much in common: a queue, a batch, a slow phase of the machine. The
+bootstrap therefore draws blocks of consecutive requests instead of single requests and, for the throughput,
+blocks of time windows. (Circular block bootstrap: Politis and Romano 1992, after Kuensch 1989.)
 """
 
 from collections.abc import Callable, Mapping, Sequence

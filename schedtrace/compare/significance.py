@@ -59,9 +59,10 @@ def rank_test(base: Values, new: Values) -> tuple[float, float]:
     """Return Cliff's delta and the p-value of a two-sided Mann-Whitney U test.
 
     The delta is ``P(new > base) - P(new < base)`` over all pairs of trials: 1 if every new one is larger. p
-    is exact for few trials, else asymptotic, but never below what the number of trials allows. Few are up to
-    8 on a side; with ties, as numbers of steps have, up to 7 on both, whose every division is counted. Where
-    trials hang together, p is that of the ``effective_count``: its normal score is scaled.
+    is exact for few trials, else asymptotic, but never below what the number of trials allows. Up to 8 trials
+    on a side are few; with ties, which numbers of steps have, up to 7 on both sides, and every division of
+    them is counted. If neighbouring trials correlate, p is that of the ``effective_count``: its normal score
+    is scaled.
     """
     divisions = comb(len(new) + len(base), len(base))
     tied = len({*new, *base}) < len(new) + len(base)
@@ -75,11 +76,12 @@ def rank_test(base: Values, new: Values) -> tuple[float, float]:
 
 
 def effective_count(values: Values) -> float:
-    """Return how many independent trials these are worth, given their order.
+    """Return the number of independent trials that these are worth, given their order.
 
-    A machine has slow phases, which hit several trials in a row; two such sides differ without any difference
-    between the configurations. With a correlation r of the ranks of neighbouring trials, n of them are worth
-    ``n * (1 - r) / (1 + r)`` (Bayley and Hammersley 1946). All n, where r could be chance (one-sided, 5 %).
+    A machine has slow phases, which slow several trials in a row, so two sides may differ although their
+    configurations do not. If the ranks of neighbouring trials have the correlation r, n trials are worth
+    ``n * (1 - r) / (1 + r)`` (Bayley and Hammersley 1946). If r could be chance (one-sided, 5 %), they are
+    worth n.
     """
     count = len(values)
     if count < FEWEST_TO_CORRELATE or not spreads(values):

@@ -153,7 +153,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
 
     Args:
         timeline: Its trace.
-        manifest: Has the front end's figures; None: they are of something else.
+        manifest: Manifest with the front end's figures; None if they do not apply.
         engines: Of the run.
     """
     times, limits = Fact.TIMES in timeline.facts, timeline.facts >= SHOWS_LIMITS

@@ -48,7 +48,7 @@ LEAST_FACTOR, LEAST_HOST_FACTOR = {EXECUTION: 1.03}, 1.2
 SLOW_ERRORS = 4.0
 """Number of typical model errors beyond which a step is slow."""
 SEVERAL = 2
-"""Fewest phases of slow steps of which a range of steps is no explanation."""
+"""Fewest phases of slow steps for which a range of steps is not an explanation."""
 EVENT_PARTS = {EXECUTION: DEVICE, SCHEDULE: "schedule", UPDATE: "update", BETWEEN: "host_gap"}
 """Part of an interruption for each part of a step."""
 MOST_SUSPECTS = 3
@@ -152,9 +152,10 @@ class Effect:
 
 @dataclass(frozen=True, eq=False)
 class Unmarked:
-    """Excess of slow steps that no recorded feature marks, and that is no interruption either.
+    """Excess of slow steps that no recorded feature marks, and that is not an interruption.
 
-    A range of steps is such an excess, too, if there are several phases: it tells when, not why.
+    If there are several phases, a range of steps counts as unmarked, too, because it shows when steps are
+    slow, not why.
     """
 
     excess_us: Array
@@ -247,7 +248,7 @@ def step_excesses(timeline: Timeline) -> list[StepExcess]:
 def part_excess(
     timeline: Timeline, part: str, steps: pl.DataFrame, times: Array, exposed: Array, count: int
 ) -> PartExcess:
-    """Return the excess of one part, with its explanations.
+    """Return the excess of one part of the steps, with its explanations.
 
     Args:
         timeline: Timeline of the engine.

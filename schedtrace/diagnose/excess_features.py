@@ -343,9 +343,9 @@ def _first_uses(every: pl.DataFrame, steps: pl.DataFrame) -> Iterator[Feature]:
 
 
 def _oldest_steps(timeline: Timeline, at_us: Array) -> Array:
-    """Return how many steps ago the oldest request in the scheduler came; 0 without requests.
+    """Return how many steps ago the oldest request in the scheduler arrived; 0 without requests.
 
-    A time would depend on what it shall explain: slow steps make requests older.
+    A time would depend on what it is meant to explain, because slow steps make requests older.
     """
     states = timeline.request_states.filter(pl.col("state") != "front_end")
     lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())

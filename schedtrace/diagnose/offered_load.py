@@ -250,7 +250,7 @@ def _one_token(timeline: Timeline) -> bool:
 
 
 def _requests(timeline: Timeline) -> pl.DataFrame:
-    """Return when each request came and left, by trial, and the tokens that it took.
+    """Return the times at which each request arrived and left, by trial, and its tokens.
 
     ``came``: the request arrived in this trace; ``answered``: it was not aborted and did not fail;
     ``gave_up``: its client went away.
@@ -312,7 +312,7 @@ def _by_clock(
 
 
 def _per_s(requests: pl.DataFrame, column: str) -> float | None:
-    """Return how many events there were per second, from the first of each trial to its last."""
+    """Return the number of events per second, from the first of each trial to its last."""
     spans = requests.group_by("trial").agg(us=pl.col(column).max() - pl.col(column).min(), more=pl.len() - 1)
     us, more = (int(spans[name].sum()) for name in ("us", "more"))
     return 1e6 * more / us if us and more else None

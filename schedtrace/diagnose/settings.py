@@ -107,7 +107,7 @@ BY_CONTEXT = frozenset({"max_num_seqs", "max_num_batched_tokens"})
 AUTOMATIC = (None, -1, "auto")
 """Values that ask vLLM to choose."""
 GIVEN = "(given)"
-"""Recorded text for a value that is no plain value."""
+"""Recorded text for a value that is not a plain value."""
 
 
 def with_origin(name: str, value: Any, run: Run) -> EffectiveSetting:
@@ -255,7 +255,7 @@ def _utilization(setting: EffectiveSetting, header: Header, __: Configured | Non
 
 
 def _release(version: str) -> tuple[int, int] | None:
-    """Return (0, 32) for ``0.32.0+cpu``; None for a text that is no version."""
+    """Return (0, 32) for ``0.32.0+cpu``; None for a text that is not a version."""
     try:
         major, minor = version.split(".")[:2]
         return int(major), int(minor)
@@ -298,7 +298,7 @@ class CappedSteps(NamedTuple):
 
 @dataclass(frozen=True)
 class Use:
-    """Peak use of one engine, and the number of observed steps."""
+    """Peak use of the limits by one engine, and the number of observed steps."""
 
     steps: int
     """Number of steps that scheduled something."""

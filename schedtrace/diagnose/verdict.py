@@ -1,6 +1,6 @@
 """Verdict on a run: what limited it, by how much, and which requests held it up; or that nothing did.
 
-Of a record that lacks facts, the verdict says what it cannot show, what it shows, and what would show more.
+If a record lacks facts, the verdict states what it cannot show, what it shows, and what would show more.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Facts that findings about waits share: the requests of a charge, their times, its steps, and their causers.
+"""Facts that findings about waits share: a charge's requests, their times, its steps, and who caused them.
 
 Waiting requests would often have been served at once without the requests ahead (``behind_whom``). Requests
 are divided into kinds by a recorded property: whether they arrived together, or their adapter, priority, API

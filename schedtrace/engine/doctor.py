@@ -1,6 +1,6 @@
 """Checks before a recording: of this environment, of engines on this machine, and of a server by its URL.
 
-What needs vLLM is tried in a process of its own (``vllm_probe.py``).
+Checks that need vLLM run in a separate process (``vllm_probe.py``).
 """
 
 import json
@@ -127,7 +127,7 @@ def _plugin(*, has_vllm: bool) -> Check:
 
 
 def _settings() -> Iterator[Check]:
-    """Yield what the environment's variables ask of a server that is started here."""
+    """Yield checks of the environment variables that a server started here would get."""
     try:
         if not switches.is_on(switches.SWITCH, default=True):
             text = f"{switches.SWITCH} is off: nothing is recorded, and nobody can attach"
@@ -176,10 +176,10 @@ def _disk() -> Check:
 
 
 def disk_check(folder: Path, most_bytes: int | None) -> Check:
-    """Return whether a folder, or the nearest one above it that exists, takes a recording.
+    """Check whether a folder, or its nearest parent that exists, can take a recording.
 
     Args:
-        folder: Where run folders would be made.
+        folder: Folder in which run folders would be made.
         most_bytes: Bytes that a recording keeps of one engine; None: no bound.
     """
     place = next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
@@ -254,8 +254,8 @@ def engine_checks(target: str) -> list[Check]:
         target: Process id of an engine, or of a process above it.
 
     Raises:
-        UsageError: If it is no process id.
-        InputError: If there is no such process, or it is no server of vLLM.
+        UsageError: If it is not a process id.
+        InputError: If there is no such process, or it is not a server of vLLM.
     """
     if process_id(target) is None:
         msg = f"{target}: expected a process id"
@@ -312,10 +312,10 @@ def _status_checks(name: str, status: Status) -> Iterator[Check]:
 
 
 def url_checks(url: str) -> list[Check]:
-    """Return what a server says over HTTP: its release and its load.
+    """Return the release and the load that a server reports over HTTP.
 
     Raises:
-        UsageError: If it is no URL of a server.
+        UsageError: If it is not the URL of a server.
     """
     base = server_address(url, "/metrics", "/v1")
     return [_version_check(base), *_metrics_checks(base)]

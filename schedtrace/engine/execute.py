@@ -243,7 +243,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _require_begin(path: Path) -> None:
-    """Raise RecordingError for a plain trace that its recorder had to begin anew."""
+    """Raise RecordingError for a plain trace that its recorder had to begin again."""
     if is_in_parts(path):
         return
     try:

@@ -57,7 +57,7 @@ def read_prompts(spec: RunSpec) -> PromptSet:
     Requests of a file with arrival times are sent at these times, unless ``spec`` states otherwise.
 
     Raises:
-        UsageError: ``--output-len`` is missing, or an option does not go with the data set.
+        UsageError: If ``--output-len`` is missing, or an option does not apply to the data set.
         InputError: If the file is missing, cannot be read, is of no known format or has no usable request.
     """
     if spec.dataset == RANDOM:

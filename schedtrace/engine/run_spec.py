@@ -162,7 +162,7 @@ def switched_off(engine_args: list[str], name: str) -> bool:
 def number_of(engine_args: list[str], name: str) -> int | None:
     """Return the whole number of ``--name`` as vLLM reads it: ``16k``, ``1G``; ``auto`` is -1.
 
-    None if there is none, or it is no such number, which vLLM then reports.
+    None if the option is absent or not such a number; vLLM then reports it.
     """
     text = (option_of(engine_args, name) or "").strip()
     if text.lower() == "auto":

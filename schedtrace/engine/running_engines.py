@@ -1,6 +1,6 @@
-"""Engines that run on this machine, discovered and asked through the sockets on which they listen.
+"""Engines on this machine, discovered and queried through the sockets on which they listen.
 
-``probe_engines`` judges their health, for a person or an orchestrator that restarts what is dead or stalled.
+``probe_engines`` judges their health, for a person or an orchestrator that restarts dead and stalled engines.
 """
 
 import os
@@ -129,7 +129,7 @@ class Listening(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Outcome of asking at one socket; all fields are None if there is nothing of interest."""
+    """Outcome of a question at one socket; all fields are None if there is nothing of interest."""
 
     engine: RunningEngine | None = None
     silent: tuple[int, str, int] | None = None
@@ -200,7 +200,7 @@ def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
 def _stranger(path: Path, peer: Peer) -> str | None:
     """Return why the process that listens is not the one that the socket is named after; None if it is.
 
-    In another PID namespace, it has another id there, or none here.
+    A process in another PID namespace has a different id there, and may have none here.
     """
     pid, user = int(path.stem), int(path.parent.name.rpartition("-")[2])
     if peer.user != user:
@@ -257,7 +257,7 @@ def find_engines(target: str | None) -> Listening:
             for the only server.
 
     Raises:
-        UsageError: If it is no process id, or it is None and there are several servers.
+        UsageError: If it is not a process id, or it is None and there are several servers.
         InputError: If there is no such engine.
     """
     all_engines = listening_engines()
@@ -295,8 +295,8 @@ def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
     """Return the waiting and running requests of the engines that the user means, and the silent engines.
 
     Raises:
-        InputError: as ``reached``.
-        UsageError: as ``reached``.
+        InputError: As for ``reached``.
+        UsageError: As for ``reached``.
     """
     _prepare(target)
     return queues_of(find_engines(target))
@@ -326,9 +326,9 @@ def queues_of(targets: Listening, *, glance: bool = True) -> tuple[EngineQueues,
 
 
 def follow_queues(target: str | None, every_s: float) -> Iterator[EngineQueue]:
-    """Yield the queue of each engine that the user means, again and again.
+    """Yield the queue of each engine that the user means, repeatedly.
 
-    No engine is recorded for it: the causes are known where it is recorded, or its metrics are on.
+    This records no engine: causes are known only for engines that are recorded, or whose metrics are on.
 
     Args:
         target: Target as for ``find_engines``.
@@ -336,8 +336,8 @@ def follow_queues(target: str | None, every_s: float) -> Iterator[EngineQueue]:
 
     Raises:
         EngineError: If an engine does not answer any more.
-        InputError: as ``reached``.
-        UsageError: as ``reached``.
+        InputError: As for ``reached``.
+        UsageError: As for ``reached``.
     """
     _prepare(target)
     targets = find_engines(target)
@@ -424,10 +424,10 @@ def probe_engines(target: str | None, *, timeout_s: float, engines: int) -> list
     Args:
         target: Target as for ``running_engines.find_engines``.
         timeout_s: Seconds within which an engine must answer.
-        engines: Number of engines that there must be; missing ones are dead.
+        engines: Minimum number of engines; missing ones are dead.
 
     Raises:
-        UsageError: If the target is no process id, or it is not clear which server is meant.
+        UsageError: If the target is not a process id, or it is not clear which server is meant.
     """
     end_s = time.monotonic() + timeout_s
     silences: dict[int, _Silence] = {}

@@ -104,8 +104,8 @@ def _undone(
 
     Args:
         answers: Answers of engines that record.
-        pending: One whose answer is not known. It reads the question once it listens again, so nobody waits
-            for its answer; an earlier recording of it is not ended.
+        pending: Engine whose answer is not known. It reads the question once it listens again, so this does
+            not wait for its answer; an earlier recording of it continues.
     """
     engines: list[tuple[RunningEngine, float | None]] = [(engine, None) for engine, _ in answers]
     if (
@@ -216,7 +216,7 @@ def detached_after(attached: AttachedEngines, for_s: float) -> Iterator[str]:
 
     Raises:
         EngineError: As for ``detach_from``.
-        RecordingError: as ``detach_from``.
+        RecordingError: As for ``detach_from``.
     """
     with suppress(KeyboardInterrupt):
         time.sleep(for_s)

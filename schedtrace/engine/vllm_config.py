@@ -3,10 +3,9 @@
 vLLM's parser needs seconds to import. Its options, kept in a cache, find most mistakes at once,
 but they never accept anything: the engine process still parses every argument with vLLM's own parser.
 
-They are kept in the user's cache folder for the installed vLLM. The engine process writes them when it has
-vLLM's parser in hand; later commands read them. A cache that is missing, unreadable or damaged is no cache,
-and one that cannot be written is not missed: only the answer to a wrong option then takes as long as vLLM
-takes to import.
+They are kept in the user's cache folder for the installed vLLM. The engine process writes them once it has
+imported vLLM's parser; later commands read them. A missing, unreadable or damaged cache is ignored, and so is
+a failure to write it. The only effect is that the answer to a wrong option takes as long as vLLM's import.
 
 On a machine without a GPU, more must be chosen; the manifest lists the choices. A replay refuses at once what
 can be checked without importing vLLM.
@@ -73,7 +72,7 @@ def options_of(parser: argparse.ArgumentParser) -> list[Option]:
 
 
 def _refuses(convert: Any, example: str) -> bool:
-    """Return whether vLLM converts numbers here, but not this value."""
+    """Return whether vLLM expects a number here and cannot convert this value."""
     return (
         convert is not None
         and _takes(convert, "1")
@@ -136,7 +135,7 @@ def refuse_setting(
         name: Name of the field: the option's with underscores.
         values: Decoded values to set; None is vLLM's default.
         options: Options of this vLLM.
-        own: Names that are no fields, for suggestions.
+        own: Names that are not fields, for suggestions.
         where: Beginning of the message, such as ``--set``.
 
     Raises:

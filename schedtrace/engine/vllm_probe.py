@@ -1,4 +1,4 @@
-"""Test of what schedtrace can record of the installed vLLM, in a process of its own.
+"""Test of what schedtrace can record of the installed vLLM, in a separate process.
 
 ``python -m schedtrace.engine.vllm_probe FILE [CLASS]`` writes a JSON list of checks to the file. The process
 imports vLLM, wraps its methods and records a synthetic load, which no process of a server should do.

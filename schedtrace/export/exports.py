@@ -63,9 +63,9 @@ NEEDS = {
 def export_tables(run: Run) -> dict[str, pl.LazyFrame]:
     """Return tables by name, warm-up (trial 0) included; ``engine_rank`` tells engines apart.
 
-    Columns are those of the trace format; ``steps`` is without its lists, which are tables of their own, and
-    ``present`` is left out where nobody was there when a trace began, ``gaps`` where no step is missing, and
-    so is a table whose facts a trace does not hold (``NEEDS``): an empty one would mean that there were none.
+    Columns are those of the trace format. ``steps`` lacks its lists, which are tables of their own.
+    ``present`` is left out if no request was present when a trace began, ``gaps`` if no step is missing, and
+    any table whose facts the trace lacks (``NEEDS``), because an empty table would mean that there were none.
     ``request_states`` and ``engine_states`` divide the time (``timeline/``).
     """
     of_traces = [(trace.header.engine_rank, _tables(trace)) for trace in run.traces]
@@ -148,8 +148,8 @@ def write_exports(run: Run, folder: Path, *, kind: ExportKind, force: bool = Fal
         Each file with its number of rows, lines or events.
 
     Raises:
-        UsageError: If a file is there already, a log of another kind has no trace to write or no times to
-            show, or Polars cannot write to a folder of this name.
+        UsageError: If a file exists already, a foreign log has no trace to write or no times to show, or
+            Polars cannot write to a folder of this name.
         InputError: If the folder cannot be written to, or a load is asked for and no requests are recorded.
     """
     if encodable(str(folder)) != str(folder):
@@ -212,7 +212,7 @@ def _require_traces(run: Run, files: Iterable[Path]) -> None:
 
 
 def _expand(trace: Trace, file: Path) -> int:
-    """Expand line by line, as a large trace in full does not fit memory."""
+    """Expand line by line, because a large trace in full does not fit into memory."""
     count = 0
     with safe_files.writable(file) as target:
         for line in expanded_lines(trace.path):

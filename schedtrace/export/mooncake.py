@@ -1,8 +1,8 @@
 """A run's load as a timed trace in Mooncake's format, which other tools can replay.
 
-A line of JSON a request: ``timestamp`` (ms since the first), ``input_length``, ``output_length`` and
-``hash_ids``, a number for every begun block of 512 prompt tokens. Two prompts share the blocks up to which
-their numbers are equal.
+Each request is a line of JSON: ``timestamp`` (ms since the first), ``input_length``, ``output_length`` and
+``hash_ids``, a number for every full or partial block of 512 prompt tokens. Two prompts share the blocks up
+to which their numbers are equal.
 """
 
 from collections.abc import Iterator

@@ -88,8 +88,8 @@ class _Writer:
     def _begin(self) -> None:
         """Write the sequence's start, with the clocks.
 
-        A viewer that also gets a torch profile, which is a file without clocks, takes the numbers of both for
-        one time. Therefore this trace's time has to count from the profile's origin.
+        A torch profile is a file without clocks. A viewer that shows it beside this trace reads the times of
+        both on one scale, so this trace's times must count from the profile's origin.
         """
         clock = self._clock
         readings = {
@@ -106,7 +106,7 @@ class _Writer:
                 packet.clock_snapshot.clocks.add(clock_id=clock_id, timestamp=ns)
 
     def _track(self, track: pb.TrackDescriptor) -> None:
-        """Write a track, whose children stand in the order of their ranks."""
+        """Write a track, whose children are listed in the order of their ranks."""
         track.child_ordering = pb.TrackDescriptor.EXPLICIT
         self._packet().track_descriptor.MergeFrom(track)
 

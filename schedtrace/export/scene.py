@@ -71,8 +71,8 @@ def step_spans(timeline: Timeline) -> pl.DataFrame:
 def engine_spans(timeline: Timeline, trace: Trace) -> pl.DataFrame:
     """Return the work of vLLM's ``EngineCore`` thread, in order of time.
 
-    ``schedule()`` and ``update_from_output()`` of each step; of a rank in lock-step also its dummy batches
-    and the all-reduces in which ranks agree on going on.
+    This work is ``schedule()`` and ``update_from_output()`` of each step and, on a rank in lock-step, its
+    dummy batches and the all-reduces in which ranks agree to continue.
     """
     steps = timeline.steps
     passes = ("wave", "step_counter")
@@ -166,7 +166,7 @@ class Track:
     """Slices that neither overlap nor nest."""
 
     number: int
-    """Number in its process, from 1, in the order in which tracks stand below each other."""
+    """Number within its process, from 1, in the order in which tracks are listed."""
     name: str
     group: str | None
     spans: pl.DataFrame

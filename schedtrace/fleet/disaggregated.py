@@ -102,8 +102,8 @@ def place_request(request: MatchedRequest, offset: ClockOffset) -> PlacedRequest
     """Divide a complete request's time to first token.
 
     Parts within one engine are exact. The handover needs both clocks. If the decode engine may get a request
-    before its prefill is done, what it does until then is no part: the prefill engine's parts cover it. How
-    long that is needs both clocks, too.
+    before its prefill is done, its time until then is not a part of its own, because the prefill engine's
+    parts cover it. The length of that time depends on both clocks, too.
     """
     prefill, decode = request.prefill.row, request.decode.row
     scheduled, output = prefill.scheduled_us or 0, prefill.first_token_us or 0

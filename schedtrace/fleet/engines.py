@@ -165,7 +165,7 @@ class SummaryCache:
         return summary if summary.content == content and summary.summary_version == SUMMARY_VERSION else None
 
     def save(self, summary: EngineSummary) -> None:
-        """Keep a summary; a full disk or a read-only folder is no error."""
+        """Store a summary; a full disk or a read-only folder is not an error."""
         if self.folder is not None:
             with suppress(OSError):
                 safe_files.replace(

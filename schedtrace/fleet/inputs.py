@@ -52,7 +52,7 @@ class EngineSource:
 
 @dataclass
 class FleetInputs:
-    """Engines at some paths, and what is no engine."""
+    """Engines at some paths, and the inputs that are not engines."""
 
     engines: list[EngineSource] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)

@@ -214,7 +214,7 @@ def _clocks(engines: Summaries) -> ClockSpread:
 def _verdict(
     engines: Summaries, comparison: PeerComparison, split: Sequence[FleetTimePart]
 ) -> Iterator[Message]:
-    """Yield sentences: who differs, load and capacity, the largest wait, and what is not compared."""
+    """Yield sentences on differing engines, load and capacity, the largest wait, and what is not compared."""
     compared = sum(group.engines for group in comparison.groups if group.compared)
     if comparison.differences:
         yield _who_differs(comparison.differences, compared)

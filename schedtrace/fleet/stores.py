@@ -1,4 +1,4 @@
-"""Places that hold traces: local folders, and all that fsspec reads (``s3://``, ``gs://``, ``memory://``).
+"""Places that hold traces: local folders, and stores of fsspec (``s3://``, ``gs://``, ``memory://``).
 
 A remote trace is copied into a temporary folder while it is summarized: only the parts that the window needs.
 """
@@ -25,7 +25,7 @@ _STAMPS = (
     *("ETag", "etag", "md5Hash", "crc32c"),
     *("LastModified", "last_modified", "updated", "mtime", "created"),
 )
-"""Fields by which stores tell versions of a file."""
+"""Fields in which stores identify the version of a file."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SourceFile:
     """Path within the store."""
     size: int
     stamp: str
-    """Text that changes with the content; empty if it cannot tell."""
+    """Text that changes with the content; empty if the store has none."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class StoreListing:
     files: list[SourceFile]
     left_out: list[LeftOut]
     of_files: bool
-    """Whether files were named, so that those beside them are not listed."""
+    """Whether single files were named; the files beside them are then not listed."""
 
 
 class TraceStore(Protocol):
@@ -206,7 +206,7 @@ class RemoteStore:
 
 
 def _stamp(about: dict[str, Any]) -> str:
-    """Return what a store says of a file's version; empty if it says only the size."""
+    """Return the store's description of a file's version; empty if it states only the size."""
     stamps = [f"{name}={about[name]}" for name in _STAMPS if about.get(name) is not None]
     return " ".join([f"size={about.get('size')}", *stamps]) if stamps else ""
 

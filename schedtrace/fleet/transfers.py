@@ -21,16 +21,17 @@ from schedtrace.timeline.timeline import Timeline
 MOST_TRANSFERS = 20_000
 """Most requests of an engine in its summary; of more, a sample that is the same on all engines."""
 ONE_SIDED = ("kv_producer", "kv_consumer")
-"""Roles of engines all of whose requests cross engines."""
+"""Roles of engines whose requests all go through two engines."""
 _PREFIX = re.compile(r"^(?:cmpl|chatcmpl|generate-tokens)-")
 _RANDOM = re.compile(r"-[0-9a-f]{8}$")
 """Suffix that vLLM's front end adds to every request id."""
 
 
 def transfer_key(transfer: SummaryTransfer) -> str:
-    """Return what a request has in common with the same one on the other engine.
+    """Return the key that a request shares with its counterpart on the other engine.
 
-    This is the transfer's id, or else the id on the prefill engine without what each front end adds.
+    This is the transfer's id, or else the id on the prefill engine without the parts that each front end
+    adds.
     """
     comes_from = transfer.remote_request_id if transfer.remote == "prefill" else None
     return transfer.transfer_id or _RANDOM.sub("", _PREFIX.sub("", comes_from or transfer.request_id))
@@ -261,9 +262,9 @@ class ClockOffset:
     """Addend that converts a time of the decode engine to the prefill engine's, if their clocks agree."""
     basis: ClockBasis
     least_us: float | None
-    """Least time by which the decode engine's clock is ahead."""
+    """Smallest time by which the decode engine's clock is ahead."""
     most_us: float | None
-    """Most time by which it is ahead."""
+    """Largest time by which it is ahead."""
     out_of_order: int = 0
     """Requests whose times contradict the order of events."""
 
@@ -326,7 +327,7 @@ def _upper_bounds(request: MatchedRequest) -> Iterator[int]:
 
 
 def _lower_bounds(request: MatchedRequest) -> Iterator[int]:
-    """Yield lower bounds on the clock offset: likewise, minus the prefill engine's time of a later event."""
+    """Yield lower bounds on the clock offset: decode times of events minus prefill times of later events."""
     prefill, decode = request.prefill.row, request.decode.row
     if decode.load_begun_us is not None and decode.load_ended_us is not None and prefill.sent_us is not None:
         yield decode.load_begun_us - prefill.sent_us

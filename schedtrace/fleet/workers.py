@@ -1,7 +1,7 @@
-"""Calls in other processes, of this machine or of a Ray cluster: they read fleets, and replay for sweeps.
+"""Calls in other processes, on this machine or a Ray cluster, which read fleets and replay for sweeps.
 
-A process that ends unexpectedly loses only the calls that it was doing. ``outcomes`` does each once more,
-alone; a call whose second process ends as well has failed. Nothing that a lost process did is counted.
+A process that ends unexpectedly loses only the calls that it was running. ``outcomes`` repeats each of them
+once, alone; if that process ends, too, the call has failed. No result of a lost process is counted.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ class WorkerPool(Protocol):
     """Calls at a time."""
 
     def shared(self, value: Any) -> Any:
-        """Return what stands for a value among the arguments of many calls, so that it is sent rarely."""
+        """Return a placeholder for a value that many calls have as an argument, so that it is sent rarely."""
 
     def submit(self, function: Callable[..., _R], *arguments: Any) -> "Future[_R]":
         """Call the function in a process of the pool; return its future."""
@@ -134,7 +134,7 @@ class HereOnly:
         return future
 
     def is_loss(self, error: BaseException) -> bool:  # noqa: ARG002  # of the protocol
-        """Return False: this process is there."""
+        """Return False, because this process exists."""
         return False
 
     def restart(self) -> None:
@@ -235,13 +235,13 @@ def _end_with_the_command() -> None:
 
 
 class RayTasks:
-    """Ray Core tasks on the cluster that ``RAY_ADDRESS`` names or that runs here, else on one of our own.
+    """Ray Core tasks on the cluster of ``RAY_ADDRESS`` or of this machine, or else on a new local cluster.
 
     Every node needs schedtrace in this version, and has to reach the traces: a shared folder, or ``s3://``.
 
     Args:
-        jobs: Processors of a cluster of our own, and calls at a time on it.
-        retries: Times that Ray does a call again whose worker ended, before that is a loss.
+        jobs: Processors of a new local cluster, and number of simultaneous calls on it.
+        retries: Number of times that Ray repeats a call whose worker ended, before the call is lost.
 
     Raises:
         MissingExtraError: If Ray is not installed.

@@ -22,7 +22,7 @@ PAGE = "docs/causes.md"
 class Entry:
     """Texts and properties of a cause, of one detail of a cause, or of a cap.
 
-    A detail takes what it leaves empty from its cause.
+    Fields that a detail leaves empty are those of its cause.
     """
 
     word: str = ""
@@ -505,7 +505,7 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
     """Return why a loop ended or skipped a request, to stand within a sentence.
 
     Args:
-        header: Of the trace: it has the engine's limits, and the causes that other packages register.
+        header: Header of the trace, with the engine's limits and the causes that other packages register.
         loop: ``waiting`` or ``running``.
         cause: A word of ``Cause`` or any other.
         detail: The exit's.

@@ -1,4 +1,4 @@
-"""Graphs that vLLM captured: their sizes, and which of them a batch runs in."""
+"""Graphs that vLLM captured: their sizes, and the graph that a batch runs in."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -86,9 +86,10 @@ class TransferPair(msgspec.Struct, kw_only=True):
     clock: ClockBasis
     """Relation of the two clocks."""
     ahead_least_ms: float | None
-    """Least time by which the decode engine's clock is ahead of the prefill engine's; null: not bounded."""
+    """Smallest time by which the decode engine's clock is ahead of the prefill engine's; null: not bounded.
+    """
     ahead_most_ms: float | None
-    """Most time by which it is ahead; null: not bounded."""
+    """Largest time by which it is ahead; null: not bounded."""
     out_of_order: int
     """Requests whose recorded times contradict the order of events, such as an arrival before its prefill."""
 

@@ -223,7 +223,7 @@ FaultKind = Literal[
 """``interrupted``: it was paused, hung or did something else. ``slow-steps``: its device takes longer for the
 same work. ``slow-host-work``: processes on its host take longer. ``smaller-limit``: a setting is below its
 peers', and its requests wait for it. ``more-load``: the router sends it more. ``no-arrivals``: no request
-came for long. ``unexplained``: its requests wait longer, and nothing else differs.
+arrived for a long time. ``unexplained``: its requests wait longer, and nothing else differs.
 """
 
 
@@ -443,7 +443,7 @@ class LeftOut(msgspec.Struct, kw_only=True):
 
 
 class EngineRead(msgspec.Struct, kw_only=True):
-    """Engine that is in the figures."""
+    """Engine that the figures include."""
 
     engine: str
     """Name of the engine."""

@@ -1,9 +1,9 @@
 """KV blocks of a request by cache group, as vLLM's cache managers count them.
 
-The counts are the same for a trace, whose header records the groups, and for a running engine. What a group's
-manager counts may not follow from what is recorded of it (encoder outputs, Mamba's prefill checkpoints,
-classes of other packages): the need is unknown then. Hits in the prefix cache are not known beforehand: with
-them a request needs less.
+The counts are the same for a trace, whose header records the groups, and for a running engine. For some
+groups, the recorded facts do not determine what the manager counts (encoder outputs, Mamba's prefill
+checkpoints, classes of other packages); the need is then unknown. Hits in the prefix cache are not known
+beforehand; with them, a request needs less.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,8 @@
-"""The sockets on which running engines answer: where they are, what is asked, and what is answered.
+"""Sockets on which running engines answer: their places, the questions and the answers.
 
-A folder of this user alone, with a socket for each process, named after it; a line of JSON each way. One of
-the answers is an engine's queue, and the document of ``schedtrace queue`` has those of several.
+Each user has a private folder with a socket for each process, named after the process id. A question and its
+answer are one line of JSON each. One of the answers is an engine's queue; the document of
+``schedtrace queue`` contains those of several engines.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The files of a run folder: ``run.json``, ``front-end-<pid>.jsonl`` and the names of its traces.
 
-``run.json`` has what a run was, who made it and how it ended. A trace is one file, ``engine-0.jsonl``, or
-parts ``engine-0.000000.jsonl.zst`` and so on; the path of a trace in parts has ``*`` for the number.
+``run.json`` describes a run, its origin and how it ended. A trace is one file, ``engine-0.jsonl``, or parts
+``engine-0.000000.jsonl.zst`` and so on; the path of a trace in parts has ``*`` for the number.
 """
 
 import re
@@ -36,7 +36,7 @@ def is_in_parts(path: Path) -> bool:
 
 
 def is_trace(path: Path) -> bool:
-    """Return whether it is called as a trace or one of its parts is."""
+    """Return whether its name is that of a trace or of a part."""
     return path.match(PLAIN) or is_in_parts(path)
 
 

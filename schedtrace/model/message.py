@@ -86,7 +86,7 @@ class Number(msgspec.Struct, frozen=True, tag_field="is", tag="number", omit_def
 
 
 class Code(msgspec.Struct, frozen=True, tag_field="is", tag="code"):
-    """Text that stands as it is: a guard, a file with its line, a file name, a command."""
+    """Text to print unchanged: a guard, a file with its line, a file name, a command."""
 
     text: str
 
@@ -96,7 +96,8 @@ class Slot(msgspec.Struct, frozen=True, tag_field="is", tag="slot"):
 
     name: str
     kind: str
-    """What goes there: ``number``, ``count``, ``request``, ``requests`` (some ids and how many there are)."""
+    """Kind of argument: ``number``, ``count``, ``request``, ``requests`` (some ids and how many there are).
+    """
     noun: str = ""
     """Noun of a count."""
     plural: str | None = None

@@ -1,11 +1,11 @@
 """Values as text that is safe to print: numbers, data from strangers, and commands without their secrets.
 
-Request ids, LoRA names, model names, labels and paths come from clients, traces and logs. Printed as they
-are, they could move the cursor, change colours, reverse the order of what follows or add lines: what
-cannot be seen is written as an escape.
+Request ids, LoRA names, model names, labels and paths come from clients, traces and logs. Printed unchanged,
+they could move the cursor, change colours, reverse the order of what follows or add lines, so invisible
+characters are written as escapes.
 
-Clients choose ids, too, of a megabyte if they like. Written in every line that mentions it, one would fill
-the disk: short ones are written as they are, long ones cut.
+A client may also choose an id of a megabyte. Such an id would fill the disk if every line that mentions it
+contained it, so long ids are cut.
 """
 
 import hashlib
@@ -116,8 +116,8 @@ def capped(name: Any) -> str:
     """Return a name as it is written: at most ``LONGEST`` characters, equal only for equal names.
 
     Longer names, and those that look as if they had been cut here or hold a lone surrogate, are written as
-    their beginning, ``MARK`` and 32 hex digits of the BLAKE2b hash of the whole. What is no string is
-    written as its ``repr``.
+    their beginning, ``MARK`` and 32 hex digits of the BLAKE2b hash of the whole. Anything other than a string
+    is written as its ``repr``.
     """
     text = name if isinstance(name, str) else repr(name)
     if len(text) <= LONGEST and MARK not in text and (text.isascii() or encodable(text) == text):
@@ -178,7 +178,7 @@ def number(value: float | None, decimals: int | None = None) -> str:
 
     Args:
         value: The number.
-        decimals: Instead of as many as matter.
+        decimals: Number of decimals, instead of the significant ones.
     """
     if value is None:
         return "-"

@@ -36,7 +36,7 @@ class ServerStart(msgspec.Struct, kw_only=True):
     arguments: dict[str, str] = {}
     """Arguments that differ from vLLM's defaults, as printed, secrets hidden."""
     max_num_seqs: int | None = None
-    """Limit on running requests; null where it is vLLM's default, which the log names for debugging only."""
+    """Limit on running requests; null if it is vLLM's default, which only a debug log shows."""
     token_budget: int | None = None
     """``max_num_batched_tokens``."""
     max_model_len: int | None = None
@@ -128,7 +128,7 @@ class Failure(msgspec.Struct, kw_only=True):
     stage: Literal["start", "serving"]
     """Whether the server failed while it started or while it served."""
     reason: str
-    """Error that caused the failure, with secrets hidden; else the most that the log says about it."""
+    """Error that caused the failure, with secrets hidden; or else the most specific text in the log."""
     line: int
     """Number of the line with this error, or else with the announcement of the failure."""
     worker_died: str | None = None
@@ -261,7 +261,7 @@ class WeakRecord(msgspec.Struct, kw_only=True):
 
 
 class Records(msgspec.Struct, kw_only=True):
-    """Records weaker than a trace: the answer of ``analyze`` to files that are no traces."""
+    """Records weaker than a trace: the answer of ``analyze`` to files that are not traces."""
 
     schema_version: int = RECORDS_SCHEMA_VERSION
     """Version of this format; 1."""

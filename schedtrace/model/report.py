@@ -222,8 +222,9 @@ class TrialReport(msgspec.Struct, kw_only=True):
     queue_ms: Percentiles | None = None
     """Time from arrival at the scheduler to the first step that scheduled it, over all scheduled requests."""
     ttft_ms: Percentiles | None
-    """Arrival at the front end to the first token's output in the engine, of all requests that had a first
-    token: aborted and unfinished ones count."""
+    """Time from arrival at the front end to the first token's output in the engine, over all requests with a
+    first token, including aborted and unfinished ones.
+    """
     tpot_ms: Percentiles | None
     """Time per output token after the first, over finished requests."""
     e2e_ms: Percentiles | None
@@ -291,8 +292,9 @@ class RequestTime(msgspec.Struct, kw_only=True):
     """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted``, ``set_aside``,
     ``stalled`` or ``interrupted``."""
     cause: str | None
-    """A word of ``docs/causes.md``, or ``next_step``: no step could see them yet; of ``interrupted`` the
-    event's kind. None if not kept from it."""
+    """Word of ``docs/causes.md``, or ``next_step`` (no step could see the requests yet); for ``interrupted``,
+    the kind of the event. None for states without a cause.
+    """
     time_ms: float
     """Total over the requests."""
     share_frac: float
@@ -322,7 +324,7 @@ class StepExcess(msgspec.Struct, kw_only=True):
     """``execution``, ``schedule`` (``schedule()``), ``update`` (``update_from_output()``) or ``between`` (two
     steps)."""
     steps: int
-    """Steps that were looked at: all, or evenly spaced blocks of them."""
+    """Steps that were examined: all, or evenly spaced blocks of them."""
     slow_steps: int
     """Steps among them that are far longer than their work explains."""
     excess_ms: float
@@ -348,7 +350,7 @@ class TimePart(msgspec.Struct, kw_only=True):
 
 
 class TailPart(msgspec.Struct, kw_only=True):
-    """Part of what the slowest requests take longer than those around the median."""
+    """Part of the time by which the slowest requests exceed those around the median."""
 
     state: str
     """A state of ``request_time``; ``interrupted`` is also the part of a step in which the device took too

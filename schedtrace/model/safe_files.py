@@ -1,8 +1,9 @@
 """Safe opening of files, for reading untrusted ones and for writing private ones.
 
-What is read is a regular file, since a pipe in its place would block whoever opens it. What is written only
-its owner may read, whatever the umask: traces name clients' requests. Nothing here follows a symbolic link in
-the place of the file: a run folder may come from somebody else. What cannot be opened or made raises OSError.
+Only regular files are read, because a pipe in the place of a file would block its reader. Only the owner may
+read a written file, whatever the umask, because traces name clients' requests. Nothing here follows a
+symbolic link in the place of the file, because a run folder may come from somebody else. What cannot be
+opened or made raises OSError.
 """
 
 import errno

@@ -81,8 +81,8 @@ def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
         values: By the names in the template.
 
     Raises:
-        ValueError: If the template is none, a place has no value, or a value that was given by name no place.
-        TypeError: If a plain number stands where no kind says what it is.
+        ValueError: If the template is invalid, a place has no value, or a value passed by name has no place.
+        TypeError: If the value of a place without a kind is a plain number.
     """
     pieces = parsed(template)
     unplaced = values.keys() - set(argument_names(pieces))

@@ -32,17 +32,22 @@ class ClassLatency(msgspec.Struct, kw_only=True):
     finished: int
     """Requests that finished normally."""
     without_first_token: int = 0
-    """Aborted before they had one, or without one when the trace ended: no time is theirs but the queue's."""
+    """Requests that were aborted before their first token, or had none when the trace ended; only their queue
+    times count.
+    """
     waiting_frac: float | None
     """Share of the requests' time in the scheduler spent in the waiting queue, including unfinished
     requests."""
     queue_ms: Distribution | None
-    """Arrival at the scheduler to the first step that scheduled it; unfinished requests included."""
+    """Time from arrival at the scheduler to the first step that scheduled the request, including unfinished
+    requests.
+    """
     ttft_ms: Distribution | None
-    """Arrival at the front end to the first token's output in the engine, of all that had a first token:
-    aborted and unfinished ones count."""
+    """Time from arrival at the front end to the first token's output in the engine, over all requests with a
+    first token, including aborted and unfinished ones.
+    """
     tpot_ms: Distribution | None
-    """Time per output token after the first, of those that finished."""
+    """Time per output token after the first, over finished requests."""
     e2e_ms: Distribution | None
     """Arrival at the front end to the last token's output in the engine, of those that finished."""
 
@@ -95,7 +100,9 @@ class Outcomes(msgspec.Struct, kw_only=True):
     unfinished: int
     """Requests still in the scheduler when the trace ended."""
     unrecorded: int | msgspec.UnsetType = msgspec.UNSET
-    """Left where steps are missing, or may have: nothing is known of them afterwards; absent if none did."""
+    """Requests that left, or may have left, where steps are missing; nothing is known of them afterwards.
+    Absent if there are none.
+    """
     by_scheduler: int = 0
     """Part of ``errored`` ended by the scheduler itself, which vLLM's own scheduler never does."""
     present: int | msgspec.UnsetType = msgspec.UNSET
@@ -130,10 +137,11 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     preemptions: int | None
     """Preemptions; None if this scheduler does not report them."""
     mean_running: float | None
-    """Requests that ran at a time, over the engine's busy time; of several engines over the time in which any
-    of them had a request."""
+    """Mean running requests over the engine's busy time or, with several engines, over the time in which any
+    of them had a request.
+    """
     mean_waiting: float | None
-    """Mean requests in the waiting queue; with several engines only refused ones."""
+    """Mean requests in the waiting queue; with several engines, only refused requests."""
     dummy_batches: int | None
     """Batches run only because another rank had work. With ranks in lock-step: between the first and the last
     common step of a wave in which any rank computed; otherwise all that steps report. None: not recorded."""
@@ -142,7 +150,7 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     kv_used_frac: float | None = None
     """Mean share of the KV blocks in use after a step, over all engines' steps; None if not recorded."""
     stalled_ms: float | None = None
-    """Time that it only decoded and waited for prefills of other ranks in lock-step; of all ranks: added up.
+    """Time that it only decoded and waited for prefills of other ranks in lock-step; for all ranks, the sum.
     None if not in lock-step, or not known."""
 
 

@@ -1,7 +1,7 @@
 """Stories of a step and of a request: the answers of ``schedtrace step`` and ``schedtrace request``.
 
 ``docs/commands.md`` describes their JSON forms. The times of a request's life are milliseconds since it
-arrived at the front end; where that is not recorded, since the first thing that is.
+arrived at the front end; where that is not recorded, since the first recorded event.
 """
 
 import msgspec

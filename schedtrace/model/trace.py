@@ -40,9 +40,9 @@ class Line(msgspec.Struct, omit_defaults=True, tag_field="type"):
 
 
 class Header(Line, tag="header", kw_only=True):
-    """First line: makes the file readable on its own.
+    """First line, which makes the file readable on its own.
 
-    What may be null without a default is so only where a foreign log was read.
+    Fields that may be null but have no default are null only for a foreign log.
     """
 
     schema_version: int
@@ -274,7 +274,8 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     parent: str | None = None
     """A hash of its parent's id, salted per trace: equal for the children of one request."""
     remote: RemoteSide | None = None
-    """What another engine does for it (``kv_transfer_params``). ``prefill``: its KV cache comes from there;
+    """Work that another engine does for it (``kv_transfer_params``). ``prefill``: its KV cache comes from
+    there;
     ``decode``: this engine only prefills it. Null: nothing, or the connector does not state it.
     """
     remote_request_id: str | None = None
@@ -567,7 +568,7 @@ def _delta() -> type[msgspec.Struct]:
 Delta = _delta()
 """A ``schedule()`` call, as the difference from the step before, whose number is lower by 1.
 
-``changes`` says what became of the requests (absent: all as expected). Other fields: see the sets above.
+``changes`` lists the requests' differences (absent: none). Other fields: see the sets above.
 """
 
 
@@ -583,7 +584,7 @@ class Output(Line, tag="output", kw_only=True):
 
 
 class Events(Line, tag="events", kw_only=True):
-    """What happened after the last step, when no further step follows soon or the next ones are dropped."""
+    """Events after the last step, if no further step follows soon or the next steps are dropped."""
 
     at_us: int
     trial: int | None = None
@@ -620,7 +621,7 @@ class Cpu(Line, tag="cpu", kw_only=True):
 
 
 class Notice(Line, tag="notice", kw_only=True):
-    """Something that the recorder could not do; recording goes on as far as it can."""
+    """Failure of the recorder; recording continues as far as possible."""
 
     at_us: int
     message: str

@@ -17,10 +17,10 @@ EXPECTED = (
 LEAST_BYTES = 2**20
 LEAST_S = 60.0
 PARTS = 16
-"""A bound is kept to a sixteenth of it, since only whole parts go."""
+"""Parts of a bound: only whole parts are deleted, so a bound is kept to a sixteenth of it."""
 PART_BYTES = 64 * 2**20
 PART_S = 600.0
-"""A part has at most so much: whoever asks for the last minutes reads one or two parts."""
+"""Largest part, in bytes and seconds: a reader of the last minutes needs only one or two parts."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Facts in a trace line beside the decisions: holders of KV blocks, cache hits, prefixes, controls, times.
+"""Facts in a trace line other than decisions: KV block holders, cache hits, prefixes, controls, times.
 
 A field is absent where the running vLLM does not have the fact; a count of 0 is written as such.
 """
@@ -206,9 +206,9 @@ class SetAside(msgspec.Struct, omit_defaults=True):
 
 
 class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A time without progress, as the engine's watchdog saw it from outside the engine's thread.
+    """Period without progress, as the engine's watchdog saw it from outside the engine's thread.
 
-    It is written when it is noticed, and once more with ``until_us`` when the engine went on.
+    It is written when it is noticed, and again with ``until_us`` when the engine continues.
     """
 
     kind: str

@@ -204,8 +204,9 @@ class Replays(msgspec.Struct, kw_only=True):
     objective: str | None = None
     """Figure that ``analyze --predict`` improves; null: other commands."""
     no_advice: str | None = None
-    """Reason why ``analyze --predict`` advises none of the configurations; null: it does, or other
-    commands."""
+    """Reason why ``analyze --predict`` advises none of the configurations; null: it advises one, or this is
+    another command's document.
+    """
     slo: list[Bound] = []
     """Bounds as given on the command line."""
     objectives: list[str] = []

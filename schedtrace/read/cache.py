@@ -143,7 +143,7 @@ def save_cached(
     contents: dict[str, Content],
     stamps: dict[str, list[int] | None],
 ) -> None:
-    """Make a folder that has a trace's large tables its cache; it is one only once its note is written.
+    """Turn a folder with a trace's large tables into its cache; the note, written last, makes it valid.
 
     Args:
         path: Path of the trace.

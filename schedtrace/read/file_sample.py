@@ -143,7 +143,7 @@ class RecordReader:
     name: str
     """Kind of record, as a noun phrase."""
     reads: str
-    """What such a file looks like, for a person who has another one."""
+    """Description of such a file, for users whose file is of another kind."""
     matches: Callable[[FileSample], bool]
     """Whether a block of a file has what only this kind has."""
     read: Callable[[Path], list[Any]]

@@ -86,7 +86,7 @@ class _Taken:
 
 
 def require_header(path: Path) -> None:
-    """Raise InputError for a file that is no trace and will not become one by growing."""
+    """Raise InputError for a file that is not a trace and will not become one by growing."""
     with reading(path):
         head, whole = first_trace_line(path)
     if whole:
@@ -162,7 +162,7 @@ class Following:
 
         Raises:
             LostError: If the file was removed, replaced or truncated.
-            InputError: If the file is no trace, or cannot be read.
+            InputError: If the file is not a trace, or cannot be read.
         """
         with reading(self.path):
             if self.header is None and not self._begin():

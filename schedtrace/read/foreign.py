@@ -49,7 +49,7 @@ def quoted_from(line: str) -> int:
 
 
 def records_in(line: str) -> Iterator[str]:
-    """Yield vLLM's log records on a line: several stand there if a page or a pipe lost the line breaks."""
+    """Yield vLLM's log records on a line; it has several if a page or a pipe lost the line breaks."""
     if line.count(_PLACE) < 2:  # noqa: PLR2004  # one record has one place
         yield line
         return

@@ -1,8 +1,8 @@
 """Kinds of files that people pass to schedtrace: one table, by content that only a file of that kind has.
 
-A kind with a reader is read as a trace; one with a ``record`` is read as something weaker; the others are
-refused by name, with what to do instead. What tells them apart is a sample of the file: its first block as
-text, JSON and CSV, or a later block with a marker.
+Files of a kind with a reader are read as traces, files of a kind with a ``record`` as weaker records. Other
+files are refused, with the name of their kind and advice. A sample of the file shows its kind: the first
+block as text, JSON and CSV, or a later block with a marker.
 """
 
 import re
@@ -39,7 +39,7 @@ class FileKind:
     """Kind of a file, with its check and reader."""
 
     name: str
-    """A noun phrase: what such a file is."""
+    """Noun phrase for such a file."""
     matches: Callable[[FileSample], bool]
     advice: str = ""
     """Advice on such a file, in the imperative."""
@@ -393,8 +393,9 @@ _SEARCHED = tuple(dict.fromkeys((*_MARKERS, *_RECORD_MARKERS, *vllm_log.MARKERS)
 def kind_of(path: Path) -> FileKind | None:
     """Return the kind of a file; None if it is unknown.
 
-    Lines of a log are looked for to the file's end: vLLM may log for hours before somebody records. Steps
-    count for more than a weaker record in the same file. Of packed files only logs and records are read.
+    The whole file is searched for the lines of a log, because vLLM may log for hours before anybody records.
+    If a file has steps as well as a weaker record, the steps count. Of packed files, only logs and records
+    are read.
 
     Raises:
         InputError: If the file cannot be read, or matches two kinds that are read.

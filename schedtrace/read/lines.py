@@ -368,7 +368,7 @@ def read_header(path: Path, lines: list[bytes]) -> Header:
     """Return the header, which is the first line.
 
     Raises:
-        InputError: If the line is no header, is broken, or has a newer schema.
+        InputError: If the line is not a header, is broken, or has a newer schema.
     """
     try:
         raw = msgspec.json.decode(lines[0])

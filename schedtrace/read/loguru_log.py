@@ -1,8 +1,8 @@
 """Logs of a ``schedule()`` that was patched to print one Python dict per call, as in the forum thread.
 
-A record stands on one line or is wrapped over several, with or without ``#`` comments:
-``2025-07-28 10:25:09.014 | DEBUG | ...:schedule:562 - {'token_budget': 16384, 'requests': [...], ...}``.
-Every key may be missing. Records are repeated where the patch added its sink in every call.
+A record has one line or is wrapped over several, with or without ``#`` comments: ``2025-07-28 10:25:09.014 |
+DEBUG | ...:schedule:562 - {'token_budget': 16384, 'requests': [...], ...}``. Every key may be missing.
+Records are repeated if the patch added its sink in every call.
 """
 
 import re
@@ -143,7 +143,7 @@ def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None,
 
 
 def parse_record(text: str) -> Record | None:
-    """Return a record from its text; None if the text is no record."""
+    """Return a record from its text; None if the text is not a record."""
     return _decoded(_as_json(text))
 
 

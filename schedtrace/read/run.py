@@ -288,7 +288,7 @@ class Skipped:
 
 @dataclass
 class FoundRuns:
-    """Runs at some paths, and files that are no runs."""
+    """Runs at some paths, and files that are not runs."""
 
     runs: list[Path] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -333,7 +333,7 @@ def look_for_runs(paths: list[Path]) -> FoundRuns:
 def find_runs(paths: list[Path]) -> list[Path]:
     """Return what ``look_for_runs`` finds, without the files that it skips.
 
-    A record without steps is among them if its own path is given: reading it says why it is refused.
+    A record without steps is included if its own path is given, because reading it reports why it is refused.
 
     Raises:
         InputError: If there is none.

@@ -1,4 +1,4 @@
-"""Text that people have, whatever it is packed in: gzip and zstd, standard input, containers' log formats.
+"""Text of users' files, however it is packed: gzip and zstd, standard input, containers' log formats.
 
 Memory stays bounded: blocks are read one after the other, and a line longer than ``LONGEST_LINE`` is cut.
 """

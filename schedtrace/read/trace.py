@@ -193,7 +193,7 @@ def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
     A large trace is converted to Parquet files, which the next command uses.
 
     Raises:
-        InputError: If the file does not exist, is empty, is no trace of schedtrace, or has a newer schema.
+        InputError: If the file does not exist, is empty, is not a trace of schedtrace, or has a newer schema.
     """
     size = sum(map(file_size, files_for(path, options.last_us)))
     if size * (EXPANDS if is_in_parts(path) else 1) > options.memory_bytes:
@@ -208,7 +208,7 @@ def _read_by_files(path: Path, options: ReadOptions) -> tuple[cache.Fields, dict
     """Read a trace whose tables do not fit into memory.
 
     Raises:
-        InputError: If the file cannot be read or is no trace, or there is no room for the files.
+        InputError: If the file cannot be read or is not a trace, or there is no room for the files.
     """
     if options.cache:
         if (cached := cache.load_cached(path, options.last_us)) is not None:
@@ -236,7 +236,7 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
     Garbage collection is suspended: lines have no cycles, and searching so many objects takes a while.
 
     Raises:
-        InputError: If the file is empty, is no trace of schedtrace, or has a newer schema.
+        InputError: If the file is empty, is not a trace of schedtrace, or has a newer schema.
         CannotWriteError: If ``tables`` cannot be written.
     """
     was_enabled = gc.isenabled()

@@ -42,7 +42,7 @@ def age_s(pid: int) -> float | None:
 
 
 def process_id(text: str) -> int | None:
-    """Return the process id that a text states; None if the text is no process id."""
+    """Return the process id that a text states; None if the text is not a process id."""
     return int(text) if re.fullmatch("[0-9]{1,10}", text) else None
 
 
@@ -174,7 +174,7 @@ def thread_states(threads: Iterable[tuple[int, int]]) -> Threads:
 
 
 def own_wait_s() -> float:
-    """Return the time that this thread has waited for a processor since it began; 0.0 if it is not known."""
+    """Return the time for which this thread has waited for a processor since it began; 0.0 if not known."""
     try:
         return int(_text("/proc/thread-self/schedstat").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

@@ -226,7 +226,7 @@ def queued_requests(waiting: Waiting) -> list[Any]:
 
 
 def first_of(queue: Any) -> Any:
-    """Return the request taken next from a queue; None if it is empty, or only the queue can determine it."""
+    """Return the next request of a queue; None if it is empty, or if only the queue can determine it."""
     reader = READERS.get(type(queue))
     return None if reader is None or not reader.length(queue) else reader.first(queue)
 

@@ -183,7 +183,7 @@ def _size(folder: Path) -> int:
 
 
 def _remove_run(run: OldRun) -> None:
-    """Remove a run, its manifest first: without one, a partly removed folder is no recording."""
+    """Remove a run, its manifest first: without one, a partly removed folder is not a recording."""
     for path in sorted(run.files, key=lambda path: path.name != FILE_NAME):
         path.unlink()
     run.folder.rmdir()

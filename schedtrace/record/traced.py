@@ -235,8 +235,8 @@ def _subclass(base: type, hooks: list[type], instrumented: Instrumented) -> type
 def traced_scheduler(*, vllm_config: Any, **kwargs: object) -> Any:
     """Build the scheduler of ``--scheduler-cls schedtrace.record.traced.traced_scheduler``, without plugins.
 
-    Chooses between vLLM's ``AsyncScheduler`` and ``Scheduler`` as vLLM does without ``--scheduler-cls``
-    (``SchedulerConfig.get_scheduler_cls``), and records to ``SCHEDTRACE_DIR`` (``logs`` if unset). The plugin
+    The class is ``AsyncScheduler`` or ``Scheduler``, as vLLM would choose without ``--scheduler-cls``
+    (``SchedulerConfig.get_scheduler_cls``); it records to ``SCHEDTRACE_DIR`` (``logs`` if unset). The plugin
     keeps a user's own class; this function cannot, because it takes the place of that class in the option.
     """
     if switches.is_switched_off():

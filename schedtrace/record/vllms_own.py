@@ -94,7 +94,7 @@ def _is_own_owner(owner: type, homes: tuple[str, ...]) -> bool:
 
 
 def _is_own_member(member: Any, homes: tuple[str, ...]) -> bool:
-    """Return whether a member is no function from another file; generated functions have no file."""
+    """Return whether a member is not a function from another file; generated functions have no file."""
     parts = (member, *(getattr(member, name, None) for name in ("__func__", "fget", "fset", "func")))
     files = (part.__code__.co_filename for part in parts if isinstance(part, FunctionType))
     return all(file.startswith((*homes, "<")) for file in files)

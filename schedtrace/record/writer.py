@@ -370,7 +370,7 @@ class Writer:
         return lines
 
     def _write(self, lines: Sequence[AnyLine | dict[str, Any]]) -> None:
-        """Show the lines to the flight recorder, and write them if there is a trace.
+        """Pass the lines to the flight recorder, and write them if there is a trace.
 
         Raises:
             OSError: If they cannot be written.

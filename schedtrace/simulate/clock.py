@@ -60,7 +60,7 @@ class VirtualClock:
             time.sleep(0)
 
     def until(self, us: float) -> None:
-        """Let time pass up to a moment; do nothing if it is over."""
+        """Let time pass up to a moment; do nothing if the moment has passed."""
         self.now_us = max(self.now_us, us)
 
     @contextmanager
@@ -99,7 +99,7 @@ class MachineClock:
         return time.monotonic_ns() / 1000
 
     def until(self, us: float) -> None:
-        """Wait for a moment; return at once if it is over. Other threads run meanwhile."""
+        """Wait until a moment; return at once if it has passed. Other threads run meanwhile."""
         left = us - self.now_us
         if left > SPIN_US:
             time.sleep((left - SPIN_US) / 1e6)

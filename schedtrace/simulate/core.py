@@ -25,7 +25,7 @@ def make_core(
 ) -> core.EngineCore:
     """Return an engine core as vLLM builds it, except for the changes of ``built_here``.
 
-    The KV cache is as large as ``config`` says, instead of what profiling finds.
+    ``config`` sets the size of the KV cache, which vLLM otherwise determines by profiling.
 
     Args:
         config: ``VllmConfig`` with ``num_gpu_blocks`` set.

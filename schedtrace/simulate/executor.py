@@ -140,7 +140,7 @@ class EngineClock(Protocol):
         ...
 
     def until(self, us: float) -> None:
-        """Wait for a moment; return at once if it is over."""
+        """Wait until a moment; return at once if it has passed."""
         ...
 
 

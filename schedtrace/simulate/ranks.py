@@ -103,7 +103,7 @@ class Rank(TimedEngine):
         times: Step times.
         together: Devices and group of ranks in lock-step; None for an independent rank.
         wrap: As for ``TimedEngine``.
-        options: As ``TimedEngine``.
+        options: As for ``TimedEngine``.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Rank(TimedEngine):
         self._turns.resume()
 
     def wait(self, us: float) -> None:
-        """Let other ranks run until a moment; do nothing if it is over."""
+        """Let other ranks run until a moment; do nothing if it has passed."""
         self.reached_us = self.clock.now_us
         self.wake_us = max(us, self.reached_us)
         self._turns.yield_turn()

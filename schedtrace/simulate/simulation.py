@@ -36,7 +36,7 @@ class TimedEngine(Engine):
         wrap: As for ``Engine``.
         times: Step times.
         balance_ranks: Whether it admits requests together with other ranks (``schedtrace.balance``).
-        options: As ``Engine``.
+        options: As for ``Engine``.
     """
 
     number = 0
@@ -212,7 +212,7 @@ class Simulation(TimedEngine, VirtualEngines):
         clock: Clock, which several engines may share.
         wrap: As for ``Engine``.
         times: Step times.
-        options: As ``Engine``.
+        options: As for ``Engine``.
     """
 
     def __init__(

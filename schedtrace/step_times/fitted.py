@@ -99,9 +99,9 @@ def with_device_us(rows: pl.DataFrame, *, overlapped: bool) -> pl.DataFrame:
     """Add ``device_us``: how long a batch kept the device, from when it could begin; null without tokens.
 
     A synchronous engine waits for all of ``busy_us``. With several batches in flight an output may be ready
-    and wait for the host. So there, if the worker's clock is recorded, a batch lasts from the later of its
-    dispatch and the end of the one before, both executions ending by that clock. ``execute_us`` itself would
-    count twice the time in which two executions overlap.
+    and wait for the host. In that case, if the worker's clock is recorded, a batch lasts from its dispatch or
+    from the end of the previous batch, whichever is later, to its own end; both ends are by that clock.
+    ``execute_us`` itself would count the overlap of two executions twice.
     """
     works = rows.filter(pl.col("total_requests") > 0)
     recorded = works["execute_us"].is_not_null().sum() >= WORKER_CLOCK_FRAC * works.height
@@ -354,7 +354,7 @@ def load(path: Path) -> Fitted:
     """Load a saved fit.
 
     Raises:
-        InputError: If the file does not exist, or is no saved fit.
+        InputError: If the file does not exist, or is not a saved fit.
     """
     try:
         return Fitted(msgspec.json.decode(path.read_bytes(), type=Fit))

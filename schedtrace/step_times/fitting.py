@@ -1,8 +1,8 @@
 """Fits of every part of a step's time to the rows of recorded steps, with their errors.
 
 A time is a sum of costs, or the larger of two: that of computing, and that of reading memory. The fits
-withstand outliers, and leave out costs that cannot be told apart. For ranks in lock-step, they also find the
-rank that a pass waited for, and the time that an agreement takes.
+withstand outliers, and leave out costs that cannot be separated. For ranks in lock-step, they also determine
+the rank that a pass waited for, and the time that an agreement takes.
 """
 
 import math
@@ -121,10 +121,10 @@ def fit_linear(
     weights. Relative to the *measured* time they would favour fast steps, and the total would come out low.
 
     Args:
-        rows: Those with a null, or with a time of 0, are left out.
+        rows: Rows; those with a null, or with a time of 0, are left out.
         measured: The column of times, in microseconds.
-        columns: In the order in which they are kept where they cannot be told apart.
-        fewest: Rows.
+        columns: Columns; of inseparable ones, the first is kept.
+        fewest: Minimum number of rows.
     """
     import numpy as np  # noqa: PLC0415  # a replay with constants needs neither it nor SciPy
     from scipy.optimize import nnls  # noqa: PLC0415  # likewise
@@ -159,7 +159,7 @@ def fit_linear(
 
 
 def _apart(values: dict[str, Any], rows: int) -> tuple[list[str], list[Unresolved]]:
-    """Return the columns that are no sum of a constant and earlier columns, and the rest with that sum."""
+    """Return the columns that are not a sum of a constant and earlier columns, and the rest with that sum."""
     import numpy as np  # noqa: PLC0415  # as above
 
     independent: list[str] = []
@@ -228,13 +228,14 @@ def fit_larger(
 ) -> Larger | None:
     """Fit a column of times as one sum, and as the larger of two; None with too few rows.
 
-    Which step belongs to which sum is found by turns: fit both, give each step to the sum that is larger for
-    it, until none changes (a max-affine fit). It begins with steps split by how many tokens they have.
-    The larger of two has to be clearly better; not so where all decodes had the same batch: one sum takes
-    for the cost of a request what a device that reads its weights once a step spends on any batch.
+    The assignment of steps to the two sums is found iteratively (a max-affine fit): fit both sums, assign
+    each step to the larger one, and repeat until no step changes sides. The first split is by the steps'
+    tokens. The larger of two must fit clearly better than one sum, except where all decodes had the same
+    batch. There, a single sum would take what a device spends on every batch, because it reads its weights
+    once per step, for the cost of requests.
 
     Args:
-        rows: As ``fit_linear``; with columns ``batch_tokens`` and ``prefill_tokens``.
+        rows: As for ``fit_linear``, with the columns ``batch_tokens`` and ``prefill_tokens``.
         measured: The column of times, in microseconds.
         of_one: Columns of the one sum.
         of_two: Columns of the two.
@@ -432,7 +433,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
 
 
 def fit_device(rows: pl.DataFrame, like: Larger | None) -> Larger | None:
-    """Fit the device's time to the columns that these rows have; ``like`` as ``fit_rows``."""
+    """Fit the device's time to the columns of these rows; ``like`` is the same as in ``fit_rows``."""
     own = tuple(name for name in (*GRAPHS, *DRAFTS) if name in rows.columns)
     return fit_larger(rows, "device_us", (*DEVICE, *own), ((*MEMORY, *own), (*COMPUTE, *own)), like)
 
@@ -464,7 +465,7 @@ class Extrapolation(NamedTuple):
     """Doublings to the farthest held-out steps; 0: none could be held out."""
 
     def log_error(self, doublings: float) -> float:
-        """Return the error at a distance: as measured up to the reach, at least the default error beyond it.
+        """Return the error at a distance: as measured within the reach, growing by the default beyond it.
 
         The recording cannot show a change of slope outside its range.
         """

@@ -1,8 +1,8 @@
 """Step times from a model's shape and a GPU: the roofline. Formulas and sources: ``docs/simulation.md``.
 
 The result is an estimate within a factor, for use without a recording; a fitted trace is better. A GPU's peak
-performance is from its vendor's data sheet. The model takes so much of its memory, and KV cache blocks take
-the rest. All figures are of one GPU out of ``tensor_parallel_size``; those of memory are estimates.
+performance is from its vendor's data sheet. The model takes a part of its memory, and KV cache blocks take
+the rest. All figures are for one of ``tensor_parallel_size`` GPUs; those of memory are estimates.
 """
 
 import re

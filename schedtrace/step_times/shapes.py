@@ -172,8 +172,8 @@ def shape(name: str) -> Shape:
         name: As in the table, with an organisation before it or ``-Instruct`` after it; or a path.
 
     Raises:
-        UsageError: If neither in the table nor a path, or a model whose work this module does not know.
-        InputError: If a ``config.json`` that cannot be read.
+        UsageError: If it is neither in the table nor a path, or this module does not know the model's work.
+        InputError: If the ``config.json`` cannot be read.
     """
     path = Path(name)
     if path.is_dir():

@@ -1,7 +1,8 @@
 """Device that is simulated in real time: its settings, and the resulting step times of a model.
 
-vLLM carries it to the engine's process in its own ``additional_config``, under ``KEY``. A setting of vLLM's
-reaches every engine process, a Ray actor's too, and stands in vLLM's log; an environment variable may not.
+vLLM carries it to the engine's process in its own ``additional_config``, under ``KEY``. A setting of vLLM
+reaches every engine process, including a Ray actor's, and appears in vLLM's log; an environment variable may
+not.
 """
 
 import random
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
     from schedtrace.step_times.fitted import Fitted
 
 MOST = 1.0
-"""Largest standard deviation; a larger one is no noise any more."""
+"""Largest standard deviation; a larger one would no longer be noise."""
 
 
 class Noisy:
     """Another model's step times (``StepTimes``), device times multiplied by lognormal noise of mean 1.
 
-    Each call draws anew, so the same batch asked for twice takes two different times.
+    Each call draws a new factor, so two calls for the same batch return different times.
 
     Args:
         times: The model.
         deviation: Standard deviation of the factor's logarithm: 0.03 is about 3 %.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Raises:
         UsageError: If the deviation is negative or above ``MOST``.
@@ -70,7 +71,7 @@ KEY = "schedtrace"
 class SimulatedDevice(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """Simulated device, or several alike; ``gpu`` or ``step_times`` must be set."""
+    """Simulated device, or several equal devices; ``gpu`` or ``step_times`` must be set."""
 
     gpu: str | None = None
     """A name of ``roofline.GPUS``: its memory, and without ``step_times`` a roofline of the model on it."""
@@ -81,7 +82,7 @@ class SimulatedDevice(
     seed: int = 0
     """Random seed of the noise."""
     async_scheduling: bool | None = None
-    """Overrules vLLM, which switches it off on its CPU build; None: as vLLM has it."""
+    """Value that overrules vLLM, whose CPU build switches it off; None: vLLM's choice."""
     device: str | None = None
     """Name of the device in traces, written by the executor."""
 
@@ -118,7 +119,7 @@ class SimulatedDevice(
         return f"simulated NVIDIA {self._required_gpu().name}"
 
     def times(self, model: str, tensor_parallel_size: int, kv_dtype: str | None = None) -> StepTimes:
-        """Return the step times: as saved, else a roofline; with the noise.
+        """Return the step times: the saved ones or else a roofline, with the noise.
 
         Args:
             model: Name or path for ``shapes.shape``.
@@ -127,7 +128,7 @@ class SimulatedDevice(
 
         Raises:
             UsageError: If the GPU, model or type is unknown, or none is set.
-            InputError: If no such file, or a model's folder that cannot be read.
+            InputError: If the file does not exist, or the model's folder cannot be read.
         """
         times: StepTimes | None = self.saved_times()
         if times is None:

@@ -38,7 +38,7 @@ class Target:
         """Return the traces of the run to watch, by rank; empty if there are none yet.
 
         Args:
-            without: Folders that are no runs of the engine, such as saved windows.
+            without: Folders that are not runs of the engine, such as saved windows.
         """
         if self.path.is_file():
             return [trace_of(self.path)]
@@ -63,7 +63,8 @@ def target(location: str | None, environment: dict[str, str], here: Path, *, wai
         wait: Whether a path may not exist yet, if its parent folder does; a starting server creates it.
 
     Raises:
-        InputError: If there is no such path or process, the file is no trace, or the process records nothing.
+        InputError: If there is no such path or process, the file is not a trace, or the process records
+        nothing.
         UsageError: If there is no location, and nothing is found.
     """
     if location is not None:

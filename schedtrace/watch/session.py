@@ -246,7 +246,7 @@ class WatchSession:
         )
 
     def _over(self) -> bool:
-        """Return whether nothing more will come: its engines are over, or its traces are gone."""
+        """Return whether nothing more will come: its engines have ended, or its traces are gone."""
         if not self.target.only:
             return False
         if self.engines:

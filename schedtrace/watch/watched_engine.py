@@ -77,7 +77,7 @@ class WatchedEngine:
         """Read the new lines.
 
         Raises:
-            InputError: If the file was removed, replaced or truncated, or is no trace.
+            InputError: If the file was removed, replaced or truncated, or is not a trace.
         """
         new = self.following.read()
         self._modified_s = self.following.trace_modified_s()

@@ -22,7 +22,7 @@ from schedtrace.whatif.replays import BLOCKS
 from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, family, menu, saved_frac
 
 RESAMPLES = 4
-"""Resamples of the step times for each advised change: fewer than for a replay of its own."""
+"""Resamples of the step times for each advised change: fewer than for ``replay``."""
 CLIENTS_FEEL = ("output", "TTFT p50", "TPOT p50")
 """Figures of another number of clients."""
 FELT_FRAC = 0.05

@@ -103,7 +103,7 @@ def timing_figures(
         recorded: Trials as recorded.
         replayed: As replayed.
         changed: As replayed with the change.
-        spread: Of each metric, the ratios that resampled step times predict.
+        spread: Ratios of each metric that resampled step times predict.
         bound: As replayed with the change and without economies of scale in steps larger than recorded ones.
             The change lies between: the value is the middle of the two ratios, on a logarithmic scale.
         leaned: As replayed with the change and the time of steps outside the recorded range at either end of

@@ -1,8 +1,7 @@
 """Part of a long load that is replayed: a part that shows the waits of the verdict's finding.
 
 A replay begins with an empty engine, so the part begins where few requests were present, if possible none.
-If the unchanged replay of the part does not come near the recording, it answers nothing
-(``require_baseline``).
+If the unchanged replay of the part is not close to the recording, it gives no answer (``require_baseline``).
 """
 
 import math
@@ -288,7 +287,7 @@ def usual_figure(base: RecordedLoad) -> str:
 
 
 def require_baseline(base: RecordedLoad) -> Baseline:
-    """Return how near a replay comes to the recording; step times from another source are not judged.
+    """Return how close a replay comes to the recording; step times from another source are not judged.
 
     Args:
         base: The recorded load; only a part of a long load is replayed.

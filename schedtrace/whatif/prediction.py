@@ -199,7 +199,7 @@ class Predictor:
     Args:
         base: The recorded load.
         output: As for ``predict``.
-        resamples: As ``predict``.
+        resamples: As for ``predict``.
     """
 
     def __init__(self, base: RecordedLoad, *, output: Path | None = None, resamples: int = RESAMPLES) -> None:
@@ -258,7 +258,7 @@ class Predictor:
         return self._configuration({}, self.replayed, figures)
 
     def require_reproduced(self, name: str) -> Baseline:
-        """Return how near the replay of the unchanged load comes to the recording.
+        """Return how close the replay of the unchanged load comes to the recording.
 
         Args:
             name: One of ``figures.METRICS``.

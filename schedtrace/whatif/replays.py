@@ -196,14 +196,13 @@ def replay(
     Args:
         work: The load and its engine.
         changes: Names of vLLM's arguments to values, or ``CONCURRENCY``.
-        folder: The run folder to be written; one that is there is replaced.
-        times: How long steps take; None: as the engine says.
-        by_step: As ``simulate.replay.play``.
+        folder: Run folder to write; an existing one is replaced.
+        times: Step times; None for the engine's own.
+        by_step: As for ``simulate.replay.play``.
 
     Raises:
-        UsageError: vLLM does not accept the changes, or a replay cannot make them.
-        NeverEndsError: The load never ends with them.
-        OSError: The trace cannot be written.
+        UsageError: If vLLM does not accept the changes, or a replay cannot make them. NeverEndsError: If the
+        load never ends with them. OSError: If the trace cannot be written.
     """
     from schedtrace.simulate.replay import play_loads  # noqa: PLC0415  # imports vLLM
 

@@ -92,7 +92,7 @@ def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
 
 
 def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield larger KV caches if requests were refused blocks, or if at most a tenth was ever free."""
+    """Yield larger KV caches if requests were refused blocks, or if a step left at most a tenth free."""
     blocks = now["num_blocks"]
     free = min(
         (

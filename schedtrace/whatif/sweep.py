@@ -211,7 +211,7 @@ class SweepLog:
             self.finished[outcome.key] = outcome
 
     def add(self, outcome: ReplayOutcome) -> None:
-        """Add an outcome to the file unless it is there; it stays even if the process is killed next."""
+        """Add an outcome to the file unless it is there; it remains even if the process is then killed."""
         if outcome.key in self.finished:
             return
         self.finished[outcome.key] = outcome
@@ -400,11 +400,11 @@ def recorded_loads(run: Run, clients: int | None = None) -> list[Workload]:
     """Return the load of each trial of a run, for another engine: its requests name no rank.
 
     Args:
-        run: Any.
-        clients: As ``prediction.recorded_load``.
+        run: Any run.
+        clients: As for ``prediction.recorded_load``.
 
     Raises:
-        InputError: it has no requests.
+        InputError: If it has no requests.
     """
     loads = [without_ranks(load) for load in loads_of_run(run.traces, manifest=run.manifest)]
     return loads if clients is None else [load.with_clients(clients) for load in loads]

@@ -18,7 +18,7 @@ def parse_slo(text: str) -> list[Bound]:
     """Parse bounds as they are typed: ``ttft_p99=1s,tpot_p99=50ms,e2e_p50=10s``.
 
     Raises:
-        UsageError: anything else, a limit of 0, a percentile above 100, or the same percentile twice.
+        UsageError: If it is anything else, has a limit of 0 or a percentile above 100, or a percentile twice.
     """
     bounds: list[Bound] = []
     for part in text.split(","):
@@ -67,7 +67,7 @@ def bound_values(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> list[float 
 
 
 def meets(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> bool:
-    """Return whether every bound holds, which takes that every request finished."""
+    """Return whether every bound holds, which requires that every request finished."""
     return len(outcome.ttft_ms) == outcome.requests and all(
         bound.latency == "tpot" if value is None else value <= bound.limit_ms
         for value, bound in zip(bound_values(outcome, bounds), bounds, strict=True)
@@ -77,8 +77,8 @@ def meets(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> bool:
 def good_requests(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> int:
     """Count the finished requests that meet every bound themselves.
 
-    Of several bounds on one latency, each request has to meet that of the highest percentile: it is the
-    widest. A request with one output token has no time per output token, and meets any.
+    If a latency has several bounds, each request has to meet the bound of the highest percentile, which is
+    the widest. A request with one output token has no time per output token, and meets any bound on it.
     """
     highest = {bound.latency: bound for bound in sorted(bounds, key=lambda bound: bound.percentile)}
     columns = [(latencies(outcome, latency), bound.limit_ms) for latency, bound in highest.items()]
@@ -89,7 +89,7 @@ def good_requests(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> int:
 
 
 def pareto_front(costs: Sequence[Sequence[float | None]]) -> list[bool]:
-    """Return which rows no other row beats: lower in a column and as low in all others. Equal rows share it.
+    """Return which rows no other row beats by being lower in one column and no higher in the others.
 
     Args:
         costs: Rows of equal length, in which lower is better: negate what should be high. A row with a None

@@ -1,8 +1,8 @@
 """Conversations: chat messages, the input files of OpenAI's batch API, and ShareGPT's list.
 
-A prompt is the text of all messages, or of those before the last answer where the file has one. The model's
-chat template is not applied, and what is no text is left out. A batch has no answers, only limits
-(``max_tokens``). Of ShareGPT's conversations only the first question and answer count.
+A prompt is the text of all messages or, if the last message is an answer, of the messages before it. The
+model's chat template is not applied, and parts that are not text are left out. A batch has no answers, only
+limits (``max_tokens``). Of a ShareGPT conversation, only the first question and answer count.
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ from schedtrace.workloads.rows import (
 )
 
 LIMITS, NO_TEXT, OTHER_URL = "limits", "no text", "other url"
-"""Keys of counts: rows whose output length is the client's limit; rows with parts that are no text, which are
-left out; rows that ask for something else than text.
+"""Keys of counts: rows whose output length is the client's limit; rows with parts that are not text, which
+are left out; rows that ask for something other than text.
 """
 LENGTHS = ("output_len", "output_tokens", "output_length")
 MAXIMA = ("max_completion_tokens", "max_tokens")
@@ -54,7 +54,7 @@ class BatchLine(msgspec.Struct):
 
 
 def text_of(content: Any, counts: Counter[str]) -> str:
-    """Return the text of a message's content; count what is no text."""
+    """Return the text of a message's content; count the parts that are not text."""
     if isinstance(content, str) or content is None:
         return content or ""
     parts = content if isinstance(content, list) else [content]
@@ -137,7 +137,7 @@ def sharegpt_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, Pr
     """Yield first question and answer of every conversation that has both; count the others.
 
     Raises:
-        InputError: not a list of conversations; the message names the number of the broken one.
+        InputError: If it is not a list of conversations; the message gives the number of the broken one.
     """
     if not next(numbered_lines(path), (1, b""))[1].startswith(b"["):
         raise _broken(path, 1, "it does not begin with a list")

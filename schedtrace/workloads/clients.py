@@ -31,12 +31,13 @@ MOST = 4000
 BETTER_NATS = 7.0
 """Gain in the log-likelihood of held-out arrivals over a simpler pattern: odds of about 1000 to 1."""
 MOST_NATS = 3.0
-"""Largest gain or loss that a single arrival counts, because a single surprise is no pattern."""
+"""Largest gain or loss that a single arrival counts, because a single surprise is not a pattern."""
 SAME_FRAC = 0.01
 """Resolution of moments and ages, as a share of the median end-to-end latency."""
 AT_ONCE_FRAC = 0.05
 """Longest think time, as a share of the median end-to-end latency, that counts as sending at once. Arrivals
-that coincide with answers are no chance, however regular both are."""
+do not coincide with answers by chance, however regular both are.
+"""
 MOSTLY_AT_ONCE_FRAC = 0.25
 """Longest think time for 90 % of the requests of a client that sends at once, as the same share."""
 FEWEST_EVENTS = 4

@@ -1,4 +1,4 @@
-"""The formats of workload files: which one a file has, by its first line, and readers of one request a line.
+"""Formats of workload files, recognized by their first line, and readers of one request per line.
 
 * Azure's traces of LLM inference (github.com/Azure/AzurePublicDataset; of 2023, 2024, and the multimodal one
   of 2025) are CSV. ``TIMESTAMP`` is a date with a time, with up to seven decimals, of which those beyond
@@ -8,14 +8,14 @@
 * Mooncake (``FAST25-release/traces`` of github.com/kvcache-ai/Mooncake), Qwen-Bailian
   (github.com/alibaba-edu/qwen-bailian-usagetraces-anon) and vLLM's ``timed_trace`` are JSON with the identity
   of every block of a prompt (``timed_traces.py``).
-* JSON of one's own, and vLLM's ``custom`` data set, have a prompt's text or its length, and how much to
-  generate.
+* Users' own JSON, and vLLM's ``custom`` data set, have a prompt's text or its length, and the number of
+  tokens to generate.
 * ShareGPT is one JSON list of conversations (``sharegpt.py``); ``chats.py`` has OpenAI's own formats.
 * ServeGen (github.com/alibaba/ServeGen) writes CSV, too: ``timestamp`` is seconds since the beginning.
 * Sessions of AIPerf and Dynamo (``sessions.py``), and requests of a benchmark that was run
   (``benchmark_results.py``).
 
-``FORMATS`` is the table of them all: a format claims a file by what only its files have.
+``FORMATS`` is the table of all formats; each recognizes a file by fields that only its files have.
 """
 
 import math
@@ -107,7 +107,8 @@ WITHOUT_REQUESTS = {
     "a trace of schedtrace": "replay it with schedtrace replay",
     "a result of vllm bench serve": "it has no requests; vllm bench serve --save-detailed writes them",
 }
-"""Advice on files of other kinds; of the others there is no more to say than that they have no requests."""
+"""Advice on files of other kinds; for kinds without advice, the message only says that they have no requests.
+"""
 
 
 def _unknown(path: Path) -> InputError:
@@ -127,7 +128,7 @@ def _read_csv(
 
     Args:
         columns: Names of time, prompt tokens and output tokens.
-        at_us: Microseconds of a time; raises ValueError with what the text is not.
+        at_us: Function that converts a time to microseconds; raises ValueError with what the text is not.
         path: The file.
     """
     time, prompt, output = columns
@@ -176,7 +177,7 @@ _LENGTHS = ("input_len", "output_len", "output_tokens")
 
 
 class _OwnLine(msgspec.Struct, kw_only=True):
-    """Line of a user's own file, or of vLLM's ``custom`` data set, as it stands."""
+    """Line of a user's own file, or of vLLM's ``custom`` data set, unchanged."""
 
     prompt: str | None = None
     input_len: float | None = None
@@ -186,7 +187,7 @@ class _OwnLine(msgspec.Struct, kw_only=True):
     priority: int = 0
     data_parallel_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
     timestamp: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Time that is not read: nothing says its unit."""
+    """Time, which is not read because its unit is unknown."""
 
 
 def own_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
@@ -220,7 +221,7 @@ def own_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptR
 
 @dataclass(frozen=True)
 class FormatOptions:
-    """What a person said about a file; options are those of ``open_workload``."""
+    """Options that a user set for a file, as in ``open_workload``."""
 
     count_tokens: CountTokens | None = None
     output_len: int | None = None
@@ -233,7 +234,7 @@ class FileFormat:
     """Entry of the table of formats."""
 
     name: str
-    """A noun phrase: what such a file is."""
+    """Noun phrase for such a file."""
     claims: Callable[[FileSample], bool]
     """Whether a file has what only files of this format have."""
     make: Callable[[Path, FormatOptions], WorkloadFormat]
@@ -324,7 +325,7 @@ _OF_OTHERS = frozenset(
     {*("input_length", "hash_ids", "text_input", "turns", "conversations", "metrics", "request_throughput")}
     | {*_IN_BODY, "schema_version", "type", "messages"}
 )
-"""Fields that no file of one's own has."""
+"""Fields that no user's own file has."""
 
 FORMATS: tuple[FileFormat, ...] = (
     FileFormat("a trace of Azure", *_csv_format("azure", AZURE_COLUMNS, _azure_us)),
@@ -372,8 +373,8 @@ def format_of(path: Path, options: FormatOptions) -> WorkloadFormat:
     """Return the format of a file.
 
     Raises:
-        InputError: If it cannot be read, is empty, of no known format, or of several.
-        UsageError: If an option is missing, or does not go with the file.
+        InputError: If it cannot be read, is empty, or matches no format or several.
+        UsageError: If an option is missing, or does not apply to the file.
     """
     if not path.is_file() and path.exists():
         msg = f"{path}: not a regular file; a workload is read more than once"
@@ -405,7 +406,7 @@ def _head(path: Path) -> FileSample:
 
 
 def _check_first_object(path: Path, number: int, line: bytes) -> None:
-    """Refuse a file whose first JSON object is cut or broken; a list's reader says it itself."""
+    """Refuse a file whose first JSON object is cut or broken; the reader of lists reports this itself."""
     if keys_of(line) is not None:
         return
     try:

@@ -22,8 +22,8 @@ BYTES = 3
 def identities(hashes: str | None) -> tuple[int, ...]:
     """Return a number for each block up to the last mark; the same in every trial of a trace.
 
-    A marked block has its hash. Blocks between marks, of which only the next mark tells whether two prompts
-    share them, have that mark's hash and their distance from it.
+    A marked block has its hash. For a block between two marks, only the next mark shows whether two prompts
+    share it, so its number stands for that mark's hash and the distance from it.
     """
     digests = b64decode(hashes or "")
     marks = [int.from_bytes(digests[at : at + BYTES]) for at in range(0, len(digests), BYTES)]
@@ -85,17 +85,18 @@ def token_ids(request: LoadRequest, prefix_block: int | None, vocabulary: int = 
     """Return a prompt's token ids, with the request's length and prefix.
 
     A block with an identity is that number in base ``vocabulary // 2``, lowest digit first, padded with
-    zeros, so two such blocks are equal exactly if their identities are. What follows the last known block is
-    a hash of the request's id, written likewise with the upper half of the vocabulary: it equals no block of
-    another request, known or not. Of a block with fewer tokens than its number has digits, only those count.
+    zeros, so two such blocks are equal exactly if their identities are. The rest of the prompt is a hash of
+    the request's id, written in the same way with the upper half of the vocabulary, so it equals no block of
+    another request. If a block has fewer tokens than its number has digits, the remaining digits are left
+    out.
 
     Args:
         request: Its ``prefix`` may end within a block.
         prefix_block: Tokens of each block of ``prefix``; None if it is empty.
-        vocabulary: Ids are below it; at least 4.
+        vocabulary: Exclusive upper bound of the ids; at least 4.
 
     Raises:
-        ValueError: If a prefix without ``prefix_block``, or more blocks than the prompt has.
+        ValueError: If ``prefix_block`` is missing, or the prefix has more blocks than the prompt.
     """
     base = vocabulary // 2
     if request.prefix and prefix_block is None:

@@ -117,7 +117,7 @@ def random_workload(
         rate: Requests per second; None: all at once.
         burstiness: Shape of the gamma distribution of the gaps; 1 is Poisson.
         prequeue: All requests are queued before the first step.
-        seed: Of lengths and gaps.
+        seed: Seed of lengths and gaps.
 
     Raises:
         UsageError: both ``rate`` and ``prequeue``.

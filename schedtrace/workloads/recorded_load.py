@@ -37,7 +37,7 @@ _FINISHED = (
 
 
 def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | None = None) -> Workload:
-    """Return the load of one trial; of the whole trace where it has no trials.
+    """Return the load of one trial, or of a whole trace without trials.
 
     The output of a request that was aborted, failed or had not ended is unknown. It gets its ``max_tokens``
     as output, and is aborted at the recorded time. Requests that were present when the record begins are left
@@ -74,7 +74,7 @@ def loads_of(trace: Trace, *, manifest: Manifest | None = None) -> list[Workload
     """Return the load of each trial, in order and without warm-up; one load where the trace has no trials.
 
     Raises:
-        InputError: as ``from_trace``.
+        InputError: As for ``from_trace``.
     """
     measured = [trial for trial in trials_of(trace) if trial != WARMUP_TRIAL]
     return [_load(trace, trial, manifest) for trial in measured] or [from_trace(trace)]
@@ -133,8 +133,8 @@ def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workloa
 def _requests(trace: Trace, trial: int | None) -> pl.DataFrame:
     """Return the arrivals of a trial in the queue's order, each with its end.
 
-    ``nth``: how often its id had come before; ``gone_us``: when it ended in a gap of the trace;
-    ``cut_short``: it did not end by itself.
+    ``nth``: number of earlier requests with its id; ``gone_us``: time at which it ended in a gap of the
+    trace; ``cut_short``: whether it did not end by itself.
     """
     nth = pl.int_range(pl.len()).over("request_id").alias("nth")
     ends = trace.finishes.select("request_id", nth, *_FINISHED)
@@ -240,10 +240,10 @@ def _notes(
     """Yield notes on what a trace does not record about its load, and the assumptions made.
 
     Args:
-        trace: One engine's.
-        requests: Of the load: arrivals with their ends.
-        block: Tokens of a block of the prefixes; None: these are unknown.
-        manifest: Of the run; None if not at hand.
+        trace: Trace of one engine.
+        requests: Arrivals of the load, with their ends.
+        block: Tokens of a block of the prefixes; None if prefixes are unknown.
+        manifest: Manifest of the run; None if there is none.
     """
     for what, which in _OF_REQUESTS.items():
         if count := requests.filter(which).height:
@@ -319,11 +319,11 @@ def _engine(trace: Trace) -> Iterator[Message]:
 def loads_of_run(traces: Sequence[Trace], *, manifest: Manifest | None = None) -> list[Workload]:
     """Return the load of each trial of a run, in order and without the warm-up.
 
-    Each request has the rank that it went to and, of ranks in lock-step, the pass before which it came.
+    Each request has its rank and, for ranks in lock-step, the pass before which it arrived.
 
     Args:
-        traces: Of all its engines, in the order of ranks.
-        manifest: Of the run.
+        traces: Traces of all its engines, in the order of ranks.
+        manifest: Manifest of the run.
 
     Raises:
         InputError: If no engine has requests, or only those of the warm-up.

@@ -50,7 +50,7 @@ class PromptRow(NamedTuple):
     input_len: int | None = None
     output_len: int | None = None
     completion: str | None = None
-    """Recorded answer: without ``output_len`` as many tokens are generated as it has."""
+    """Recorded answer; without ``output_len``, as many tokens are generated as it has."""
     priority: int = 0
     data_parallel_rank: int | None = None
     """The engine that gets it; None: vLLM's front end chooses."""
@@ -126,10 +126,11 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def json_rows(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
     """Yield each JSON object of a file as a struct of this kind, with the number of its line from 1.
 
-    Objects stand on a line each (JSON Lines), in a list, or printed over several lines one after the other.
+    Objects may have a line each (JSON Lines), be in a list, or extend over several lines, one after the
+    other.
 
     Raises:
-        InputError: If one is none.
+        InputError: If one is not such an object.
     """
     number, line = next(numbered_lines(path), (1, b"{}"))
     if keys_of(line) is None:
@@ -275,7 +276,7 @@ def token_count(path: Path, line: int, column: str, cell: str | float) -> int:
     """Return a number of tokens; ``472.0``, as data frames write it, is also accepted.
 
     Raises:
-        InputError: If the value is no number of tokens.
+        InputError: If the value is not a number of tokens.
     """
     try:
         number = float(cell)

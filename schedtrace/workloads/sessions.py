@@ -1,12 +1,14 @@
-"""Sessions of AIPerf and Dynamo: a turn is sent a delay after the answer to the turn before.
+"""Sessions of AIPerf and Dynamo: each turn is sent some time after the answer to the turn before.
 
 Rows are AIPerf's ``mooncake_trace`` and Dynamo's traces of agents: ``input_length``, ``text_input`` or
 ``messages``, and ``output_length``; ``session_id`` makes rows turns of one session; ``delay`` and
-``timestamp`` are milliseconds. Or a row is a session of AIPerf's ``multi_turn`` kind: ``turns``.
+``timestamp`` are milliseconds. A row may also be a whole session, of AIPerf's kind ``multi_turn``, with its
+``turns``.
 
-Files differ in what a later turn's ``input_length`` counts: the whole prompt, or only what is new, before
-which the client sends the conversation so far. ``context_mode`` says it, or else the rows show it: a whole
-prompt repeats the block ids of the turn before, and is at least as long as that prompt and its answer.
+In some files, the ``input_length`` of a later turn counts the whole prompt; in others, it counts only the new
+part, before which the client sends the conversation so far. ``context_mode`` states which, or else the rows
+show it: a whole prompt repeats the block ids of the turn before, and is at least as long as that prompt and
+its answer.
 """
 
 import math
@@ -79,7 +81,7 @@ class SessionRow(SessionTurn):
 
 @dataclass
 class _Session:
-    """What was said so far in a session."""
+    """Conversation of a session so far."""
 
     number: int
     prompt: int = 0

@@ -149,10 +149,10 @@ class _Evidence:
 
 
 def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None) -> Units:
-    """Infer the units of a file from its first rows, except for given ones.
+    """Infer the units of a file that are not set from its first rows.
 
     Raises:
-        UsageError: If the rows do not decide, with the option that does.
+        UsageError: If the rows do not show a unit; the text names the option that sets it.
     """
     shown = _Evidence()
     with suppress(InputError):  # an error in a row is reported where the row is used

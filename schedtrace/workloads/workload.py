@@ -1,4 +1,4 @@
-"""Load: requests in the order in which they reach the engine, read anew by each iteration."""
+"""Load: requests in the order in which they reach the engine; each iteration reads the source again."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace

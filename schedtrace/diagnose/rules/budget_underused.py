@@ -35,7 +35,7 @@ class MissedExample(StepExample, kw_only=True):
 
 
 class MissedRequests(Evidence, kw_only=True):
-    """New requests of the next steps that would have fitted."""
+    """New requests of the next steps that would have fitted into the unused budget."""
 
     missed_requests: int
     """Number of new requests of the next steps that would have fitted."""

@@ -38,7 +38,7 @@ class StepExample(msgspec.Struct, kw_only=True):
 
     @classmethod
     def first(cls, rows: pl.DataFrame) -> list[Self]:
-        """Return the first rows as examples; column names are field names."""
+        """Return the first rows as examples; the columns' names become the fields' names."""
         return [cls(**row) for row in rows.head(MOST_EXAMPLES).select(cls.__struct_fields__).to_dicts()]
 
     @classmethod

@@ -52,7 +52,7 @@ FEWER_STEPS = (
 SHARED_FRAC = 0.95
 """Least share of the steps with prefill that take at least half of a cost of any prefill."""
 WHOLE_LOG = 0.5
-"""Least doublings between small and large prefills that tell a fixed cost from the cost of a token."""
+"""Least doublings between small and large prefills that separate a fixed cost from the cost of a token."""
 
 
 class PrefillTime(NamedTuple):

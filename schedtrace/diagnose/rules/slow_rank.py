@@ -114,8 +114,8 @@ def _find(ranks: RecordedRanks) -> Findings:
 def _independent(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
     """Compare each rank's step-time model at the other ranks' work, and at its own if they cover that.
 
-    A slow rank may hold far more than the others ever had. Not the other way round: what a busy rank's model
-    says of small batches may be too little, as times have a floor.
+    A slow rank may hold far more requests than the others ever had. The reverse comparison is left out,
+    because a busy rank's model may be too low for small batches, whose times have a floor.
     """
     paces = {rank.number: rank.pace for rank in ranks.each if rank.pace is not None}
     if len(paces) < 2:  # noqa: PLR2004  # likewise

@@ -1,6 +1,6 @@
 """``slow-steps``: steps took longer than their work explains, with what they have in common.
 
-Slow steps that nothing marks are a finding of their own where they cost much.
+Slow steps that nothing marks are a separate finding if they cost much.
 """
 
 import math
@@ -141,7 +141,7 @@ class SlowSteps(Evidence, kw_only=True):
     model_error_frac: float
     """Typical relative error of the model."""
     batch_size: int | None
-    """Largest batch size below the slow ones; None if the batch size is no condition."""
+    """Largest batch size below the slow ones; None if the batch size is not a condition."""
     captured_tokens: int | None
     """Size in tokens of the largest captured CUDA graph, if only larger decode steps are slow; else None."""
     request_ids: list[str]
@@ -304,7 +304,7 @@ def _unmarked_finding(timeline: Timeline, excess: "PartExcess") -> Finding:
 
 
 def would_tell(part: str) -> Advice:
-    """Return what to record to learn why a part of steps is slow when nothing in the trace tells."""
+    """Return what to record to learn why a part of steps is slow if nothing in the trace shows it."""
     if part == "execution":
         return advise(
             "Record at these times what else uses the device and its host, and the device's clocks, power "
@@ -408,8 +408,8 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
 def _at_the_ends(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> tuple[list[str], list[str]]:
     """Return the requests that start with the first and end with the last of a range of slow steps.
 
-    Both are empty if the slow steps are no range, the range has an open end, or so many steps start and end
-    requests that both may be a coincidence.
+    Both are empty if the slow steps are not a range, the range has an open end, or so many steps start and
+    end requests that both may be a coincidence.
     """
     terms = effect.explanation.terms
     has_ends = {term.above for term in terms if term.feature.kind == "clock"} == {True, False}
@@ -434,7 +434,7 @@ def _conditions(explanation: "Explanation") -> list[Condition]:
 
 
 def _cliff(explanation: "Explanation") -> int | None:
-    """Return the largest batch size below the slow ones; None if the batch size is no condition."""
+    """Return the largest batch size below the slow ones; None if the batch size is not a condition."""
     if explanation.slope:
         return None
     sizes = [

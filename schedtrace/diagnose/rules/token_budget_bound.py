@@ -81,10 +81,10 @@ class SmallerBudget(NamedTuple):
 def smaller_budget(timeline: Timeline) -> SmallerBudget | None:
     """Return the token budget whose recorded steps show the largest saving of the requests' time.
 
-    Prefill in smaller steps needs more of them. A step more costs every request present the time that the
-    step takes beyond its share of the prefill, and gives each decoding request a token, which otherwise takes
-    a step of its own. None where throughput counts, also because more load comes than is served, or if no
-    recorded size saves ``LEAST_SAVED_FRAC``.
+    With smaller steps, prefill needs more of them. Each additional step costs every request present the time
+    that the step takes beyond its share of the prefill, and gives each decoding request a token, which would
+    otherwise take a step of its own. None where throughput counts, also because more load comes than is
+    served, or if no recorded size saves ``LEAST_SAVED_FRAC``.
     """
     least = smallest_batched_tokens(timeline)
     steps = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("busy_us") > 0))

@@ -31,11 +31,11 @@ from schedtrace.timeline.timeline import Timeline
 
 @dataclass(frozen=True)
 class Words:
-    """Templates, and one row per sentence."""
+    """Templates of sentences, and one row per sentence."""
 
     templates: list[Message]
     rows: pl.DataFrame
-    """In their order; ``template``: the index of its own."""
+    """Rows in the order of the sentences; ``template`` is the index of a row's template."""
 
 
 STOP = ("request_ids", "count", "blocks_needed", "blocks_free", "budget_left")

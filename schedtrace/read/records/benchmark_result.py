@@ -33,7 +33,7 @@ class BenchmarkResult:
     """What a benchmark's client measured."""
 
     program: str
-    """Program and, of several benchmarks in a file, which of them."""
+    """Program and, if the file has several benchmarks, the name of this one."""
     requests: int | None
     """Finished requests."""
     latencies: list[ClientLatency] = field(default_factory=list)
@@ -202,7 +202,7 @@ class BenchmarkProgram:
     """Program whose results are read, recognized by fields that only it writes."""
 
     result: str
-    """A noun phrase: what such a file is."""
+    """Noun phrase for such a file."""
     matches: Callable[[Fields], bool]
     read: Callable[[Fields], list[BenchmarkResult]]
 

@@ -29,7 +29,7 @@ _SNAPSHOT = re.compile(
 )
 """Periodic line; the optional part is that of most lines, which several patterns would read more slowly."""
 _ENGINE = re.compile(r"(?:(?P<many>\d{1,6}) Engines Aggregated: |Engine (?P<engine>\d{1,6}): )$")
-"""What stands before the first figure."""
+"""Text before the first figure."""
 _LONGEST_ENGINE = 40
 _DEFERRED = re.compile(r"\bDeferred: (\d{1,9}) reqs")
 _PREEMPTIONS = re.compile(r"\bPreemptions: (\d{1,9})")

@@ -1,8 +1,8 @@
 """Lines with which vLLM fails: the first error of a start or of an engine, and the dump of its last step.
 
 vLLM dumps ``SchedulerOutput`` and ``SchedulerStats`` as text when its engine fails
-(``logging_utils/dump_input.py``), not as Python: ids stand in some places with quotes and in some without.
-The tokens of the requests must add up to the step's total; else they are left out.
+(``logging_utils/dump_input.py``), not as Python: some ids have quotes and some have none. If the tokens of
+the requests do not add up to the step's total, they are left out.
 """
 
 import re
@@ -49,8 +49,9 @@ _ANNOUNCEMENT = re.compile(
     r"|\bcore\.py:\d{1,6}\] +(?:(?P<in_start>engine_core = EngineCoreProc\()|engine_core\.run_busy_loop\(\))"
     r"|Worker proc (?P<worker>[\w-]{1,100}) died unexpectedly(?P<code> \(exit code: [^)]{1,20}\))?"
 )
-"""Announcement of a failure, or a frame of the logged traceback: often, people paste half of it. Releases up
-to 0.8.4 announce a start that failed as any other failure, so the frame shows it. A traceback that is not
+"""Announcement of a failure, or a frame of the logged traceback, because people often paste only half of it.
+Releases up to 0.8.4 announce a failed start like any other failure, so only the frame shows it. A traceback
+that is not
 logged may be that of an interrupt.
 """
 _FRAME = re.compile(
@@ -60,11 +61,11 @@ _FRAME = re.compile(
     r"|initialize_(?:from_config|kv_cache))|run_busy_loop|_process_engine_step|step_with_batch_queue"
     r"|execute_model)$"
 )
-"""Frame of a traceback of V1's engine: with it, a traceback whose beginning is cut off tells what failed."""
+"""Frame of a traceback of V1's engine, which shows what failed if the traceback's beginning is cut off."""
 _RAISED = re.compile(r""" raise (?P<name>[\w.]{1,200}(?:Error|Exception))\(f?["'](?P<text>[^"'{]+)""")
 """Source line of a traceback that begins the text of its error."""
 _DEAD = re.compile(r"\bEngineDeadError\b")
-"""Error of V1's front end; V0 has another one whose name ends so."""
+"""Error of V1's front end; V0 has another error whose name has the same ending."""
 _ERROR = re.compile(
     r"(?:^|[\])] |\s)(?P<error>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S.*)$"
     rf"|(?:^|[\])] )(?P<bare>{'|'.join(BARE_ERRORS)})$"
@@ -113,7 +114,7 @@ def _stage_in(line: str) -> Literal["start", "serving"] | None:
 
 
 class FailureLines:
-    """The first error after vLLM says that it fails, else the last one before."""
+    """First error after vLLM reports its failure, or else the last error before."""
 
     def __init__(self) -> None:
         self._stage: str | None = None
@@ -217,7 +218,8 @@ class FailureLines:
         """Return the failure; None if the lines announce none.
 
         Args:
-            has_engine: Whether the server started: an uncaught error before is then not why it ended.
+            has_engine: Whether the server started; an earlier uncaught error is then not the reason for its
+            end.
         """
         unnamed = self._raised or UNNAMED
         if self._stage is None:

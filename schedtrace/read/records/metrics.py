@@ -1,7 +1,7 @@
 """vLLM's Prometheus metrics: a saved ``/metrics``, or that of a running server.
 
-Gauges are of the moment, everything else has been summed up since the server started. The names are those of
-all V1 releases; older ones export ``gpu_cache_usage_perc`` and ``time_per_output_token_seconds``.
+Gauges show the moment; all other values are totals since the server started. The names are those of all V1
+releases; older ones export ``gpu_cache_usage_perc`` and ``time_per_output_token_seconds``.
 """
 
 import math
@@ -84,7 +84,7 @@ class MetricsDump:
     engines: list[EngineValues]
     server: ServerStart
     at_s: float | None = None
-    """Time at which a server answered; None: a file, which does not say."""
+    """Time at which a server answered; None for a file, which does not state it."""
     broken: int = 0
     """Number of lines of vLLM's metrics that are not understood."""
 
@@ -93,7 +93,7 @@ def read_metrics(path: Path) -> list[MetricsDump]:
     """Read the dumps in a file; a metric that occurs again begins the next one.
 
     Raises:
-        InputError: If it cannot be read, or has nothing of a V1 engine.
+        InputError: If it cannot be read, or has no metric of a V1 engine.
     """
     return parsed_metrics(str(path), (line for _, line in text_lines(path)))
 
@@ -131,7 +131,7 @@ def parsed_metrics(name: str, lines: Iterable[str]) -> list[MetricsDump]:
     """Return the dumps in lines of Prometheus' text format.
 
     Raises:
-        InputError: If they have nothing of a V1 engine.
+        InputError: If they have no metric of a V1 engine.
     """
     reading = _Reading()
     for line in lines:
@@ -191,7 +191,7 @@ class _Reading:
             self._store(line, name, labels, value)
 
     def _store(self, line: str, name: str, labels: dict[str, str], value: float) -> None:
-        """Store a value; values that differ only in labels that are not looked at are summed up."""
+        """Store a value; values that differ only in ignored labels are added up."""
         series = line[: line.rindex("}") + 1] if "}" in line else name
         if series in self._seen:
             self.end_dump()
@@ -209,7 +209,7 @@ class _Reading:
     def end_dump(self) -> None:
         """Keep the dump so far, and begin the next one.
 
-        Each engine exports its running requests, which only a dump of which somebody gave a part may lack.
+        Each engine exports its running requests; only a partial dump may lack them.
         """
         engines = [engine for engine in self._engines.values() if engine.values]
         running = [engine for engine in engines if "num_requests_running" in engine.values]

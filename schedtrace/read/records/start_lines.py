@@ -117,10 +117,10 @@ class StartLines:
 
 
 def arguments_in(text: str) -> dict[str, object] | None:
-    """Return the arguments of a printed dict; None if it is no dict of plain values.
+    """Return the arguments of a printed dict; None if it is not a dict of plain values.
 
-    Values that are no literals, such as an object's ``repr``, make the parser fail: then the plain ones are
-    taken one by one.
+    Values that are not literals, such as an object's ``repr``, make the parser fail; the plain values are
+    then taken one by one.
     """
     try:
         parsed = ast.literal_eval(text)

@@ -33,7 +33,7 @@ from schedtrace.read.text_stream import LatestLines, marked_lines, text_lines
 
 NAME = "vLLM's console log"
 _OWN_MARKERS = (console_lines.SNAPSHOT_MARKER, OUTPUT_MARKER, *start_lines.MARKERS)
-"""Lines that make a file such a log."""
+"""Lines that identify such a log."""
 _STARTED = "Application startup complete"
 _WORKER_WAIT = "No available shared memory broadcast block found in"
 _ALSO = (
@@ -176,7 +176,7 @@ class _Server:
 def read_vllm_log(path: Path) -> list[ServerLog]:
     """Read the servers of a log, in the order of their first lines.
 
-    Text that clients sent, which vLLM may log, counts for nothing.
+    Text that clients sent, which vLLM may log, is ignored.
     """
     servers: dict[LineOrigin, _Server] = {}
     origins = _Origins(servers)
@@ -234,7 +234,7 @@ class _Origins:
         """Actors of Ray that have printed a periodic line."""
 
     def origin(self, source: str | None, line: str) -> LineOrigin:
-        """Return the origin of a line; an engine's line is of the server that starts, else of the latest."""
+        """Return the origin of a line; an engine's line belongs to the server that starts or the latest."""
         front_end = self._front_end(line)
         if front_end is None:
             starting = (
@@ -373,7 +373,7 @@ def is_vllm_log(sample: FileSample) -> bool:
 
 
 def has_snapshots(sample: FileSample) -> bool:
-    """Return whether a block has a periodic line, which counts for more than what else is in a file."""
+    """Return whether a block has a periodic line, which takes precedence over anything else in a file."""
     marker = console_lines.SNAPSHOT_MARKER
     return (
         not sample.is_binary

@@ -5,7 +5,8 @@ only one can be active at a time. Slow work is done before, on another thread: t
 ``schedule()``, the header, the file. The engine's thread only notes the requests present and assigns the
 class. After the swap back, nothing of schedtrace is on the scheduler or its engine.
 
-Metrics are made of the lines of whatever recording there is; without any, of a recording without lines.
+Metrics are computed from the lines of the current recording or, if there is none, by a recording without
+lines.
 """
 
 import threading
@@ -343,7 +344,7 @@ class Attachment:
         return ended
 
     def measure(self, meter: Meter | None) -> float:
-        """Have every recording's totals go to this receiver; record for it alone if there is none.
+        """Send every recording's totals to this receiver; if nothing is recorded, record for it alone.
 
         Args:
             meter: The receiver; None to switch metrics off.

@@ -240,7 +240,7 @@ class _Engine:
         return []
 
     def _facts(self) -> EngineFacts:
-        """Return what the metrics tell beside the steps."""
+        """Return the facts that metrics report in addition to the steps."""
         watchdog, progress_s = self._watchdog, None
         if watchdog is not None and watchdog.progress_age_s is not None:
             progress_s = time.time() - watchdog.progress_age_s
@@ -279,7 +279,7 @@ class _Engine:
         """Switch metrics on or off.
 
         Raises:
-            RefusedError: If the text is no address, the port is taken, or the engine cannot be recorded.
+            RefusedError: If the text is not an address, the port is taken, or the engine cannot be recorded.
         """
         from schedtrace.record.metrics.engine_meter import EngineMeter, address
         from schedtrace.record.metrics.serving import engine_labels

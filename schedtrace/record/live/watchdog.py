@@ -55,7 +55,7 @@ EVERY_S = 1.0
 END_S = 1.0
 """Seconds to wait for a check in progress when the engine ends."""
 ABSENT_S = 3 * EVERY_S
-"""Seconds by which a check is late from which on the whole process was stopped meanwhile."""
+"""Delay of a check, in seconds, from which the whole process counts as stopped meanwhile."""
 MOST_FAILED = 60
 """Number of consecutive failed checks after which the watchdog ends."""
 STACKS_EVERY_S = 600.0
@@ -78,7 +78,7 @@ Causes = Callable[[], list[Exit]]
 Ids = Callable[[], WrittenIds]
 """Function that returns the current written form of request ids."""
 Snapshot = Callable[[str], str]
-"""Function that keeps the data from before a stall; it takes the stall's kind and returns a line about the
+"""Function that saves the data from before a stall; it takes the stall's kind and returns a line about the
 data, or nothing.
 """
 Note = Callable[[Stalled], None]

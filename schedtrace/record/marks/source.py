@@ -41,7 +41,8 @@ def prove(function: Any) -> Proven:
     """Return the proven source of ``function``.
 
     Raises:
-        UnprovableError: If it is no plain function, is decorated, has no source, or its source differs from
+        UnprovableError: If it is not a plain function, is decorated, has no source, or its source differs
+        from
             the running code.
     """
     if type(function) is not FunctionType:

@@ -75,7 +75,7 @@ class StepCounter(Assembler):
     _idle: frozenset[str] = frozenset()
     """Running requests to which the latest step gave nothing."""
     _latest: CountedStep
-    """Latest step that was no steady one."""
+    """Latest step that was not steady."""
 
     def step_line(self, capture: Capture, result: Result | None) -> dict[str, Any]:
         """Add a step to the totals; return an empty delta, because no line is written."""

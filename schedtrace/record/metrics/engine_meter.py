@@ -53,7 +53,7 @@ def address(text: str) -> Address | None:
     """Return the address that a value of ``SCHEDTRACE_METRICS`` names; None if metrics are off.
 
     Raises:
-        NotUnderstoodError: If it is no address.
+        NotUnderstoodError: If it is not an address.
     """
     if text.lower() in NO | {""}:
         return None

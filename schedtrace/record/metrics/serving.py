@@ -216,4 +216,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # name in http.server
-        """Log nothing: a scrape is no news."""
+        """Log nothing, because scrapes are routine."""

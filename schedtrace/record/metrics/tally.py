@@ -2,9 +2,9 @@
 
 The totals equal the sums of the tables that ``analyze`` makes of the same trace (``timeline/``), and so does
 their meaning: a request waits from the start of the step that refuses it to the start of the next step, for
-the cause of the skip that names it or else of the exit that ended the loop. No request of the queue is looked
-at one by one: the time is the number of requests that wait for a cause, times the time between two steps. A
-request that comes or goes between two steps corrects this by its own part.
+the cause of the skip that names it or else of the exit that ended the loop. The requests of the queue are not
+examined one by one: the time is the number of requests that wait for a cause, times the time between two
+steps. A request that arrives or leaves between two steps corrects this by its own part.
 """
 
 from collections import Counter, deque
@@ -47,19 +47,19 @@ class Levels:
         self.clock_us = 0
 
     def advance_to(self, us: int) -> None:
-        """Add the time up to a moment."""
+        """Add the time since the last call, up to a moment."""
         passed_us = us - self.clock_us
         for label, count in self.count.items():
             self.us[label] += count * passed_us
         self.clock_us = us
 
     def enter(self, label: str, at_us: int) -> None:
-        """Count another from a moment on, before or after the clock's."""
+        """Count one more from a moment on, which may be before or after the clock's."""
         self.count[label] += 1
         self.us[label] += self.clock_us - at_us
 
     def leave(self, label: str, at_us: int) -> None:
-        """Count no longer from a moment on, before or after the clock's."""
+        """Count one fewer from a moment on, which may be before or after the clock's."""
         self.count[label] -= 1
         self.us[label] -= self.clock_us - at_us
 

@@ -35,7 +35,7 @@ class Sampling:
     """Objectives whose violation samples a request, whatever the rate."""
 
     def reason(self, history: History) -> str | None:
-        """Return why a request that has ended is sampled; None if it is not."""
+        """Return the reason for sampling a request that has ended; None if it is not sampled."""
         slow = self.slow.broken_by(history.finish)
         if slow is not None:
             return slow
@@ -135,7 +135,7 @@ class OtlpExport:
         return [sender.destination for sender in (self._push, self._spans) if sender is not None]
 
     def send(self, chosen: Choice) -> None:
-        """Send what is chosen; what is sent already goes on.
+        """Begin to send the chosen signals; signals that are sent already continue.
 
         Raises:
             NotUnderstoodError: If a variable of an exporter is invalid.
@@ -161,7 +161,7 @@ class OtlpExport:
         return {(families.LOST_SPANS, ""): float(self._lost_before + spans.lost)}
 
     def close(self) -> None:
-        """Send what waits, and stop."""
+        """Send what is waiting, and stop."""
         with suppress(Exception):  # the writer's thread may still add lines
             self.publish(last=True)
         push, self._push = self._push, None

@@ -453,7 +453,7 @@ class Histories:
                 yield Piece(admission.reached_step, DECODES, admission.output_us, "decode")
 
     def _stalls(self, absence: _Absence, request_id: str, end_us: int) -> Iterator[Piece]:
-        """Yield the pieces without tokens of a running request; its output may be in flight meanwhile."""
+        """Yield the pieces in which a running request gets no tokens and has no output in flight."""
         back_us = absence.back_us
         if back_us is None:
             back_us = self._outputs.get(absence.step - 1, 0)

@@ -285,7 +285,7 @@ def _named(exit_: Exit) -> Iterator[str | None]:
 
 
 def _place(exit_: Exit) -> Attributes:
-    """Return what an exit says about itself."""
+    """Return the attributes of an exit itself."""
     values = {
         "schedtrace.kind": exit_.kind,
         "schedtrace.detail": exit_.detail,
