@@ -3,7 +3,9 @@
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.offered_load import offered_load
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
+from schedtrace.diagnose.rules.client_limited import more_tokens
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, advise, only, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
@@ -136,7 +138,7 @@ def _late_finding(timeline: Timeline, late: pl.DataFrame, handover: Handover | N
             "late": evidence.on_their_way < evidence.late_requests,
             "of_handover": say(HANDOVER, handover) if handover else NOTHING,
         },
-        advice=[] if share is None else [_advice(timeline)],
+        advice=[] if share is None else _advice(timeline),
         example="{at} scheduled {scheduled_requests:n} of {requests:n request} "
         "({scheduled_tokens:n token}) and left {remaining_budget:n token} of budget.",
     )
@@ -195,15 +197,19 @@ def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
     )
 
 
-def _advice(timeline: Timeline) -> Advice:
-    if not timeline.closed_workload:
-        return advise("nothing in vLLM, which does not wait for requests; send them before the first step")
-    return advise(
-        "to measure with full batches, queue all requests before the first step: {run:code}, or "
-        "{bench:code}. In production there is nothing to change",
-        run="schedtrace run --prequeue",
-        bench="vllm bench throughput --prequeue-requests",
-    )
+def _advice(timeline: Timeline) -> list[Advice]:
+    if timeline.closed_workload:
+        return [
+            advise(
+                "to measure with full batches, queue all requests before the first step: {run:code}, or "
+                "{bench:code}. In production there is nothing to change",
+                run="schedtrace run --prequeue",
+                bench="vllm bench throughput --prequeue-requests",
+            )
+        ]
+    fewer_rounds = more_tokens(offered_load(timeline))
+    at_once = "nothing in vLLM, which does not wait for requests; send them before the first step"
+    return [*([fewer_rounds] if fewer_rounds else []), advise(at_once)]
 
 
 def _evidence(timeline: Timeline, late: pl.DataFrame, handover: Handover | None) -> LateRequests:

@@ -7,7 +7,7 @@ from schedtrace.diagnose.gains import host_us
 from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_load, rounds_of
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import advise, finding_of, severity_by_weight
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import RankSummary, RecordedRanks
 from schedtrace.timeline.spans import LENGTH_US
@@ -109,6 +109,11 @@ FITTED = {
     "sessions": "The fewer requests were open, the more came. ",
     NONE: "",
 }
+
+
+def more_tokens(load: OfferedLoad) -> Advice | None:
+    """Return the advice for rounds of requests for a single token; None for other loads."""
+    return advise(MORE_TOKENS, load) if load.one_token and load.think_ms else None
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -251,7 +256,6 @@ def _finding(
         slower_frac = max(0.0, load.working_frac - load.at_fullest_frac)
     leaves_places = load.rounds is not None and load.rounds.empty_frac >= EMPTY_FROM_FRAC
     remedy = LARGER_ROUNDS if load.rounds is not None and not leaves_places else ADVICE[pattern]
-    remedy = MORE_TOKENS if load.one_token and load.think_ms else remedy
     lacks_batches = depth is not None and clients is not None and clients.clients < depth
     advice = ELSEWHERE if is_full else FILL_PIPELINE if lacks_batches else remedy
     if dummy_frac is not None:
@@ -278,7 +282,8 @@ def _finding(
         message=FITTED[pattern] + "The pattern is a hint: the trace does not see the client.",
         severity="info" if slower_frac is None else severity_by_weight(None, slower_frac),
         advice=[
-            advise(
+            more_tokens(load)
+            or advise(
                 advice,
                 evidence,
                 engine=engine,

@@ -150,6 +150,33 @@ def test_rounds_of_requests_for_one_token(view_of, outputs, recorded_words):
     recorded_words(load.summary, *finding.advice)
 
 
+def test_requests_of_a_round_that_come_during_a_step(view_of, recorded_words):
+    """The first four of a round are computed in a step of their own."""
+    lines = []
+    for line in rounds_of_eight(1):
+        first, second = line.arrived[:4], line.arrived[4:]
+        ids = [[one.request_id for one in part] for part in (first, second)]
+        begin, took = line.start_us, line.output_us - line.start_us
+        for part, (names, arrived) in enumerate(zip(ids, (first, second), strict=True)):
+            lines.append(
+                step(
+                    2 * line.step + part,
+                    start=begin + part * took // 2,
+                    took=10,
+                    back=took // 2 - 20,
+                    got=dict.fromkeys(names, 1),
+                    new=names,
+                    arrived=[
+                        arrival(one.request_id, one.arrived_us + part * 20, one.queued_us + part * 30)
+                        for one in arrived
+                    ],
+                    finished=[] if part else line.finished,
+                )
+            )
+    [finding] = RULES["arrival-limited"](view_of(*lines, max_num_running_reqs=16))
+    recorded_words(finding.advice)
+
+
 def test_an_engine_that_only_prefills_has_no_choice(view_of):
     settings = {"kv_transfer_config.kv_role": "kv_producer"}
     assert not offered_load(view_of(*rounds_of_eight(1), settings=settings)).one_token
