@@ -199,19 +199,19 @@ class FixedShare(NamedTuple):
         return self.low_frac >= BREAK_EVEN_FRAC
 
 
-def fixed_share(timeline: Timeline, waits: Charged, *, at_budget: bool = False) -> FixedShare | None:
-    """Return the fixed share of the steps with waiters; None if too few similar steps show it.
+def fixed_share(timeline: Timeline, shown: pl.DataFrame, *, at_budget: bool = False) -> FixedShare | None:
+    """Return the fixed share of some steps' time; None if too few similar steps show it.
 
     The upper bound counts all of the host's time between steps as fixed, and the lower bound none of it.
 
     Args:
         timeline: The engine's trace.
-        waits: Waits in these steps.
+        shown: Steps, for example those in which requests waited.
         at_budget: Whether the steps are the largest that the budget allows. What a larger one would cost
             shows in the steps nearest in size, so the lower bound is then at most their upper bound.
     """
     working = timeline.steps.filter((RAN > 0) & (pl.col("busy_us") > 0))
-    steps = waits.steps.filter((RAN > 0) & (pl.col("busy_us") > 0))
+    steps = shown.filter((RAN > 0) & (pl.col("busy_us") > 0))
     busy_us = mean(steps, pl.col("busy_us"))
     if busy_us is None:
         return None
@@ -240,7 +240,7 @@ def shows_fuller(timeline: Timeline, waits: Charged) -> bool:
     """
     if throughput_counts(timeline):
         return False
-    share = fixed_share(timeline, waits)
+    share = fixed_share(timeline, waits.steps)
     return share is not None and share.favours_fuller
 
 
@@ -252,7 +252,7 @@ def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> li
     settings = {piece.setting for piece in advice if piece.value is not None}
     if not settings & {*LIMITS, RESERVE} or throughput_counts(timeline):
         return advice
-    share = fixed_share(timeline, waits)
+    share = fixed_share(timeline, waits.steps)
     shown = share is not None and share.favours_fuller
     unshown = {RESERVE} if shown else {*LIMITS, RESERVE}
     pieces = []
@@ -280,7 +280,7 @@ def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> li
     return pieces
 
 
-def budget_times(timeline: Timeline, waits: Charged, share: FixedShare) -> float | None:
+def budget_times(timeline: Timeline, shown: pl.DataFrame, share: FixedShare) -> float | None:
     """Return the factor on the token budget, 2 or a half, that shortens latencies by the share's bounds.
 
     A step less saves its fixed time for every request present, and costs each decoding request a token, which
@@ -289,9 +289,9 @@ def budget_times(timeline: Timeline, waits: Charged, share: FixedShare) -> float
     decode_only = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))
     if decode_only.is_empty():
         return None
-    decoding = mean(waits.steps, pl.min_horizontal("decode_tokens", RAN)) or 0.0
+    decoding = mean(shown, pl.min_horizontal("decode_tokens", RAN)) or 0.0
     tokens_us = decoding * median(decode_only["busy_us"].drop_nulls())
-    present_us = (mean(waits.steps, THERE) or 0.0) * share.step_us
+    present_us = (mean(shown, THERE) or 0.0) * share.step_us
     if share.favours_fuller and share.low_frac * present_us > tokens_us:
         return 2.0
     if not throughput_counts(timeline) and share.high_frac * present_us < tokens_us:

@@ -312,8 +312,8 @@ def _advice(timeline: Timeline, waits: Charged, evidence: TokenBudget, *, drafts
 
 def shown_budget(timeline: Timeline, waits: Charged) -> Advice | None:
     """Return twice or half the budget where the recorded step times show that it shortens latencies."""
-    share = fixed_share(timeline, waits, at_budget=True)
-    times = share and budget_times(timeline, waits, share)
+    share = fixed_share(timeline, waits.steps, at_budget=True)
+    times = share and budget_times(timeline, waits.steps, share)
     now = batched_tokens(timeline)
     smaller = smaller_budget(timeline)
     if smaller is not None and times is None:

@@ -218,6 +218,9 @@ ADVICE = [
 ]
 
 
+WAITS = SimpleNamespace(steps=None)
+
+
 def prefill_steps(step_us, sizes, *, decoding=0, running=8, waiting=8, host_us=0):
     """Steps of these numbers of prefill tokens; in the largest ones, requests waited."""
     rows = pl.DataFrame({"used_tokens": sizes}).with_columns(
@@ -231,7 +234,7 @@ def prefill_steps(step_us, sizes, *, decoding=0, running=8, waiting=8, host_us=0
     )
     host = pl.DataFrame({"state": ["schedule"], "begin_us": [0], "end_us": [host_us * len(sizes)]})
     full = rows.filter(pl.col("used_tokens") == max(sizes))
-    return SimpleNamespace(steps=rows, engine_states=host), SimpleNamespace(steps=full)
+    return SimpleNamespace(steps=rows, engine_states=host), full
 
 
 SIZES = [100, 200, 300, 400] * 10
@@ -289,7 +292,7 @@ def test_a_larger_limit_is_named_only_if_fuller_steps_shorten_latencies(monkeypa
     """At the engine's own pace they raise throughput; the advice that fills no step stays in any case."""
     monkeypatch.setattr(gains, "offered_load", lambda _: OfferedLoad(pace, 1.0))
     monkeypatch.setattr(gains, "fixed_share", lambda *_: share)
-    first, *rest = unless_shown(None, None, ADVICE)
+    first, *rest = unless_shown(None, WAITS, ADVICE)
     assert rest == ADVICE[1:]
     assert (first.setting, first.value) == (("max_num_seqs", 64) if shown else (None, None))
     assert (first == ADVICE[0]) is shown
@@ -300,7 +303,7 @@ def test_a_reserve_is_left_to_a_replay_where_latency_counts(monkeypatch, pace, v
     monkeypatch.setattr(gains, "offered_load", lambda _: OfferedLoad(pace, 1.0))
     monkeypatch.setattr(gains, "fixed_share", lambda *_: FixedShare(0.9, 0.9, 1000))
     reserve = advise("{option} {value:n}", setting="watermark", value=0.05)
-    wider, reserve = unless_shown(None, None, [ADVICE[0], reserve])
+    wider, reserve = unless_shown(None, WAITS, [ADVICE[0], reserve])
     assert (wider.value, reserve.value) == (64, value)
 
 
@@ -308,7 +311,7 @@ def test_advice_to_replay_states_value_and_reason(monkeypatch, recorded_words):
     monkeypatch.setattr(gains, "offered_load", lambda _: OfferedLoad("clock", 1.0))
     for share in (FixedShare(0.1, 0.4, 1000), FixedShare(0.1, 0.104, 1000), None):
         monkeypatch.setattr(gains, "fixed_share", lambda *_, share=share: share)
-        recorded_words(unless_shown(None, None, ADVICE)[0].message)
+        recorded_words(unless_shown(None, WAITS, ADVICE)[0].message)
 
 
 @pytest.mark.parametrize(
@@ -330,12 +333,12 @@ def test_a_budget_is_doubled_or_halved_by_what_a_step_less_saves(
     monkeypatch, low, high, decoding, pace, times
 ):
     monkeypatch.setattr(gains, "offered_load", lambda _: OfferedLoad(pace, 1.0))
-    timeline, waits = prefill_steps(lambda _: 1000, SIZES, decoding=decoding)
+    timeline, full = prefill_steps(lambda _: 1000, SIZES, decoding=decoding)
     decodes = timeline.steps.with_columns(prefill_tokens=pl.lit(0), decode_tokens=pl.lit(8))
     timeline.steps = pl.concat([timeline.steps, decodes], how="vertical_relaxed")
-    assert budget_times(timeline, waits, FixedShare(low, high, 1000)) == times
+    assert budget_times(timeline, full, FixedShare(low, high, 1000)) == times
 
 
 def test_without_steps_that_only_decode_a_token_has_no_cost():
-    timeline, waits = prefill_steps(lambda _: 1000, SIZES, decoding=4)
-    assert budget_times(timeline, waits, FixedShare(0.6, 0.7, 1000)) is None
+    timeline, full = prefill_steps(lambda _: 1000, SIZES, decoding=4)
+    assert budget_times(timeline, full, FixedShare(0.6, 0.7, 1000)) is None
