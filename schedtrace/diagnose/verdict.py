@@ -11,7 +11,7 @@ import polars as pl
 
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.root_causes import on_engine, quotes_share
-from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES, client_limited
+from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES, capped_prefill, client_limited
 from schedtrace.diagnose.rules.allowed_settings import threshold
 from schedtrace.model.causes import Cap
 from schedtrace.model.message import NOTHING, Message, joined
@@ -275,7 +275,9 @@ def _nothing_leads(
     load = engines[0].load.summary if len(engines) == 1 else NOTHING
     if load and main.load.grows:
         return [say("The engine is the limit: no setting held requests back for long."), load]
-    explained = main.capped or (findings[0].verdict if findings else NOTHING)
+    is_too_low = any(finding.code == capped_prefill.RULE.code for finding in findings)
+    capped = NOTHING if is_too_low else main.capped
+    explained = capped or (findings[0].verdict if findings else NOTHING)
     parts = [
         say("{share:%} {part}", share=part.share_frac, part=PARTS.get(part.part, part.part))
         for part in split
@@ -284,7 +286,7 @@ def _nothing_leads(
     spent = say("[The requests' time: {parts}.]", parts=joined(parts, ", "))
     sentences = [explained] if explained else [main.nothing, spent]
     open_ = left_open(ALL_FACTS.intersection(*(engine.facts for engine in engines)))
-    of_client = findings and findings[0].code == client_limited.RULE.code and not main.capped
+    of_client = findings and findings[0].code == client_limited.RULE.code and not capped
     last = open_ or (NOTHING if of_client else load or _idle(engines))
     return [sentence for sentence in (*sentences, last) if sentence]
 

@@ -3,7 +3,7 @@
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 from tests.contract.causes.models import attention_spec, image, mamba_spec, sees_images, with_mamba
-from tests.exam.case import case
+from tests.exam.case import Machine, case
 
 SMALL_BUDGET = {"max_num_batched_tokens": 256, "max_model_len": 8192, "num_blocks": 1001}
 NO_LARGER_BUDGET = (r"(larger|raise|increase)[^.\n]*max-num-batched-tokens",)
@@ -31,6 +31,27 @@ case(
     engine={**SMALL_BUDGET, "long_prefill_token_threshold": 128},
     silent=(*NO_LARGER_BUDGET, *NO_HIGHER_THRESHOLD),
 )(long_prompt)
+
+
+def prompts_in_chunks(engine):
+    """Prompts of 600 tokens come one after the other; beside another request, each takes 19 chunks."""
+    for number in range(60):
+        engine.arrive(120_000 * number, f"r{number}", 600, 40)
+    engine.run()
+
+
+case(
+    "01d-threshold-too-small",
+    "capped-prefill",
+    engine={**SMALL_BUDGET, "long_prefill_token_threshold": 32, "times": Machine(6000, 5, 30, 0)},
+    says=(r"long-prefill-token-threshold 0", r"59 prompts"),
+    silent=(r"[Nn]othing (to fix|limits)",),
+)(prompts_in_chunks)
+case(
+    "01e-threshold-on-a-device-that-computes",
+    engine={**SMALL_BUDGET, "long_prefill_token_threshold": 32, "times": Machine(100, 50, 30, 0)},
+    silent=(r"too small",),
+)(prompts_in_chunks)
 
 
 @case(

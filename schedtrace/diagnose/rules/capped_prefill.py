@@ -1,7 +1,7 @@
 """``capped-prefill``: ``long_prefill_token_threshold`` cut prompts into chunks that left budget unused.
 
 Each chunk takes a step. If most of a step's time does not depend on its tokens, larger chunks compute the
-same prompts in less time.
+same prompts in less time. They also leave no budget for requests that arrive meanwhile, which then wait.
 """
 
 import polars as pl
@@ -35,8 +35,8 @@ class CappedChunk(StepExample, kw_only=True):
 class CappedPrefill(Evidence, kw_only=True):
     """Prompts in capped chunks, and the time that they lost."""
 
-    threshold: int
-    """Value of ``long_prefill_token_threshold``."""
+    threshold: int | None
+    """Value of ``long_prefill_token_threshold``; None if it is not recorded."""
     requests: int
     """Number of requests whose prompts were capped although the step had budget left."""
     chunks: int
@@ -57,15 +57,18 @@ def _find(timeline: Timeline) -> Findings:
     share = fixed_share(timeline, steps, at_budget=True)
     if share is None or (budget_times(timeline, steps, share) or 0) <= 1:
         return
-    lost_frac = pl.col("capped_tokens") / pl.col("possible_tokens")
-    lost_us = float(chunks.select((pl.col("busy_us") * (1 - lost_frac)).sum()).item()) * share.low_frac
+    full = pl.col("capped_tokens") / pl.col("possible_tokens")
+    chunks = chunks.with_columns(
+        full_chunks=full, full_us=pl.col("busy_us") * (share.low_frac * full + 1 - share.low_frac)
+    )
+    lost_us = float((chunks["busy_us"] - chunks["full_us"]).sum()) - _others_wait_us(timeline, chunks)
     if lost_us < LEAST_FRAC * timeline.requests_us:
         return
     evidence = CappedPrefill(
-        threshold=int(timeline.header.scheduler_config.get("long_prefill_token_threshold") or 0),
+        threshold=timeline.header.scheduler_config.get("long_prefill_token_threshold"),
         requests=chunks["request_id"].n_unique(),
         chunks=chunks.height,
-        full_chunks=float(chunks.select(lost_frac.sum()).item()),
+        full_chunks=float(chunks["full_chunks"].sum()),
         low_frac=share.low_frac,
         examples=CappedChunk.largest(
             chunks.with_columns(withheld=pl.col("possible_tokens") - pl.col("capped_tokens")), "withheld"
@@ -76,8 +79,8 @@ def _find(timeline: Timeline) -> Findings:
         steps,
         evidence,
         title="Prefill chunks are too small",
-        verdict="{option} ({threshold:n token}) cut {requests:n prompt} into {chunks:n chunk}, although the "
-        "budget left room for {full_chunks:n} larger ones instead; by the step times seen, this cost at least "
+        verdict="{option}[ ({threshold:n token})] cut {requests:n prompt} into {chunks:n chunk}, although the "
+        "budget left room for {full_chunks:n} larger ones instead; by the step times seen, this cost about "
         "{share:%} of the requests' time.",
         share_frac=share_of_requests(timeline, lost_us),
         message="At least {low_frac:%} of the time of {steps:n step} with such chunks does not depend on "
@@ -104,11 +107,36 @@ def _chunks(timeline: Timeline) -> pl.DataFrame:
     )
 
 
+def _others_wait_us(timeline: Timeline, chunks: pl.DataFrame) -> float:
+    """Return the most that other requests would wait for full chunks, which leave no budget beside them.
+
+    These are the requests that vLLM admitted after a prompt's first capped chunk, and before its full chunks
+    would have been done.
+    """
+    starts = timeline.steps["step", "start_us"]
+    admitted = timeline.admitted.filter(pl.col("phase") == "new")["request_id", "step"].join(
+        starts, on="step"
+    )
+    prompts = (
+        chunks.join(starts, on="step")
+        .group_by("request_id", maintain_order=True)
+        .agg(pl.col("full_us").sum(), from_us=pl.col("start_us").min())
+        .with_columns(done_us=pl.col("from_us") + pl.col("full_us").round().cast(int))
+    )
+    pairs = admitted.rename({"request_id": "other"}).join_where(
+        prompts,
+        pl.col("start_us") >= pl.col("from_us"),
+        pl.col("start_us") < pl.col("done_us"),
+        pl.col("other") != pl.col("request_id"),
+    )
+    return float((pairs["done_us"] - pairs["start_us"]).sum())
+
+
 def _uncapped(timeline: Timeline, evidence: CappedPrefill) -> Advice:
     """Return a threshold that caps no chunk; 0 means that, unless several partial prefills are allowed."""
     several = (timeline.header.scheduler_config.get("max_num_partial_prefills") or 1) > 1
     return advise(
-        "{option} {value:n}[, off]{off:?} (now {threshold:n})",
+        "{option} {value:n}[, off]{off:?}[ (now {threshold:n})]",
         evidence,
         setting="long_prefill_token_threshold",
         value=timeline.token_budget if several else 0,
@@ -123,4 +151,5 @@ RULE = Rule(
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.LIVES, Fact.CONFIG}),
     find=_find,
     threshold=Threshold(LEAST_FRAC, share_frac),
+    proven=((None, "long_prefill_token_threshold"),),
 )

@@ -88,4 +88,5 @@ RULE = Rule(
     find=_find,
     charges=(LONG_PROMPT,),
     specific=True,
+    proven=((Cause.TOKEN_BUDGET, "max_num_batched_tokens"),),
 )

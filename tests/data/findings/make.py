@@ -237,6 +237,18 @@ def beside_chats(prompt: int) -> None:
     in_virtual_time(load, times, max_model_len=1024, max_num_batched_tokens=1024)
 
 
+def capped_prompts(threshold: int) -> None:
+    """Six prompts of 400 tokens, one after the other, in chunks of so many tokens beside a request."""
+
+    def load(engine: Simulation) -> None:
+        engine.arrive(0, "chat", 20, 100)
+        for number in range(6):
+            engine.arrive(20_000 * number, f"r{number}", 400, 8)
+
+    options = {"max_model_len": 1024, "max_num_batched_tokens": 512}
+    in_virtual_time(load, long_prefill_token_threshold=threshold, **options)
+
+
 def long_among_short(prompt: int, **options: Any) -> None:
     """Two requests decode; a long prompt comes, then short ones, one before every second step."""
     device = Device(max_model_len=2048, num_blocks=200, **options)
@@ -408,6 +420,7 @@ TRACES: dict[str, tuple[Callable[[], None], ...]] = {
     "max-num-seqs-bound": (lambda: together(8, 30, 16, max_num_seqs=2), lambda: together(8, 30, 16)),
     "token-budget-bound": (lambda: together(12, 200, 16), lambda: together(4, 60, 16)),
     "long-context": (lambda: beside_chats(900), lambda: beside_chats(300)),
+    "capped-prefill": (lambda: capped_prompts(32), lambda: capped_prompts(256)),
     "long-prompt": (
         lambda: long_among_short(1500),
         lambda: long_among_short(1500, long_prefill_token_threshold=128),
