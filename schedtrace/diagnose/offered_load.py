@@ -26,7 +26,9 @@ BEYOND_FRAC = 0.10
 PARTS = 3
 """Number of parts of the arrival period; a growing backlog grows from each part to the next."""
 GROWS_FRAC = 0.2
-"""Least growth from the second to the last part; from an empty engine it always grows in the first part."""
+"""Least growth from the second to the last part; in the first part, the backlog of an empty engine always
+grows.
+"""
 BURST = 2
 """Mean number of requests in a busy period from which busy periods are reported."""
 IDLE_FRAC = 0.5

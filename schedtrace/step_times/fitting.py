@@ -69,8 +69,8 @@ class Linear(msgspec.Struct, frozen=True):
     def doublings_outside(self, values: dict[str, float]) -> float:
         """Return the doublings from the recorded range to a step, in the farthest column; 0 inside it.
 
-        A step that breaks a relation which hides a cost is outside, too: by the error of the relation,
-        against the column's most.
+        A step that deviates from a relation that hides a cost is outside, too; its distance is that from the
+        column's maximum to the maximum plus the deviation.
         """
         farthest = 0.0
         for name, (least, most) in self.ranges.items():

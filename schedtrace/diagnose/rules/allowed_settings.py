@@ -63,7 +63,7 @@ def chosen_by_vllm(timeline: Timeline, name: str) -> bool | None:
 
 
 def why_no_async_scheduling(timeline: Timeline, value: Any = True) -> Message:  # noqa: PLR0911  # a reason a line
-    """Return why vLLM refuses ``--async-scheduling`` or switches it off again, or nothing if it does not.
+    """Return why vLLM refuses ``--async-scheduling`` or switches it off, or nothing if it does neither.
 
     vLLM switches it on by itself if it can, so a value of false that vLLM chose means that it cannot.
     """

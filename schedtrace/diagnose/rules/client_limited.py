@@ -198,7 +198,7 @@ def _in_flight(timeline: Timeline) -> tuple[float | None, int | None]:
 
 
 def _most_gain(timeline: Timeline, load: OfferedLoad) -> float | None:
-    """Return the most throughput that fuller steps gain, if the engine always works and it is little.
+    """Return the most throughput that fuller steps gain, if the engine always works and the gain is small.
 
     A pipeline also gains from more batches.
     """
