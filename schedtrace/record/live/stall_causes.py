@@ -237,7 +237,7 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
         first, usable = queues.head(engine.scheduler), blocks_without_null(engine.scheduler.kv_cache_manager)
         needed = None if first is None else _whole(engine, first.request_id)
     if first is None or needed is None or usable is None or needed <= usable:
-        return "which limit it was, is not known"
+        return "the limit that refused requests is not known"
     who = f"the next request, {ids[first.request_id]},"
     return f"{who} needs {counted(needed, 'KV block')} and the cache has {usable:,}: it can never run"
 

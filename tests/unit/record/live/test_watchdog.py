@@ -360,7 +360,8 @@ EMPTY = Exit("waiting", "condition", Cause.QUEUE_EMPTY)
          "a condition that schedtrace does not know, at s.py:7: self.mine (request x)"),
         ([Exit("waiting", "break", "tenant_quota", "x")], "scheduler", "cause tenant_quota (request x)"),
         ([EMPTY], "scheduler",
-         "the scheduler was called 10,000 times and scheduled nothing; which limit it was, is not known"),
+         ("the scheduler was called 10,000 times and scheduled nothing; "
+          "the limit that refused requests is not known")),
     ],
 )  # fmt: skip
 def test_the_scheduler_refuses(watched, exits, kind, says):
@@ -517,7 +518,7 @@ def test_snapshot_and_causes_that_fail_leave_the_rest(watched, tmp_path):
     seen = watched(Engine([request("a")]), snapshot=fails)
     seen.watchdog._causes = fails
     [(_, _, text)] = seen.for_s(20, seen.calling)
-    assert "which limit it was, is not known" in text
+    assert "the limit that refused requests is not known" in text
     seen = watched(Engine([request("a")]), snapshot=lambda kind: f"what happened before: {tmp_path / kind}")
     assert f"what happened before: {tmp_path / 'worker'}" in seen.for_s(20)[0][2]
 
