@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtr, stdtrit
 
 from schedtrace.compare import significance
 from schedtrace.compare.significance import ALPHA, CONFIDENCE, POWER, holm
@@ -79,18 +79,18 @@ class LogChange:
     @property
     def p(self) -> float:
         """Two-sided p-value, by Student's t."""
-        return float(2 * t.sf(abs(self.change) / self.error, FREEDOM))
+        return float(2 * stdtr(FREEDOM, -abs(self.change) / self.error))
 
     @property
     def interval(self) -> tuple[float, float]:
         """Both ends of the 95 % interval of ``new / base - 1``."""
-        width = float(t.isf((1 - CONFIDENCE) / 2, FREEDOM)) * self.error
+        width = -float(stdtrit(FREEDOM, (1 - CONFIDENCE) / 2)) * self.error
         return expm1(self.change - width), expm1(self.change + width)
 
     def detectable_change(self, tests: int) -> float:
         """Return the smallest change that would be detected with a probability of ``POWER``."""
-        level = float(t.isf(ALPHA / max(1, tests) / 2, FREEDOM))
-        return expm1((level + float(norm.isf(1 - POWER))) * self.error)
+        level = -float(stdtrit(FREEDOM, ALPHA / max(1, tests) / 2))
+        return expm1((level - float(ndtri(1 - POWER))) * self.error)
 
 
 def server_changes(base: Served, new: Served) -> dict[str, tuple[LogChange, float]]:

@@ -11,7 +11,6 @@ from math import ceil, comb, pi, sqrt
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
-from scipy.stats import PermutationMethod, bootstrap, mannwhitneyu
 
 ALPHA = 0.05
 """Probability that a whole comparison reports any difference although there is none."""
@@ -43,6 +42,8 @@ def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
     def mean_change(now: Figures, before: Figures, axis: int = -1) -> Figures:
         return np.asarray(now.mean(axis=axis) / before.mean(axis=axis) - 1)
 
+    from scipy.stats import bootstrap  # noqa: PLC0415  # half a second, before which arguments are checked
+
     interval = bootstrap(
         (new, base),
         mean_change,
@@ -64,6 +65,8 @@ def rank_test(base: Values, new: Values) -> tuple[float, float]:
     them is counted. If neighbouring trials correlate, p is that of the ``effective_count``: its normal score
     is scaled.
     """
+    from scipy.stats import PermutationMethod, mannwhitneyu  # noqa: PLC0415  # as above
+
     divisions = comb(len(new) + len(base), len(base))
     tied = len({*new, *base}) < len(new) + len(base)
     few = tied and divisions <= MOST_DIVISIONS

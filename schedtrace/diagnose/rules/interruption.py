@@ -316,7 +316,7 @@ class SlowPass(StepExample, kw_only=True):
     """Common step of all ranks that took too long; ``step`` is that of the rank with the most requests."""
 
     rank: int
-    """This rank."""
+    """Rank with the most requests in this step."""
     length_us: int
     """Time beyond the expected one."""
     factor: float
