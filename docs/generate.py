@@ -131,8 +131,10 @@ def structs() -> dict[str, Struct]:
 
 def evidence_of(code: str) -> list[Struct]:
     """Return the kinds of evidence that the rule of this code makes."""
-    module = vars(rules)[code.replace("-", "_")]
-    kinds = [kind for kind in vars(module).values() if inspect.isclass(kind)]
+    modules = [vars(rules)[code.replace("-", "_")]]
+    if code == rules.interruption.RULE.code:  # of all ranks: in a file of its own
+        modules.append(rules.rank_interruption)
+    kinds = [kind for module in modules for kind in vars(module).values() if inspect.isclass(kind)]
     return [
         kind for kind in kinds if issubclass(kind, report.Evidence) and kind not in (report.Evidence, *SHARED)
     ]

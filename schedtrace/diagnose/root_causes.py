@@ -73,7 +73,7 @@ def ranked(
         if not (uneven is not None and _for_want_of_balance(uneven, root))
         and not (stall is not None and _slow_for_others(stall, root, stalled))
     ]
-    return [*_distinct(_roots([*roots, *run_roots])), *_distinct([*run_others, *symptoms])]
+    return [*_distinct(_specific_first(_roots([*roots, *run_roots]))), *_distinct([*run_others, *symptoms])]
 
 
 def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:

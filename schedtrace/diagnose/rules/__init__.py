@@ -36,6 +36,7 @@ from schedtrace.diagnose.rules import (
     prefix_cache,
     priority_inversion,
     rank_imbalance,
+    rank_interruption,
     refused_at_door,
     scheduler_overhead,
     slow_rank,
@@ -98,7 +99,7 @@ RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE) | PACKAGES.rules
 RANK_RULES: dict[str, Rule[RecordedRanks]] = {
     **_rules(_OF_ALL_RANKS),
     client_limited.RULE.code: client_limited.RANKS_RULE,
-    interruption.RULE.code: interruption.RANKS_RULE,
+    interruption.RULE.code: rank_interruption.RANKS_RULE,
 }
 """Rules that judge all ranks of a run together, by code."""
 KINDS: dict[str, Rule[Any]] = _OWN | PACKAGES.rules

@@ -5,7 +5,6 @@ requests that it preempted waited and computed again.
 """
 
 import re
-from collections.abc import Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +16,6 @@ from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import (
     StepExample,
     advise,
-    finding_of,
     severity_by_weight,
     step_finding,
 )
@@ -29,10 +27,8 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline import events
 from schedtrace.timeline.charges import CACHE_RESET
-from schedtrace.timeline.engine_ranks import PASS, RecordedRanks
 from schedtrace.timeline.engine_states import starved_threads
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, total_us
-from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -61,9 +57,6 @@ class Kind(NamedTuple):
     advice: str = ""
     """Advice; empty if it depends on the part."""
 
-
-EXPERTS = "parallel_config.enable_eplb"
-"""Setting with which vLLM rearranges the experts of a model among the ranks."""
 
 STEP_PARTS = {"device": "execution", "host_gap": "between"}
 """Names of the parts of a step in ``slow-steps``, where they differ."""
@@ -310,167 +303,6 @@ class CacheResets(Evidence, kw_only=True):
     def repeated(self) -> bool:
         """True if some request was preempted by several resets."""
         return self.most_times > 1
-
-
-class SlowPass(StepExample, kw_only=True):
-    """Common step of all ranks that took too long; ``step`` is that of the rank with the most requests."""
-
-    rank: int
-    """Rank with the most requests in this step."""
-    length_us: int
-    """Time beyond the expected one."""
-    factor: float
-    """Ratio of actual to expected time."""
-
-
-class SlowPasses(Evidence, kw_only=True):
-    """Common steps of ranks in lock-step that took far longer than the work of any rank, by kind."""
-
-    kind: str
-    """``periodic``, ``episode``, ``scattered`` or ``first_steps``, as above."""
-    times: int
-    """Number of these common steps."""
-    passes: int
-    """Number of all common steps."""
-    time_ms: float
-    """Total time beyond the expected one."""
-    factor: float
-    """Median ratio of actual to expected time."""
-    period_steps: float | None
-    """Number of common steps from one ``periodic`` interruption to the next."""
-    period_ms: float | None
-    """Time from one ``periodic`` interruption to the next."""
-    step_interval: int | None
-    """Number of common steps after which vLLM rearranges the experts (``eplb_config.step_interval``); None:
-    it does not, or not recorded."""
-    examples: list[SlowPass]
-    """Longest of them."""
-
-    @property
-    def period(self) -> Message:
-        """Number of common steps, or time, after which they recur."""
-        if self.period_steps is not None:
-            return say("{steps:n common step}", steps=round(self.period_steps))
-        return say("{time:ms}", time=self.period_ms or 0)
-
-    @property
-    def rearranges(self) -> bool:
-        """Whether they come as often as vLLM rearranges the experts."""
-        period, interval = self.period_steps, self.step_interval
-        return bool(period and interval) and abs(period - interval) <= events.LATE_FRAC * interval  # type: ignore[operator]  # both are there
-
-
-PASSES = {
-    events.PERIODIC: (
-        "All ranks stop every {period}[{rearranges:?} (experts are rearranged)]",
-        "All ranks stop every {period}[{rearranges:?}, as often as vLLM rearranges the experts]",
-    ),
-    events.FIRST: (
-        "The first common steps are slow",
-        "The first common steps of all ranks took far too long",
-    ),
-}
-"""Title and verdict by kind."""
-NOW_AND_THEN = ("All ranks stop now and then", "All ranks stop now and then")
-
-
-def _find_in_ranks(ranks: RecordedRanks) -> Findings:
-    if not ranks.lockstep or not ranks.total_requests_us:
-        return
-    for rows in ranks.slow_passes.partition_by("kind", maintain_order=True):
-        turns = ranks.turns.join(rows.select(*PASS, length_us=LENGTH_US), on=PASS, maintain_order="left")
-        share = min(
-            1.0,
-            turns.select((pl.col("length_us") * pl.col("requests")).sum()).item() / ranks.total_requests_us,
-        )
-        if share >= LEAST_FRAC:
-            yield _passes_finding(ranks, rows, turns, share)
-
-
-def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFrame, share: float) -> Finding:
-    """Return the finding about slow common steps of one kind.
-
-    Args:
-        ranks: The ranks.
-        rows: These common steps, from ``slow_passes``.
-        turns: The ranks' steps in them.
-        share: Share of the requests' time that they cost.
-    """
-    kind, time_us, settings = rows["kind"][0], total_us(rows), ranks.header.settings
-    by_rank = turns.group_by("rank").agg(pl.col("requests").sum())
-    fullest = int(by_rank.sort("requests", "rank", descending=[True, False])["rank"][0])
-    shown = turns.filter(pl.col("rank") == fullest)
-    title, verdict = PASSES.get(kind, NOW_AND_THEN)
-    interval = settings.get("eplb_config.step_interval") if settings.get(EXPERTS) else None
-    period_us = rows["period_us"].mean()
-    evidence = SlowPasses(
-        kind=kind,
-        times=rows.height,
-        passes=ranks.passes.height,
-        time_ms=time_us / 1e3,
-        factor=median(rows["factor"]),
-        period_steps=rows["period_steps"].mean(),  # type: ignore[arg-type]  # of numbers
-        period_ms=None if period_us is None else float(period_us) / 1e3,  # type: ignore[arg-type]  # of numbers
-        step_interval=interval if isinstance(interval, int) else None,
-        examples=SlowPass.largest(shown.join(rows.select(*PASS, "factor"), on=PASS), "length_us"),
-    )
-    return finding_of(
-        evidence,
-        shown,
-        values={"factor_of_work": Number(evidence.factor, 0 if evidence.factor >= WHOLE_FROM else 1)},
-        title=title,
-        verdict=f"{verdict}: {{share:%}} of the requests' time.",
-        share_frac=share,
-        severity=severity_by_weight(None, share),
-        cause=f"{kind}_of_all_ranks",
-        count=rows.height,
-        engine_rank=fullest,
-        engine_ranks=by_rank["rank"].sort().to_list(),
-        message="{times:n} of {passes:n common step} took {factor_of_work} times as long as any rank's work "
-        "explains, {time_ms:ms} longer in total.",
-        advice=_advice_for_passes(evidence, settings),
-        example="{at} of rank {rank:n} took {length_us:us} longer, {factor:n1} times as long as expected.",
-        cost_ms=evidence.time_ms,
-        cost_frac=time_us / ranks.passes_us,
-    )
-
-
-def _may_move_beside_steps(settings: Mapping[str, Any]) -> bool:
-    """Return whether vLLM moves experts between steps, and would accept to move them while steps run."""
-    return (
-        settings.get("eplb_config.use_async") is False
-        and settings.get("eplb_config.policy") == "default"
-        and settings.get("eplb_config.communicator") not in ("torch_nccl", "pynccl")
-        and not settings.get("parallel_config.enable_elastic_ep")
-    )
-
-
-def _advice_for_passes(evidence: SlowPasses, settings: Mapping[str, Any]) -> list[Advice]:
-    """Return the advice about the rearrangement of experts, if it fits, or what to examine."""
-    if evidence.kind == events.FIRST:
-        return [advise(KINDS[events.FIRST].advice)]
-    if not evidence.rearranges:
-        return [
-            advise("Profile one of these common steps on every rank: the trace does not see inside a step.")
-        ]
-    advice = [
-        advise(
-            "A larger {option:setting} (now {step_interval:n}).",
-            evidence,
-            option="--eplb-config.step_interval",
-            costs="Experts are balanced later.",
-        )
-    ]
-    if _may_move_beside_steps(settings):
-        advice.insert(
-            0,
-            advise(
-                "{option:setting} (now off): experts move while steps run.",
-                option="--eplb-config.use_async",
-                costs="Memory for the moving weights.",
-            ),
-        )
-    return advice
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -737,12 +569,4 @@ RULE = Rule(
     find=_find,
     specific=True,
     threshold=Threshold(LEAST_FRAC, share_frac),
-)
-RANKS_RULE = Rule(
-    code=RULE.code,
-    summary=RULE.summary,
-    needs=RULE.needs,
-    find=_find_in_ranks,
-    specific=RULE.specific,
-    threshold=RULE.threshold,
 )

@@ -56,6 +56,13 @@ def test_what_leads_is_first_then_what_weighs_most():
     assert order == ["other-limit", "token-budget-bound", "kv-bound", "max-num-seqs-bound"]
 
 
+@pytest.mark.parametrize(("share", "first"), [(0.40, "long-prompt"), (0.39, "kv-bound")])
+def test_a_cause_that_names_the_holder_precedes_a_shortage_of_nearly_the_same_share(share, first):
+    """It explains at least 80 % of what the shortage explains."""
+    roots = [root("kv-bound", 0.5), root("long-prompt", share)]
+    assert ranked([ordered_findings(timeline(), roots)])[0].code == first
+
+
 def test_a_symptom_stands_beneath_the_largest_of_its_root_causes():
     found = [finding("blocked-budget"), root("kv-bound", 0.3), root("max-num-seqs-bound", 0.4)]
     assert codes(ranked([ordered_findings(timeline(), found)])) == {
