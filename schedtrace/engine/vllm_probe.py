@@ -40,10 +40,10 @@ def probe(scheduler: str | None) -> list[Check]:
     """
     names = [*SCHEDULERS, *([scheduler] if scheduler else [])]
     parts: list[tuple[str, Callable[[], Iterator[Check]]]] = [
+        ("device", device_checks),
         ("exits", lambda: (exits for name in names for exits in exit_checks(name))),
         ("allocations", allocation_checks),
         ("hooks", hook_checks),
-        ("device", device_checks),
         ("recording", recording_checks),
     ]
     checks: list[Check] = []
@@ -123,7 +123,10 @@ def hook_checks() -> Iterator[Check]:
 
 
 def device_checks() -> Iterator[Check]:
-    """Yield vLLM's own name of its device."""
+    """Yield vLLM's own name of its device.
+
+    Then give vLLM a platform if it has none, before modules that the other checks import take it over.
+    """
     from vllm.platforms import current_platform
 
     kind = str(getattr(current_platform, "device_type", "")) or "unknown"
@@ -138,6 +141,7 @@ def device_checks() -> Iterator[Check]:
         yield Check(name="device", state="note", text=text, advice=advice)
     else:
         yield Check(name="device", state="ok", text=name if name == kind else f"{name} ({kind})")
+    import schedtrace.simulate  # noqa: F401  # it gives vLLM the platform
 
 
 def recording_checks() -> Iterator[Check]:
