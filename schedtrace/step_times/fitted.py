@@ -28,7 +28,7 @@ from schedtrace.step_times.fitting import (
     Extrapolation,
     Fit,
     Source,
-    extrapolation_error,
+    extrapolation_errors,
     fit_rows,
     with_slowest_rank,
 )
@@ -288,9 +288,9 @@ class Fitted:
         return all(set(DRAFTS) <= part.factors.keys() for part in self.fit.device.parts)
 
     @cached_property
-    def extrapolation(self) -> Extrapolation | None:
-        """Error of steps outside the recorded range; None for a loaded fit."""
-        return None if self.rows is None else extrapolation_error(self.rows, self.fit.device)
+    def extrapolation(self) -> dict[str, Extrapolation]:
+        """Error of steps outside the recorded range of each column; empty for a loaded fit."""
+        return {} if self.rows is None else extrapolation_errors(self.rows, self.fit.device)
 
     def leaned_us(self, batch: Batch, deviations: float) -> float:
         """Return the time of execution if steps outside the range take so many standard errors longer.
@@ -300,8 +300,10 @@ class Fitted:
         if not batch.tokens:
             return 0.0
         columns, device = self._device_columns(batch), self.fit.device
-        doublings = device.doublings_outside(columns)
-        error = self.extrapolation.log_error(doublings) if self.extrapolation else 0.0
+        outside = device.outside_by_column(columns).items() if self.extrapolation else ()
+        error = max(
+            (self.extrapolation[name].log_error(doublings) for name, doublings in outside), default=0.0
+        )
         leaned_us = device.leaned_us(columns, deviations * error)
         if batch.batch_tokens <= self.most_tokens:
             return leaned_us

@@ -72,19 +72,24 @@ class Linear(msgspec.Struct, frozen=True):
         A step that deviates from a relation that hides a cost is outside, too; its distance is that from the
         column's maximum to the maximum plus the deviation.
         """
-        farthest = 0.0
+        return max(self.outside_by_column(values).values(), default=0.0)
+
+    def outside_by_column(self, values: dict[str, float]) -> dict[str, float]:
+        """Return the doublings from the recorded range to a step, for each column that leaves it."""
+        outside: dict[str, float] = {}
         for name, (least, most) in self.ranges.items():
             slack, value = SLACK_FRAC * (most - least), values[name]
             if not least - slack <= value <= most + slack:
-                farthest = max(farthest, abs(_doublings(most if value > most else least, value)))
+                outside[name] = abs(_doublings(most if value > most else least, value))
         for hidden in self.unresolved:
             usual = hidden.constant + sum(factor * values[name] for name, factor in hidden.factors.items())
             least, most = self.ranges[hidden.column]
             slack = max(SLACK_FRAC * (most - least), RESOLVED_FRAC * max(abs(least), abs(most)))
             off = abs(values[hidden.column] - usual) - hidden.deviation
             if off > slack:
-                farthest = max(farthest, _doublings(most, most + off))
-        return farthest
+                doublings = _doublings(most, most + off)
+                outside[hidden.column] = max(outside.get(hidden.column, 0.0), doublings)
+        return outside
 
     def leaned_us(self, values: dict[str, float], off_log: float) -> float:
         """Return the time of a step outside the range if the fit is off by this much.
@@ -201,6 +206,10 @@ class Larger(msgspec.Struct, frozen=True):
     def doublings_outside(self, values: dict[str, float]) -> float:
         """Return the doublings by which a step leaves the record of the part that sets its time."""
         return self._slower(values).doublings_outside(values)
+
+    def outside_by_column(self, values: dict[str, float]) -> dict[str, float]:
+        """Return these doublings for each column (``Linear.outside_by_column``)."""
+        return self._slower(values).outside_by_column(values)
 
     def leaned_us(self, values: dict[str, float], off_log: float) -> float:
         """Return the time of a step if the part that sets it is off (``Linear.leaned_us``)."""
@@ -457,7 +466,7 @@ def _error(priced: pl.DataFrame) -> Error:
 
 
 class Extrapolation(NamedTuple):
-    """Standard error of the log time of steps outside the recorded range, by their distance in doublings."""
+    """Standard error of the log time of steps outside a column's recorded range, by distance in doublings."""
 
     per_doubling: float
     """Error per doubling, up to the distance of the held-out steps."""
@@ -474,25 +483,28 @@ class Extrapolation(NamedTuple):
         return near + beyond
 
 
-def extrapolation_error(rows: pl.DataFrame, device: Larger) -> Extrapolation:
-    """Return the error of the log time of steps outside the range, measured on steps of the record.
+def extrapolation_errors(rows: pl.DataFrame, device: Larger) -> dict[str, Extrapolation]:
+    """Return the error of the log time of steps outside each column's range, measured on steps of the record.
 
     Steps are held out by size, not by position: a fit to the smaller steps predicts those above a half and
-    above a quarter of each column's largest value. The ratio of measured to predicted total time and the
+    above a quarter of the column's largest value. The ratio of measured to predicted total time and the
     distance from that fit's range are one observation of the error. If no step with the column, such as a
-    prefill, would be left to fit, nothing is held out.
+    prefill, would be left to fit, nothing is held out. Columns are measured apart: how well the cost of
+    prefill tokens continues says nothing about the cost of more requests.
     """
     rows = rows.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
     rows = rows.filter(~pl.col("first")).drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)
-    squares, doublings, reach = (USUAL_PER_DOUBLING * USUAL_DOUBLINGS) ** 2, USUAL_DOUBLINGS**2, 0.0
+    errors: dict[str, Extrapolation] = {}
     for column in DEVICE:
+        squares, doublings, reach = (USUAL_PER_DOUBLING * USUAL_DOUBLINGS) ** 2, USUAL_DOUBLINGS**2, 0.0
         most = rows.select(pl.col(column).max()).item() or 0
         for share in HELD_OUT_FROM:
             within = pl.col(column) <= share * most
             off, distance = _held_out(rows.filter(within), rows.filter(~within), column, device)
             squares, doublings = squares + off**2, doublings + distance**2
             reach = max(reach, distance)
-    return Extrapolation(math.sqrt(squares / doublings), reach)
+        errors[column] = Extrapolation(math.sqrt(squares / doublings), reach)
+    return errors
 
 
 def _held_out(left: pl.DataFrame, held: pl.DataFrame, column: str, device: Larger) -> tuple[float, float]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import polars as pl
 
 from schedtrace.diagnose.rules import better_setting, client_limited
 from schedtrace.diagnose.rules.allowed_settings import kv_bytes, kv_space, why_no_async_scheduling
+from schedtrace.diagnose.rules.front_end import is_offline
 from schedtrace.model.message import NOTHING, Message, Number, Setting, given, joined
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
@@ -330,7 +332,36 @@ def _outcome(configuration: Configuration, name: str, base: RecordedLoad) -> Mes
         say("[{extrapolated_frac:%} of its steps lie outside what was recorded]", configuration),
     ]
     changes = joined(changed, ", ")
-    return say("Replayed on {load}[: {changes}].", load=base.load_words, changes=changes)
+    output, shown = configuration.figure("output"), _most_delivered(base)
+    is_new = False
+    if shown is not None and output is not None and output.value is not None:
+        shown = max(shown, output.before or 0.0)  # of a load of less than a second
+        is_new = output.value > BEYOND_SHOWN * shown
+    return say(
+        "Replayed on {load}[: {changes}].[ Front end and clients took at most {shown:n} tok/s in this "
+        "recording; whether they keep up with {after:n} is not replayed.]",
+        load=base.load_words,
+        changes=changes,
+        shown=shown if is_new else None,
+        after=output.value if is_new and output else None,
+    )
+
+
+BEYOND_SHOWN = 1.25
+"""Least ratio of the predicted output to what front end and clients have taken from which this is said."""
+
+
+def _most_delivered(base: RecordedLoad) -> float | None:
+    """Return the most output tokens in a second of the recording; None without an API server.
+
+    A server detokenizes and streams each of them, and may become the limit before the engine does.
+    """
+    if base.header.clock == "virtual" or any(is_offline(timeline) for timeline in base.timelines):
+        return None
+    second = (pl.col("output_us") // 1_000_000).alias("second")
+    steps = pl.concat(timeline.steps["output_us", "decode_tokens"] for timeline in base.timelines)
+    each = steps.drop_nulls("output_us").group_by(second).agg(pl.col("decode_tokens").sum())
+    return float(each["decode_tokens"].max() or 0) or None  # type: ignore[arg-type]  # of integers
 
 
 def _costs(configuration: Configuration, name: str) -> Message:

@@ -32,7 +32,7 @@ from schedtrace.step_times.fitting import (
     USUAL_PER_DOUBLING,
     Extrapolation,
     Linear,
-    extrapolation_error,
+    extrapolation_errors,
     fit_device,
     fit_larger,
     fit_linear,
@@ -364,13 +364,16 @@ def test_larger_steps_held_out_show_how_far_the_fit_is_off_for_each_doubling(tim
     device = fit_larger(steps, "device_us", DEVICE, (MEMORY, COMPUTE))
     usual = (USUAL_PER_DOUBLING * USUAL_DOUBLINGS) ** 2
     expected = math.sqrt((usual + math.log(times) ** 2) / (USUAL_DOUBLINGS**2 + 1))
-    assert extrapolation_error(steps, device) == pytest.approx((expected, 1))
+    errors = extrapolation_errors(steps, device)
+    assert errors["decode_requests"] == pytest.approx((expected, 1))
+    assert errors["prefill_tokens"] == (USUAL_PER_DOUBLING, 0)  # another column shows nothing about it
 
 
 def test_without_larger_steps_to_hold_out_the_error_is_the_usual_one():
     alike = sized([8] * 100, 180.0 + 0 * pl.col("decode_requests"))
     device = fit_larger(alike, "device_us", DEVICE, (MEMORY, COMPUTE))
-    assert extrapolation_error(alike, device) == (USUAL_PER_DOUBLING, 0)
+    errors = extrapolation_errors(alike, device)
+    assert {*errors.values()} == {(USUAL_PER_DOUBLING, 0)}
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,13 @@ from schedtrace.model.say import say
 from schedtrace.model.what_if import Configuration
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import FrontEndRecord
-from schedtrace.whatif.advice import Advised, _advised, _change, attach_advice
+from schedtrace.whatif.advice import Advised, _advised, _change, _outcome, attach_advice
 from schedtrace.whatif.proposals import _commands, _not_in_commands, _proposals
 from schedtrace.whatif.search import Trial
 from tests.makers import step
 from tests.unit.whatif.conftest import a_figure
 
+VIRTUAL = SimpleNamespace(clock="virtual")
 NOTHING_TRIED = SimpleNamespace(
     families=set(), tried={}, name="E2E mean", refuted=lambda _: None, misfit_frac=0.0
 )
@@ -137,13 +138,34 @@ def test_what_may_be_a_loss_is_a_gain_with_an_interval_if_its_middle_is_one(chan
     """A time between 60 % less and 10 % more is a rate between 9 % less and 150 % more."""
     trial, predictor = a_trial({"max_num_seqs": 8}, 0.6, -0.1), SimpleNamespace(now=lambda _: 4)
     predictor.recorded = SimpleNamespace(figures=[])
-    base = SimpleNamespace(times=SimpleNamespace(most_tokens=64), load_words="this load")
+    base = SimpleNamespace(times=SimpleNamespace(most_tokens=64), load_words="this load", header=VIRTUAL)
     figures = [a_figure("makespan", change_frac, low=-0.6, high=0.1)]
     configuration = Configuration(changes={"max_num_seqs": 8}, figures=figures)
     stated = _advised(trial, configuration, predictor, "makespan", base)
     ends = (stated.gain.low_frac, stated.gain.high_frac) if stated.gain else ()
     assert ends == pytest.approx((1 / 1.1 - 1, 1.5) if gains else ())
     assert "64 tokens" in plain(stated.advice.tested)
+
+
+@pytest.mark.parametrize(
+    ("context", "clock", "output", "is_said"),
+    [
+        ("OPENAI_API_SERVER", None, 63.0, True),
+        ("OPENAI_API_SERVER", None, 62.0, False),
+        ("LLM_CLASS", None, 63.0, False),
+        ("OPENAI_API_SERVER", "virtual", 63.0, False),
+    ],
+)
+def test_a_front_end_that_would_have_more_to_do_than_ever_recorded(view_of, context, clock, output, is_said):
+    """It took at most 30 + 20 tokens in a second."""
+    tokens = {0: 30, 900_000: 20, 1_500_000: 40}
+    steps = [step(n, start=us, decode_tokens=count) for n, (us, count) in enumerate(tokens.items())]
+    view = view_of(*steps, clock=clock)
+    view.front_end = FrontEndRecord(Configured(at_unix_us=0, usage_context=context))
+    base = SimpleNamespace(timelines=[view], header=view.header, load_words="this load")
+    figures = [a_figure("output", output - 1, higher=True)]
+    outcome = plain(_outcome(Configuration(changes={}, figures=figures), "E2E mean", base))
+    assert ("at most 50 tok/s" in outcome) is is_said
 
 
 @pytest.mark.parametrize(
