@@ -150,9 +150,9 @@ def test_what_may_be_a_loss_is_a_gain_with_an_interval_if_its_middle_is_one(chan
 @pytest.mark.parametrize(
     ("context", "clock", "output", "is_said"),
     [
-        ("OPENAI_API_SERVER", None, 63.0, True),
-        ("OPENAI_API_SERVER", None, 62.0, False),
-        ("LLM_CLASS", None, 63.0, False),
+        ("OPENAI_API_SERVER", "monotonic", 63.0, True),
+        ("OPENAI_API_SERVER", "monotonic", 62.0, False),
+        ("LLM_CLASS", "monotonic", 63.0, False),
         ("OPENAI_API_SERVER", "virtual", 63.0, False),
     ],
 )
