@@ -335,7 +335,7 @@ def _outcome(configuration: Configuration, name: str, base: RecordedLoad) -> Mes
     output, shown = configuration.figure("output"), _most_delivered(base)
     is_new = False
     if shown is not None and output is not None and output.value is not None:
-        shown = max(shown, output.before or 0.0)  # of a load of less than a second
+        shown = max(shown, round(output.before or 0))  # of a load of less than a second
         is_new = output.value > BEYOND_SHOWN * shown
     return say(
         "Replayed on {load}[: {changes}].[ Front end and clients took at most {shown:n} tok/s in this "
@@ -343,7 +343,7 @@ def _outcome(configuration: Configuration, name: str, base: RecordedLoad) -> Mes
         load=base.load_words,
         changes=changes,
         shown=shown if is_new else None,
-        after=output.value if is_new and output else None,
+        after=round(output.value or 0) if is_new and output else None,
     )
 
 
@@ -351,7 +351,7 @@ BEYOND_SHOWN = 1.25
 """Least ratio of the predicted output to what front end and clients have taken from which this is said."""
 
 
-def _most_delivered(base: RecordedLoad) -> float | None:
+def _most_delivered(base: RecordedLoad) -> int | None:
     """Return the most output tokens in a second of the recording; None without an API server.
 
     A server detokenizes and streams each of them, and may become the limit before the engine does.
@@ -361,7 +361,7 @@ def _most_delivered(base: RecordedLoad) -> float | None:
     second = (pl.col("output_us") // 1_000_000).alias("second")
     steps = pl.concat(timeline.steps["output_us", "decode_tokens"] for timeline in base.timelines)
     each = steps.drop_nulls("output_us").group_by(second).agg(pl.col("decode_tokens").sum())
-    return float(each["decode_tokens"].max() or 0) or None  # type: ignore[arg-type]  # of integers
+    return int(each["decode_tokens"].max() or 0) or None  # type: ignore[arg-type]  # of integers
 
 
 def _costs(configuration: Configuration, name: str) -> Message:
