@@ -37,9 +37,9 @@ from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.engine_ranks import PASS
 from schedtrace.timeline.events import HUNG, STALLED
 from schedtrace.timeline.frames import offset
+from schedtrace.timeline.passes import PASS
 from schedtrace.timeline.pieces import with_work
 from schedtrace.timeline.queue_waits import AdmissionNeed, waiting_after
 from schedtrace.timeline.request_states import waiting_since

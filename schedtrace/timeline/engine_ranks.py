@@ -5,10 +5,6 @@ step counter. A rank with nothing to compute runs a dummy batch. No rank begins 
 finished the previous pass. Ranks of a dense model are independent engines (vLLM 0.14 and newer) and have no
 counter.
 
-A pass lasts as long as its slowest rank needs. Its length without a prefill is estimated from the passes in
-which no rank prefilled, by a line through their median lengths over the requests of the fullest rank. Every
-rank that only decodes in a pass with a prefill loses the additional time.
-
 Only a few numbers per step are kept for each rank (``RankSummary``), so that its timeline can be released.
 """
 
@@ -24,14 +20,13 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_states import slow_on_device
 from schedtrace.timeline.events import spans_by_kind
 from schedtrace.timeline.frames import Offset, offset
+from schedtrace.timeline.passes import PASS, PrefillStalls, prefill_stalls
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, level, merged, overlap_us, time_within
-from schedtrace.timeline.step_time import FEATURES, StepTime, fit_line, fit_step_time
+from schedtrace.timeline.step_time import FEATURES, StepTime, fit_step_time
 from schedtrace.timeline.timeline import Timeline
 
-PASS = ("wave", "step_counter")
-"""Columns that identify a lock-step pass in the steps of all ranks."""
 STEPS = ("wave", "step_counter", "trial", "step", "start_us", "output_us")
 """Columns that ``RankSummary.steps`` takes from ``Timeline.steps``; null if a record lacks them."""
 
@@ -301,9 +296,6 @@ def _with_room(
     )
 
 
-FEWEST_PASSES = 20
-"""Fewest passes without prefill to estimate the length of a pass."""
-
 SCHEMA = {
     "wave": pl.Int64,
     "step_counter": pl.Int64,
@@ -317,93 +309,6 @@ SCHEMA = {
     "decode_tokens": pl.Int64,
     "context_tokens": pl.Int64,
 }
-
-
-@dataclass(frozen=True)
-class PassTime:
-    """Length of a pass without prefill."""
-
-    base_us: float
-    per_request_us: float
-
-    def expected_us(self, requests: pl.Expr) -> pl.Expr:
-        """Return the predicted length of a pass, in microseconds, by the requests of the fullest rank."""
-        return self.base_us + self.per_request_us * requests
-
-
-def pass_time(passes: pl.DataFrame) -> PassTime | None:
-    """Fit the length of passes without prefill (``RecordedRanks.passes``); None if there are too few."""
-    plain = passes.filter(pl.col("prefilling") == 0)
-    if plain.height < FEWEST_PASSES:
-        return None
-    lengths = (
-        plain.group_by("largest").agg(pl.col("length_us").median(), weight=pl.len().sqrt()).sort("largest")
-    )
-    if lengths.height > 1:
-        base, slope = fit_line(lengths["largest"], lengths["length_us"], lengths["weight"])
-        if slope > 0 and base + slope > 0:
-            return PassTime(base, slope)
-    return PassTime(float(plain.select(pl.col("length_us").median()).item()), 0.0)
-
-
-@dataclass(frozen=True)
-class PrefillStalls:
-    """Passes with a prefill on any rank, and their cost to the other ranks."""
-
-    passes: pl.DataFrame
-    """Passes with a prefill, with ``excess_us``: their time beyond that of a pass without a prefill. Noise
-    affects each single excess, so only sums are meaningful.
-    """
-    stalled: pl.DataFrame
-    """Turns of ranks that only decoded in such a pass, with the pass's ``excess_us``, in order of passes."""
-    own: pl.DataFrame
-    """Turns of ranks that prefilled in such a pass, with ``own_us``, the time of their own prefill. This
-    is their share of the excess, by their tokens relative to the most that a rank prefilled.
-    """
-    noise_us: float
-    """Standard deviation of passes without prefill around the model."""
-
-    @property
-    def stalling(self) -> pl.DataFrame:
-        """Passes in which at least one rank only decoded."""
-        return self.passes.join(
-            self.stalled.select(PASS).unique(), on=PASS, how="semi", maintain_order="left"
-        )
-
-    def steps(self) -> dict[int, frozenset[int]]:
-        """Return the steps that waited for another rank's prefill, by rank."""
-        each = self.stalled.group_by("rank").agg("step")
-        return {rank: frozenset(steps) for rank, steps in each.iter_rows()}
-
-    def saved_us(self) -> float:
-        """Return the most time, in microseconds, that would be saved if the ranks prefilled at the same time.
-
-        The passes would then take at least as long as the prefills of the rank with the most prefill time.
-        """
-        each = self.own.group_by("rank").agg(pl.col("own_us").sum())["own_us"]
-        longest = max(each.to_list(), default=0.0)
-        return max(0.0, float(self.passes["excess_us"].sum()) - longest)
-
-
-def prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls | None:
-    """Return the cost of prefills to other ranks; None if too few passes show what a pass takes."""
-    model = pass_time(passes)
-    if model is None:
-        return None
-    off = pl.col("length_us") - model.expected_us(pl.col("largest"))
-    noise = passes.filter(pl.col("prefilling") == 0).select(off.std()).item()
-    excess = pl.col("length_us") - model.expected_us(pl.col("decoding"))
-    prefills = passes.filter(pl.col("prefilling") > 0).with_columns(excess_us=excess)
-    turns = turns.join(
-        prefills.select(*PASS, "excess_us", "most_prefill"), on=PASS, maintain_order="left"
-    ).sort(*PASS, "rank")
-    own = pl.col("excess_us") * pl.col("prefill_tokens") / pl.col("most_prefill")
-    return PrefillStalls(
-        passes=prefills,
-        stalled=turns.filter(pl.col("prefill_tokens") == 0),
-        own=turns.filter(pl.col("prefill_tokens") > 0).with_columns(own_us=own),
-        noise_us=float(noise or 0.0),
-    )
 
 
 FEWEST_ALIKE, FEWEST_IDLE = 3, 30

@@ -10,7 +10,8 @@ from schedtrace.model.report import MAX_STEPS, Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import PASS, PrefillStalls, RecordedRanks
+from schedtrace.timeline.engine_ranks import RecordedRanks
+from schedtrace.timeline.passes import PASS, PrefillStalls
 
 FOUND_FROM_FRAC = 0.01
 """Least share of all passes' time from which the finding is reported."""

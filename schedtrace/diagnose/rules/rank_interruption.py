@@ -16,7 +16,8 @@ from schedtrace.model.message import Message, Number
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline import events
-from schedtrace.timeline.engine_ranks import PASS, RecordedRanks
+from schedtrace.timeline.engine_ranks import RecordedRanks
+from schedtrace.timeline.passes import PASS
 from schedtrace.timeline.spans import LENGTH_US, total_us
 from schedtrace.timeline.step_time import median
 

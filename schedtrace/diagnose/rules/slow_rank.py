@@ -10,7 +10,8 @@ from schedtrace.diagnose.rules.common import advise, finding_of
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import BEYOND, PASS, RecordedRanks
+from schedtrace.timeline.engine_ranks import BEYOND, RecordedRanks
+from schedtrace.timeline.passes import PASS
 
 SLOW_FACTOR = 1.2
 """Least factor of a slow rank; models of two equal ranks differ by a smaller one."""
