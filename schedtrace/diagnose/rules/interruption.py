@@ -20,7 +20,7 @@ from schedtrace.diagnose.rules.common import (
     step_finding,
 )
 from schedtrace.diagnose.rules.front_end import NAMES
-from schedtrace.diagnose.rules.slow_steps import remedies
+from schedtrace.diagnose.rules.slow_step_remedies import remedies
 from schedtrace.model.message import NOTHING, Message, Number, Steps
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say

@@ -12,21 +12,19 @@ import numpy as np
 import polars as pl
 
 from schedtrace.diagnose.excess_words import (
-    ADAPTER_ROOM,
-    OPERATIONS,
     PARTS,
     SECONDS,
     compared_facts,
     steps_subject,
-    term_nouns,
     tie_clause,
     title,
     trend,
 )
 from schedtrace.diagnose.gains import sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
-from schedtrace.diagnose.rules.allowed_settings import async_scheduling, current_value_note, more_adapters
+from schedtrace.diagnose.rules.allowed_settings import async_scheduling, current_value_note
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, step_finding
+from schedtrace.diagnose.rules.slow_step_remedies import profile_advice, remedies, would_tell
 from schedtrace.diagnose.rules.spec_decode import larger_steps
 from schedtrace.model.message import NOTHING, Message, Number, Request, Steps, joined
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
@@ -37,7 +35,7 @@ from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from schedtrace.diagnose.excess import Effect, PartExcess, StepPhase
-    from schedtrace.diagnose.excess_candidates import Explanation, Term
+    from schedtrace.diagnose.excess_candidates import Explanation
 
 LEAST_FRAC = 0.01
 """Least share of the requests' time that an effect must cost to be reported."""
@@ -54,13 +52,6 @@ WHOLE_FROM = 10.0
 """Factor of the time from which the verdict rounds it to a whole number."""
 MOST_BY_CHANCE = 0.1
 """Largest chance that requests start and end at the two ends of a range of steps by coincidence."""
-BEFORE_AND_AFTER = (
-    "Profile a step before a {operation} and a step after it, and compare them: the trace does not see "
-    "inside a step. Until the cause is known, more of them keep steps short."
-)
-MEMBERS = ("request", "length", "trait", "lora")
-"""Features that stand for requests."""
-PROFILE = "Profile one of these steps: the trace does not see inside {part}."
 
 
 class SlowStep(StepExample, kw_only=True):
@@ -303,19 +294,6 @@ def _unmarked_finding(timeline: Timeline, excess: "PartExcess") -> Finding:
     )
 
 
-def would_tell(part: str) -> Advice:
-    """Return what to record to learn why a part of steps is slow if nothing in the trace shows it."""
-    if part == "execution":
-        return advise(
-            "Record at these times what else uses the device and its host, and the device's clocks, power "
-            "and temperature, and profile one of these steps: the trace has none of these."
-        )
-    return advise(
-        "Record at these times what else uses the host's processors, and sample the stacks of the engine "
-        "process (for instance with py-spy): the trace has neither."
-    )
-
-
 def _phases(timeline: Timeline, phases: "Sequence[StepPhase]") -> list[SlowPhase]:
     return [
         SlowPhase(
@@ -514,7 +492,7 @@ def _advice(
     If a further cause explains as much, the only advice is to profile a slow step.
     """
     explanation = effect.explanation
-    profile = _profile(excess, explanation)
+    profile = profile_advice(excess, explanation)
     if explanation.also:
         return [profile], None
     if evidence.batch_size is not None and excess.part == "execution":
@@ -530,69 +508,6 @@ def _advice(
     if excess.part != "execution" and timeline.header.async_scheduling is False:
         advice.insert(0, async_scheduling())
     return advice, None
-
-
-def _profile(excess: "PartExcess", explanation: "Explanation") -> Advice:
-    """Return the advice to look at slow steps more closely."""
-    for term in explanation.terms:
-        if term.feature.kind == "since":
-            return advise(BEFORE_AND_AFTER, operation=OPERATIONS[term.feature.detail])
-        if term.feature.kind == "period":
-            return would_tell(excess.part)
-    return advise(PROFILE, part="a step" if excess.part == "execution" else PARTS[excess.part][3:])
-
-
-def remedies(timeline: Timeline, part: str, terms: "Sequence[Term]") -> list[Advice]:
-    """Return what shortens steps with these conditions, or tells more; empty if nothing is known.
-
-    Args:
-        timeline: Timeline of the engine.
-        part: Part of the steps that is long.
-        terms: Conditions.
-    """
-    kinds = {term.feature.kind for term in terms}
-    connector = timeline.header.settings.get("kv_transfer_config.kv_connector")
-    asks = any(term.feature.detail.startswith("connector") for term in terms)
-    if connector and (asks or kinds & {"loads", "parked"}):
-        look = (
-            "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of "
-            "the scheduler changes it."
-        )
-        return [advise(look, name=str(connector), where=PARTS[part])]
-    places = [name for kind, name in ADAPTER_ROOM.items() if kind in kinds]
-    more = [advice for name in places if (advice := more_adapters(timeline, name)) is not None]
-    if "compiling" in kinds:
-        more.append(
-            advise(
-                "More processors for the engine, or a higher CPU limit of its container: [{threads:n thread}]"
-                "[{threads:!}threads] may compile grammars beside it. Fewer different grammars help, too.",
-                threads=timeline.header.grammar_threads,
-            )
-        )
-    if more:
-        return more
-    if members := [term for term in terms if term.feature.kind in MEMBERS]:
-        names = [
-            say("{request}", request=Request(term.feature.detail))
-            if term.feature.kind == "length"
-            else term_nouns(term)
-            for term in members
-        ]
-        without = "Run the same load without {requests} and compare the two with {diff:code}."
-        return [advise(without, requests=listed(names), diff="schedtrace diff")]
-    if kinds & {"first_use", "first_size"}:
-        warm = (
-            "Warm the engine up with batches of these sizes before it serves or is measured "
-            "({warmup:setting} of {run:code})."
-        )
-        return [advise(warm, warmup="--warmup", run="schedtrace run")]
-    if "encoder" in kinds and part == "execution":
-        elsewhere = (
-            "An engine of its own for the encoder ({connector:setting}), or smaller inputs: all requests of "
-            "a batch wait for its encoder."
-        )
-        return [advise(elsewhere, connector="--ec-transfer-config")]
-    return []
 
 
 def _batch_advice(

@@ -70,7 +70,7 @@ def hit(number, *names, **fields):
 
 
 def again(number, *names, tokens=10):
-    """They come back and compute those ten again."""
+    """Ten tokens are computed again when the requests come back."""
     got = dict.fromkeys(names, tokens)
     return step(
         number, got=got, resumed=names, recomputed_tokens=10 * len(names), prefill_tokens=10 * len(names)

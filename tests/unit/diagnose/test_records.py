@@ -188,7 +188,7 @@ def test_a_cache_that_fills_while_prompts_are_computed_is_a_limit_too(record):
 
 
 def test_a_sentence_counts_what_it_says(record):
-    """Where seats limit some of the moments, the sentence about the others counts over all of them."""
+    """Seats limit some of the moments; the sentence about the rest counts over all of them."""
     computing = [{"running": at, "waiting": 9, "kv": 20, "prompt": 9} for at in (30, 40, 50, 64)]
     [statement] = record(START + every_10_s(*computing)).statements
     assert plain(statement.text).endswith("prompts are being computed, and nothing suggests another limit.")

@@ -58,7 +58,7 @@ def test_what_leads_is_first_then_what_weighs_most():
 
 @pytest.mark.parametrize(("share", "first"), [(0.40, "long-prompt"), (0.39, "kv-bound")])
 def test_a_cause_that_names_the_holder_precedes_a_shortage_of_nearly_the_same_share(share, first):
-    """It explains at least 80 % of what the shortage explains."""
+    """Nearly: at least 80 % of what the shortage explains."""
     roots = [root("kv-bound", 0.5), root("long-prompt", share)]
     assert ranked([ordered_findings(timeline(), roots)])[0].code == first
 

@@ -642,7 +642,7 @@ def test_a_traceback_of_a_start_needs_no_beginning(logs, process):
 
 
 def test_a_traceback_of_a_step_that_is_not_logged_needs_its_error(logs, tmp_path):
-    """Where the error is cut off, an interrupt looks the same."""
+    """An interrupt looks the same as an error that is cut off."""
     step = f"Traceback (most recent call last):\n{IN_STEP}\n    outputs = self.step_fn()\n"
     [log] = logs(f"{step}TimeoutError: RPC call to sample_tokens timed out.\n")
     assert log.failure == Failure(

@@ -1,4 +1,4 @@
-"""Where advice that was replayed stands in a report, and the commands that try a proposal."""
+"""Place of replayed advice in a report, and the commands that try a proposal."""
 
 import shlex
 from math import inf
@@ -157,7 +157,7 @@ def test_what_may_be_a_loss_is_a_gain_with_an_interval_if_its_middle_is_one(chan
     ],
 )
 def test_a_front_end_that_would_have_more_to_do_than_ever_recorded(view_of, context, clock, output, is_said):
-    """It took at most 30 + 20 tokens in a second."""
+    """The server took at most 30 + 20 tokens in a second."""
     tokens = {0: 30, 900_000: 20, 1_500_000: 40}
     steps = [step(n, start=us, decode_tokens=count) for n, (us, count) in enumerate(tokens.items())]
     view = view_of(*steps, clock=clock)
