@@ -99,15 +99,10 @@ def fleet(
 
     Shows where all requests' time went, whether load or capacity is uneven, and which hosts are slow.
     """
-    from schedtrace.fleet.engines import (
-        SummaryCache,
-        engine_report,
-        read_fleet,
-        summaries_folder,
-        write_summaries,
-    )
+    from schedtrace.fleet.engines import engine_report, read_fleet
     from schedtrace.fleet.inputs import engine_named, find_fleet
     from schedtrace.fleet.reduce import fleet_report
+    from schedtrace.fleet.summary_cache import SummaryCache, summaries_folder, write_summaries
     from schedtrace.fleet.tenants import parse_tenant_key
     from schedtrace.model.report import Report
     from schedtrace.present.pages.fleet import engine_page, fleet_page

@@ -1,20 +1,8 @@
-"""Summaries of the engines of a fleet: from the cache, or read in other processes, one trace at a time.
+"""Summaries of a fleet's engines: taken from the cache, or made in other processes, one trace at a time."""
 
-Summaries are kept as Parquet files, a row for each engine. Polars and DuckDB read these files as they are;
-times, sketches, root causes and paces are lists of structs.
-"""
-
-import hashlib
-import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import msgspec
-import polars as pl
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError, SchedtraceError, reason_of
@@ -29,183 +17,16 @@ from schedtrace.fleet.stores import (
     store_for,
 )
 from schedtrace.fleet.summary import message_from, message_json, summarize_run
+from schedtrace.fleet.summary_cache import SummaryCache, content_hash
 from schedtrace.fleet.tenants import TenantKey
 from schedtrace.fleet.workers import Lost, WorkerPool, call_outcomes
-from schedtrace.model import safe_files
-from schedtrace.model.fleet import SUMMARY_VERSION, EngineRead, EngineSummary, FleetManifest, LeftOut
+from schedtrace.model.fleet import EngineRead, EngineSummary, FleetManifest, LeftOut
 from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
-from schedtrace.read import cache
 from schedtrace.read.cache import remove_temporary
 from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import Run, read_run
 from schedtrace.timeline.timeline import Window
-
-FOLDER = "fleet"
-INDEX = "files.json"
-KEPT_S = 30 * 24 * 3600
-"""Seconds after which an unused summary is removed."""
-MOST_SUMMARIES = 20_000
-"""Summaries that stay; the most recently used ones."""
-
-
-def _dtype(hint: Any) -> pl.DataType:
-    """Return the type of a column for a field."""
-    if isinstance(hint, msgspec.inspect.UnionType):
-        hint = next(kind for kind in hint.types if not isinstance(kind, msgspec.inspect.NoneType))
-    if isinstance(hint, msgspec.inspect.ListType):
-        return pl.List(_dtype(hint.item_type))
-    if isinstance(hint, msgspec.inspect.StructType):
-        return pl.Struct({field.name: _dtype(field.type) for field in hint.fields})
-    return _PLAIN[type(hint)]
-
-
-_PLAIN: dict[type, pl.DataType] = {
-    msgspec.inspect.StrType: pl.String(),
-    msgspec.inspect.IntType: pl.Int64(),
-    msgspec.inspect.FloatType: pl.Float64(),
-    msgspec.inspect.BoolType: pl.Boolean(),
-}
-
-
-def summary_schema() -> dict[str, pl.DataType]:
-    """Return the columns of a file of summaries."""
-    struct = msgspec.inspect.type_info(EngineSummary)
-    assert isinstance(struct, msgspec.inspect.StructType)  # noqa: S101  # of a struct
-    return {field.name: _dtype(field.type) for field in struct.fields}
-
-
-def summary_frame(summaries: Iterable[EngineSummary]) -> pl.DataFrame:
-    """Return summaries as a table."""
-    return pl.DataFrame([msgspec.to_builtins(summary) for summary in summaries], schema=summary_schema())
-
-
-def summaries_in(frame: pl.DataFrame) -> list[EngineSummary]:
-    """Return the summaries of a table."""
-    return [msgspec.convert(row, EngineSummary) for row in frame.to_dicts()]
-
-
-def write_summaries(path: Path, names: Sequence[str], summaries: Sequence[EngineSummary]) -> None:
-    """Write the summaries of a fleet, with the name of each engine, as a Parquet file.
-
-    Raises:
-        InputError: If it cannot be written.
-    """
-    frame = summary_frame(summaries)
-    frame.insert_column(0, pl.Series("engine", names, dtype=pl.String))
-    try:
-        safe_files.make_folder(path.parent)
-        safe_files.replace(path, _parquet(frame))
-    except OSError as error:
-        msg = f"{path}: cannot be written ({error.strerror or error})"
-        raise InputError(msg) from error
-
-
-def _parquet(frame: pl.DataFrame) -> bytes:
-    from io import BytesIO  # noqa: PLC0415  # only here
-
-    buffer = BytesIO()
-    frame.write_parquet(buffer)
-    return buffer.getvalue()
-
-
-def content_hash(
-    digests: Sequence[tuple[str, str]], window: Window | None, engines: int, tenant_key: object = None
-) -> str:
-    """Return the key of a summary: it changes if the summary could.
-
-    Args:
-        digests: Name and content's hash of each file.
-        window: Window of the recording.
-        engines: Number of traces in the folder, which decides what the manifest's figures are about.
-        tenant_key: Property by which the summary is divided among tenants.
-    """
-    parts = (SUMMARY_VERSION, cache.made_by(), list(digests), str(window or ""), engines, str(tenant_key))
-    return hashlib.blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
-
-
-class SummaryCache:
-    """Summaries by content in a folder, and an index of the hashes of unchanged files.
-
-    A summary does not depend on where its trace lies: the folder may be shared by commands that read copies.
-
-    Args:
-        folder: Folder; None to keep nothing.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self._hashes: dict[str, tuple[str, str]] = {}
-        """Stamp and content's hash of each file, by its address."""
-        if folder is not None:
-            with suppress(OSError, UnicodeDecodeError, msgspec.MsgspecError):
-                content = (folder / INDEX).read_bytes()
-                self._hashes = msgspec.json.decode(content, type=dict[str, tuple[str, str]])
-
-    def known_digest(self, address: str, stamp: str) -> str | None:
-        """Return the content's hash of a file that has not changed since it was read; otherwise None."""
-        before = self._hashes.get(address)
-        return before[1] if before is not None and stamp and before[0] == stamp else None
-
-    def note_digest(self, address: str, stamp: str, digest: str) -> None:
-        """Remember the content's hash of a file."""
-        if stamp:
-            self._hashes[address] = (stamp, digest)
-
-    def load(self, content: str) -> EngineSummary | None:
-        """Return a summary; None if it is not there, or cannot be read."""
-        if self.folder is None:
-            return None
-        path = self.folder / f"{content}.parquet"
-        try:
-            [summary] = summaries_in(pl.read_parquet(path))
-            os.utime(path)
-        except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
-            return None
-        return summary if summary.content == content and summary.summary_version == SUMMARY_VERSION else None
-
-    def save(self, summary: EngineSummary) -> None:
-        """Store a summary; a full disk or a read-only folder is not an error."""
-        if self.folder is not None:
-            with suppress(OSError):
-                safe_files.replace(
-                    self.folder / f"{summary.content}.parquet", _parquet(summary_frame([summary]))
-                )
-
-    def close(self) -> None:
-        """Write the index, and remove summaries that are old or too many."""
-        if self.folder is None:
-            return
-        with suppress(OSError):
-            safe_files.replace(self.folder / INDEX, msgspec.json.encode(self._hashes))
-            ages = []
-            for path in self.folder.glob("*.parquet"):
-                with suppress(OSError):
-                    ages.append((time.time() - path.stat().st_mtime, path))
-            for place, (age_s, path) in enumerate(sorted(ages)):
-                if age_s > KEPT_S or place >= MOST_SUMMARIES:
-                    path.unlink(missing_ok=True)
-
-
-def summaries_folder(folder: Path | None) -> Path | None:
-    """Return the folder for summaries: the one that a user named, or one in the user's cache.
-
-    None where no folder can be made that this user alone may enter.
-
-    Raises:
-        InputError: If the named folder cannot be made.
-    """
-    if folder is None:
-        with suppress(OSError):
-            return safe_files.own_cache_folder(FOLDER)
-        return None
-    try:
-        safe_files.make_folder(folder)
-    except OSError as error:
-        msg = f"{folder}: cannot be made ({error.strerror})"
-        raise InputError(msg) from error
-    return folder
-
 
 DIED = "the process that read it ended twice without a result (for lack of memory?)"
 

@@ -39,7 +39,8 @@ from schedtrace.record.marks.exits import Noted, to_lines
 from schedtrace.record.metrics.tally import OutputTimes, Tally
 from schedtrace.record.otel.histories import Histories
 from schedtrace.record.request_lives import RequestLives
-from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
+from schedtrace.record.step_lines import Deltas, LatestRows
+from schedtrace.record.written_ids import WrittenIds
 
 _TRIAL = re.compile(r"t(\d{1,9})-")
 _LARGEST = 10**18 - 1

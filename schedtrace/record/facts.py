@@ -7,10 +7,8 @@ marks, which call it, ensure that no error reaches vLLM.
 """
 
 import hashlib
-import os
 import re
 from array import array
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,30 +22,9 @@ from schedtrace.record.capture import Capture, Happened, State
 from schedtrace.record.engine_hooks import INPUTS, Inputs
 from schedtrace.record.marks.exits import SITES, Noted, as_events
 from schedtrace.record.vllms_own import is_own, is_own_class
+from schedtrace.record.written_ids import Salt
 
 _CHILD = re.compile(r"(\d{1,5})_(.+)", re.DOTALL)
-
-
-class Salt:
-    """Keyed hashes that show which values in a trace are equal, and nothing else.
-
-    The key is random and never written, so nobody can hash a guess and compare.
-    """
-
-    def __init__(self) -> None:
-        self._key = os.urandom(32)
-
-    def hashed_id(self, request_id: str) -> str:
-        """Return an id as 8 hex digits."""
-        return hashlib.blake2b(
-            request_id.encode(errors="surrogatepass"), digest_size=4, key=self._key
-        ).hexdigest()
-
-    def hashed_blocks(self, hashes: Sequence[bytes]) -> str:
-        """Return 4 characters for each hash of a block."""
-        key = self._key
-        digests = (hashlib.blake2b(block_hash, digest_size=3, key=key).digest() for block_hash in hashes)
-        return b64encode(b"".join(digests)).decode()
 
 
 def requested(request: Any) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """Written form of steps: each id once, requests and steps by their changes (on the writer's thread)."""
 
-from collections.abc import Iterable
-from itertools import chain, compress
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
-from schedtrace.model.printable import capped, hashed
 from schedtrace.model.trace import (
     BEFORE_FIELDS,
     CARRIED_FIELDS,
@@ -18,44 +16,6 @@ from schedtrace.model.trace import (
     Step,
 )
 from schedtrace.record.capture import Rows
-
-MOST_KEPT = 100_000
-"""Maximum number of ids kept; further ids belong to requests whose departure the recorder did not see."""
-
-
-class WrittenIds(dict[Any, str]):
-    """Cache of the ids as the trace contains them: ``written[request_id]`` applies ``model.printable``.
-
-    Entries can be recomputed from the ids, so they may be dropped at any time.
-
-    Args:
-        hash_ids: Whether ids are written as hashes.
-    """
-
-    def __init__(self, *, hash_ids: bool) -> None:
-        super().__init__()
-        self.hash_ids = hash_ids
-        self._write = hashed if hash_ids else capped
-
-    def __missing__(self, request_id: Any) -> str:
-        if len(self) >= MOST_KEPT:
-            self.clear()
-        written = self[request_id] = self._write(request_id)
-        return written
-
-    def replace_ids(self, *rows: Iterable[Any]) -> None:
-        """Replace the ids of rows that have one."""
-        for row in chain(*rows):
-            if row.request_id is not None:
-                row.request_id = self[row.request_id]
-
-    def written_ids(self, request_ids: Iterable[Any]) -> list[str]:
-        """Return the written form of ids."""
-        return [self[request_id] for request_id in request_ids]
-
-    def drop_id(self, request_id: Any) -> None:
-        """Drop the entry of a request that has left."""
-        self.pop(request_id, None)
 
 
 class LatestRows:

@@ -1,4 +1,4 @@
-"""Figures of a prediction: those that scheduling decides, times with their intervals, and misfit."""
+"""Figures of a prediction: those that scheduling decides, times with their intervals, and the misfit."""
 
 import math
 import statistics
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from scipy import stats
 
 from schedtrace.compare.metric_changes import METRICS as COMPARED
 from schedtrace.compare.metric_changes import Metric
@@ -15,12 +14,12 @@ from schedtrace.model.report import TrialReport
 from schedtrace.model.what_if import Figure
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.whatif.interval import ratio_interval, with_leaned
 
 if TYPE_CHECKING:
     from schedtrace.whatif.prediction import RecordedLoad
 
 
-COVERAGE = 0.9
 MAKESPAN = Metric("makespan", "s", False, lambda trial: trial.duration_s)
 TIMED = ("output", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99", "E2E mean")
 """Metrics of ``compare`` that depend on step times."""
@@ -137,28 +136,6 @@ def timing_figures(
     return figures
 
 
-def with_leaned(
-    ratio: float, interval: tuple[float | None, float | None], leaned: Sequence[float]
-) -> tuple[float | None, float | None]:
-    """Return the interval of a ratio less 1, with the error of steps outside the recorded range.
-
-    On either side, the widths add as independent errors do: as the root of the sum of their squares.
-
-    Args:
-        ratio: Ratio by the fit.
-        interval: Its interval by all other errors.
-        leaned: Ratios at both ends of the interval of those steps' time.
-    """
-    high = interval[1]
-    if high is None:
-        return interval
-    width = math.log((1 + high) / ratio)
-    below, above = (
-        math.hypot(width, max([0.0, *(sign * math.log(end / ratio) for end in leaned)])) for sign in (-1, 1)
-    )
-    return ratio * math.exp(-below) - 1, ratio * math.exp(above) - 1
-
-
 def _figure(
     metric: Metric | DecidedMetric, before: float | None, value: float, *, decided: bool = False
 ) -> Figure:
@@ -176,25 +153,6 @@ def _figure(
 def trial_values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:
     """Return a figure of each trial that has one."""
     return [float(figure) for trial in trials if (figure := value(trial))]
-
-
-def ratio_interval(
-    ratio: float, resampled: list[float], was: list[float], replayed: list[float]
-) -> tuple[float | None, float | None]:
-    """Return the 90 % interval of a ratio minus 1.
-
-    The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
-    trials of log(recorded / replayed). The changed run will be another start of the engine, which is at least
-    as far off as one trial from another; more trials do not average that away. The interval uses Student's t
-    with the trials' degrees of freedom. The drift includes the square of the replays' mean error.
-    """
-    trials = min(len(was), len(replayed))
-    if len(resampled) < 2 or not trials:  # noqa: PLR2004  # for a spread
-        return None, None
-    variance = statistics.variance(map(math.log, resampled)) + 2 * drift(was, replayed)
-    deviation = math.sqrt(variance)
-    width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
-    return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1
 
 
 Composition = list[tuple[str, int, int]]
@@ -227,13 +185,6 @@ MOST_FRAC = 1 / 3
 """Largest misfit, as a share, that allows a prediction; beyond it the replay does not reproduce the load."""
 EXPLAINS_FRAC = 0.5
 """Least share of the misfit that interruptions must account for to be its likely cause."""
-
-
-def drift(recorded: Sequence[float], replayed: Sequence[float]) -> float:
-    """Return the variance of the trials' misfits (log ratios) plus the square of their mean."""
-    off = [math.log(was / ours) for was, ours in zip(recorded, replayed, strict=False)]
-    spread = statistics.variance(off) if len(off) > 1 else 0.0
-    return spread + statistics.fmean(off) ** 2
 
 
 def likely_causes(base: "RecordedLoad", off_frac: float) -> list[str]:

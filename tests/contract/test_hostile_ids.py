@@ -37,7 +37,7 @@ TIMES = {
 }
 TIMES |= {"scheduled_us", "first_token_us", "last_token_us", "output_tokens"}
 """And what is in a line only if the output was back when it was written."""
-SALT = "schedtrace.record.facts.os.urandom"
+SALT = "schedtrace.record.written_ids.os.urandom"
 """Else each trace has its own."""
 SHAPES = {
     "huge": lambda name: HUGE + name,

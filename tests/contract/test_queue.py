@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 from schedtrace.model.trace import Exit
 from schedtrace.record.live.between_steps import NotReachedError
 from schedtrace.record.live.queue_copy import queue_now
-from schedtrace.record.step_lines import WrittenIds
+from schedtrace.record.written_ids import WrittenIds
 from schedtrace.simulate import Driver
 from tests.contract.loads import FAMILIES, SHORT_STEPS, make_script, play
 from tests.toys import Now

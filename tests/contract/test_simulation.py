@@ -98,7 +98,7 @@ def test_a_prompt_that_fills_max_model_len_is_refused_as_by_the_front_end(engine
 
 def test_the_same_load_makes_the_same_trace(tmp_path, monkeypatch):
     """But for the salt of its hashes."""
-    monkeypatch.setattr("schedtrace.record.facts.os.urandom", bytes)
+    monkeypatch.setattr("schedtrace.record.written_ids.os.urandom", bytes)
 
     def recorded(name):
         monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / name))

@@ -82,7 +82,7 @@ def cycle(engine, attachment, folder):
 def held_by_queue(engine):
     """For how long a look at the queues holds the engine up, in microseconds."""
     from schedtrace.record.live.queue_copy import queue_now
-    from schedtrace.record.step_lines import WrittenIds
+    from schedtrace.record.written_ids import WrittenIds
 
     config = SimpleNamespace(parallel_config=None, model_config=SimpleNamespace(model="tiny"))
     core = SimpleNamespace(scheduler=engine.scheduler, vllm_config=config)

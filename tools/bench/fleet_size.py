@@ -17,8 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from schedtrace.fleet.engines import SummaryCache, read_fleet
+from schedtrace.fleet.engines import read_fleet
 from schedtrace.fleet.inputs import find_fleet
+from schedtrace.fleet.summary_cache import SummaryCache
 from schedtrace.fleet.tenants import parse_tenant_key
 from schedtrace.fleet.workers import LocalProcesses, RayTasks
 from tools.bench.big_trace import write_big_trace

@@ -28,11 +28,11 @@ from schedtrace.record.log import logger
 from schedtrace.record.metrics.measuring import Meter
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import Settings, hashes_ids, hides_ids, line_format
-from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.switches import NotUnderstoodError
 from schedtrace.record.traced import is_traced, prepared_recorder, traced_class
 from schedtrace.record.vllms_own import put_on
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
+from schedtrace.record.written_ids import WrittenIds
 
 _SWAPS: "set[ClassSwap]" = set()
 """Swaps of this process that have not been undone; a process may have several engines."""

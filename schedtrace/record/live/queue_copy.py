@@ -18,7 +18,7 @@ from schedtrace.record import facts, queues
 from schedtrace.record.allocation import blocks_without_null, free_blocks, held_blocks
 from schedtrace.record.header import data_parallel_rank
 from schedtrace.record.live.between_steps import BetweenSteps, NotReachedError
-from schedtrace.record.step_lines import WrittenIds
+from schedtrace.record.written_ids import Salt, WrittenIds
 
 
 class CopiedRequest(NamedTuple):
@@ -86,7 +86,7 @@ class PresentRequests(NamedTuple):
     """Requests present when recording began."""
 
     queues: QueueCopy
-    salt: facts.Salt
+    salt: Salt
     """Salt of the trace's hashes."""
 
 
@@ -123,7 +123,7 @@ def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
     )
 
 
-def present_entry(seen: CopiedRequest, salt: facts.Salt, anchor_ns: int, wall_anchor_us: int) -> Present:
+def present_entry(seen: CopiedRequest, salt: Salt, anchor_ns: int, wall_anchor_us: int) -> Present:
     """Return the entry of a request that was present, without its prefix.
 
     Args:

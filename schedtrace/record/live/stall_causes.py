@@ -24,7 +24,7 @@ from schedtrace.model.trace import Exit
 from schedtrace.record import queues
 from schedtrace.record.allocation import blocks_without_null, free_blocks, held_blocks
 from schedtrace.record.header import cache_groups
-from schedtrace.record.step_lines import WrittenIds
+from schedtrace.record.written_ids import WrittenIds
 
 At = Literal["idle", "request", "schedule", "output", "ranks", "between", "other"]
 """``idle``: it sleeps on its input queue. ``request``: it does what a client asked for. ``schedule``: within

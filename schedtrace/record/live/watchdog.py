@@ -45,8 +45,8 @@ from schedtrace.record.processes import (
 )
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import hides_ids
-from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.switches import NO, YES, environment_value
+from schedtrace.record.written_ids import WrittenIds
 
 VARIABLE = "SCHEDTRACE_WATCHDOG"
 EXPLAIN = "explain"

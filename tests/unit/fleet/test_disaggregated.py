@@ -6,8 +6,9 @@ import jsonschema
 import pytest
 
 from schedtrace.fleet.disaggregated import disaggregated
-from schedtrace.fleet.engines import FleetSummaries, summaries_in, summary_frame
+from schedtrace.fleet.engines import FleetSummaries
 from schedtrace.fleet.reduce import fleet_report
+from schedtrace.fleet.summary_cache import summaries_in, summary_frame
 from schedtrace.fleet.transfers import key_hash, match_requests, sampled_transfers, transfer_key
 from schedtrace.model.disaggregated import SummaryTransfer
 from schedtrace.present.pages.fleet import fleet_page

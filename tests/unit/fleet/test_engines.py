@@ -11,11 +11,11 @@ import pytest
 
 from schedtrace.errors import InputError
 from schedtrace.fleet import engines
-from schedtrace.fleet.engines import SummaryCache, summaries_in, write_summaries
 from schedtrace.fleet.inputs import find_fleet
 from schedtrace.fleet.reduce import fleet_report
 from schedtrace.fleet.stores import needed_parts
 from schedtrace.fleet.summary import message_from, message_json
+from schedtrace.fleet.summary_cache import SummaryCache, summaries_in, write_summaries
 from schedtrace.fleet.workers import HereOnly
 from schedtrace.model.say import say
 from schedtrace.read.lines import ReadOptions

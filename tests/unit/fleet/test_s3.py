@@ -8,9 +8,9 @@ pytest.importorskip("moto.server", reason="needs moto[server]")
 
 from schedtrace.errors import InputError
 from schedtrace.fleet import engines
-from schedtrace.fleet.engines import SummaryCache
 from schedtrace.fleet.inputs import find_fleet
 from schedtrace.fleet.reduce import fleet_report
+from schedtrace.fleet.summary_cache import SummaryCache
 
 pytestmark = pytest.mark.filterwarnings("default")  # of boto and its dependencies
 

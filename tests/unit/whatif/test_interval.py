@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from schedtrace.model.report import TrialReport
-from schedtrace.whatif.figures import MAKESPAN, ratio_interval, timing_figures, with_leaned
+from schedtrace.whatif.figures import MAKESPAN, timing_figures
+from schedtrace.whatif.interval import ratio_interval, with_leaned
 
 
 def test_it_joins_the_spread_of_resampled_fits_and_the_drift_of_trials():

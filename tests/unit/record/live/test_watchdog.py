@@ -31,7 +31,7 @@ from schedtrace.record.live.watchdog import (
     step_threads,
 )
 from schedtrace.record.processes import ThreadState
-from schedtrace.record.step_lines import WrittenIds
+from schedtrace.record.written_ids import WrittenIds
 from tests.toys import Queue
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -1,0 +1,57 @@
+"""Interval of a predicted change, from the fit's error, drift between trials, and extrapolation."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from scipy import stats
+
+COVERAGE = 0.9
+
+
+def ratio_interval(
+    ratio: float, resampled: list[float], was: list[float], replayed: list[float]
+) -> tuple[float | None, float | None]:
+    """Return the 90 % interval of a ratio minus 1.
+
+    The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
+    trials of log(recorded / replayed). The changed run will be another start of the engine, which is at least
+    as far off as one trial from another; more trials do not average that away. The interval uses Student's t
+    with the trials' degrees of freedom. The drift includes the square of the replays' mean error.
+    """
+    trials = min(len(was), len(replayed))
+    if len(resampled) < 2 or not trials:  # noqa: PLR2004  # for a spread
+        return None, None
+    variance = statistics.variance(map(math.log, resampled)) + 2 * drift(was, replayed)
+    deviation = math.sqrt(variance)
+    width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
+    return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1
+
+
+def drift(recorded: Sequence[float], replayed: Sequence[float]) -> float:
+    """Return the variance of the trials' misfits (log ratios) plus the square of their mean."""
+    off = [math.log(was / ours) for was, ours in zip(recorded, replayed, strict=False)]
+    spread = statistics.variance(off) if len(off) > 1 else 0.0
+    return spread + statistics.fmean(off) ** 2
+
+
+def with_leaned(
+    ratio: float, interval: tuple[float | None, float | None], leaned: Sequence[float]
+) -> tuple[float | None, float | None]:
+    """Return the interval of a ratio less 1, with the error of steps outside the recorded range.
+
+    On either side, the widths add as independent errors do: as the root of the sum of their squares.
+
+    Args:
+        ratio: Ratio by the fit.
+        interval: Its interval by all other errors.
+        leaned: Ratios at both ends of the interval of those steps' time.
+    """
+    high = interval[1]
+    if high is None:
+        return interval
+    width = math.log((1 + high) / ratio)
+    below, above = (
+        math.hypot(width, max([0.0, *(sign * math.log(end / ratio) for end in leaned)])) for sign in (-1, 1)
+    )
+    return ratio * math.exp(-below) - 1, ratio * math.exp(above) - 1
