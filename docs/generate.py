@@ -34,6 +34,7 @@ from schedtrace.model import (
     causes,
     checkup,
     comparison,
+    delta,
     disaggregated,
     fleet,
     live,
@@ -65,7 +66,7 @@ MODULES = {
     "disaggregated": disaggregated,
     "fleet": fleet,
 }
-LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)
+LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), delta.Delta)
 """Kinds of lines; a type checker takes a delta, which is made at run time, for any line."""
 SCHEMAS = {
     "trace-line": (Union[LINES], "One line of engine-<rank>.jsonl"),  # noqa: UP007  # made at run time
@@ -124,7 +125,7 @@ def structs() -> dict[str, Struct]:
         and issubclass(struct, msgspec.Struct)
         and struct.__module__ == module.__name__
         and struct.__struct_fields__
-        and struct is not trace.Delta
+        and struct is not delta.Delta
         and not issubclass(struct, live.Ask | live.Answer)
     }
 
@@ -228,15 +229,15 @@ def table(struct: Struct, meaning: dict[str, str]) -> str:
 def delta_table() -> str:
     """Return what a reader has to take for a field that a delta leaves out."""
     absent = {
-        **dict.fromkeys(trace.CARRIED_FIELDS, "as in the step before"),
-        **{name: f"`{other}` of the step before" for name, other in trace.BEFORE_FIELDS.items()},
-        **dict.fromkeys(trace.OUTPUT_FIELDS, "`null`: the output has not come back"),
+        **dict.fromkeys(delta.CARRIED_FIELDS, "as in the step before"),
+        **{name: f"`{other}` of the step before" for name, other in delta.BEFORE_FIELDS.items()},
+        **dict.fromkeys(delta.OUTPUT_FIELDS, "`null`: the output has not come back"),
         "output_tokens": "as many as `total_requests` if `output_us` is there, else `null`",
         "changes": "every request got what is expected",
     }
     rows = [["field", "if absent"], ["---", "---"]]
-    for field in msgspec.structs.fields(trace.Delta):
-        if field.name in trace.EVENT_FIELDS:
+    for field in msgspec.structs.fields(delta.Delta):
+        if field.name in delta.EVENT_FIELDS:
             absent[field.name] = f"`{json.dumps(default_of(field))}`"
         rows.append([f"`{field.name}`", absent.get(field.name, "is never absent")])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -414,7 +415,7 @@ def generated() -> Iterator[tuple[Path, str]]:
 
     def fill(match: re.Match[str]) -> str:
         name = match[2]
-        if name == "trace.Delta":
+        if name == "delta.Delta":
             return f"{match[1]}\n{delta_table()}\n{match[3]}"
         shown.add(name)
         return f"{match[1]}\n{table(known[name], every[known[name].__name__])}\n{match[3]}"

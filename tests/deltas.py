@@ -5,18 +5,15 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.model.trace import (
+from schedtrace.model.delta import (
     BEFORE_FIELDS,
     CARRIED_FIELDS,
     EVENT_FIELDS,
     OUTPUT_FIELDS,
     OWN_FIELDS,
     Delta,
-    RowChange,
-    RowChanges,
-    ScheduledRequest,
-    Step,
 )
+from schedtrace.model.trace import RowChange, RowChanges, ScheduledRequest, Step
 
 
 def row_changes(before: Sequence[ScheduledRequest], after: Sequence[ScheduledRequest]) -> RowChanges | None:

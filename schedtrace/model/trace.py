@@ -510,68 +510,6 @@ class Step(Line, tag="step", kw_only=True):
     """Content of a delta for ``requests``, to check rebuilt steps with; None if a delta cannot express it."""
 
 
-EVENT_FIELDS = frozenset(
-    {
-        "preempted",
-        "arrived",
-        "finished",
-        "dummy_batches",
-        "dummy_us",
-        "dummies",
-        "syncs",
-        "controls",
-        "kv_sends",
-        "admitted",
-        "refusals",
-        "kv_loads",
-        "grammars",
-        "set_aside",
-    }
-)
-"""Fields of a step that belong to it alone: absent from a delta, they are at their default."""
-BEFORE_FIELDS = {
-    "num_running_before": "num_running_after",
-    "num_waiting_before": "num_waiting_after",
-    "kv_blocks_free_before": "kv_blocks_free_after",
-}
-"""Absent from a delta, they have the value that the other field has in the step before."""
-OUTPUT_FIELDS = frozenset({"output_us", "update_us", "output_tokens", "execute_after_us", "execute_us"})
-"""Absent from a delta: not back, or unknown. If only ``output_tokens`` is, it is ``total_requests``."""
-OWN_FIELDS = frozenset({"step", "start_us", "schedule_us"})
-"""Fields in every delta."""
-CARRIED_FIELDS = tuple(
-    name
-    for name in Step.__struct_fields__
-    if name not in {*EVENT_FIELDS, *BEFORE_FIELDS, *OUTPUT_FIELDS, *OWN_FIELDS, "requests", "changes"}
-)
-"""Absent from a delta, they have the value of the step before."""
-
-
-def _delta() -> type[msgspec.Struct]:
-    """Return the struct of a delta: the fields of ``Step`` but ``requests``, all but its own optional."""
-    fields: list[Any] = []
-    for field in msgspec.structs.fields(Step):
-        if field.name in OWN_FIELDS:
-            fields.append((field.name, field.type))
-        elif field.name in EVENT_FIELDS or field.name == "changes":
-            default = field.default
-            if default is msgspec.NODEFAULT:
-                default = msgspec.field(default_factory=field.default_factory)
-            fields.append((field.name, field.type, default))
-        elif field.name != "requests":
-            fields.append((field.name, field.type | msgspec.UnsetType, msgspec.UNSET))
-    return msgspec.defstruct(
-        "Delta", fields, bases=(Line,), tag="delta", kw_only=True, omit_defaults=True, module=__name__
-    )
-
-
-Delta = _delta()
-"""A ``schedule()`` call, as the difference from the step before, whose number is lower by 1.
-
-``changes`` lists the requests' differences (absent: none). Other fields: see the sets above.
-"""
-
-
 class Output(Line, tag="output", kw_only=True):
     """Completes a step whose line had to be written before its output came back."""
 

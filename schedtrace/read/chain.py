@@ -16,7 +16,8 @@ import polars as pl
 from msgspec import UNSET
 from msgspec.structs import astuple
 
-from schedtrace.model.trace import Delta, Output, RowChanges, ScheduledRequest, Step
+from schedtrace.model.delta import Delta
+from schedtrace.model.trace import Output, RowChanges, ScheduledRequest, Step
 from schedtrace.read.lines import AS_READ, LARGEST, WholeLines, decode_line
 from schedtrace.read.tables import (
     DETAILS,

@@ -10,8 +10,9 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
+from schedtrace.model.delta import Delta
 from schedtrace.model.manifest import is_in_parts
-from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, ScheduledRequest, Step
+from schedtrace.model.trace import Cpu, End, Events, Header, Notice, Output, ScheduledRequest, Step
 from schedtrace.read.chain import Chain
 from schedtrace.read.growing import (
     GAP,

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 
 from schedtrace.errors import InputError
+from schedtrace.model.delta import Delta
 from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.safe_files import opened
-from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
+from schedtrace.model.trace import SCHEMA_VERSION, Cpu, End, Events, Header, Notice, Output, Step
 from schedtrace.read.decompress import TOO_LARGE, ZstdFrames
 from schedtrace.read.part_files import Joint, TraceParts, last_of, named_files, parts_of
 from schedtrace.read.problems import Problems

@@ -24,17 +24,8 @@ from msgspec.structs import astuple
 from polars.io.plugins import register_io_source
 
 from schedtrace.model import safe_files
-from schedtrace.model.trace import (
-    BEFORE_FIELDS,
-    CARRIED_FIELDS,
-    OUTPUT_FIELDS,
-    Delta,
-    Events,
-    Present,
-    ScheduledRequest,
-    Step,
-    one_by_one,
-)
+from schedtrace.model.delta import BEFORE_FIELDS, CARRIED_FIELDS, OUTPUT_FIELDS, Delta
+from schedtrace.model.trace import Events, Present, ScheduledRequest, Step, one_by_one
 from schedtrace.model.trace_facts import Stalled, ThreadTime
 
 FOLDED = frozenset({"also"})

@@ -12,8 +12,9 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model.delta import Delta
 from schedtrace.model.manifest import is_in_parts
-from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, Step
+from schedtrace.model.trace import Cpu, End, Events, Header, Notice, Output, Step
 from schedtrace.model.trace_facts import ALL_FACTS, Control, DummyBatch, Fact, KvSend, RankSync
 from schedtrace.read import cache
 from schedtrace.read.chain import Chain

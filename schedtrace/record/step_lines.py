@@ -4,17 +4,8 @@ from itertools import compress
 from operator import attrgetter
 from typing import Any
 
-from schedtrace.model.trace import (
-    BEFORE_FIELDS,
-    CARRIED_FIELDS,
-    EVENT_FIELDS,
-    OWN_FIELDS,
-    Phase,
-    RowChange,
-    RowChanges,
-    ScheduledRequest,
-    Step,
-)
+from schedtrace.model.delta import BEFORE_FIELDS, CARRIED_FIELDS, EVENT_FIELDS, OWN_FIELDS
+from schedtrace.model.trace import Phase, RowChange, RowChanges, ScheduledRequest, Step
 from schedtrace.record.capture import Rows
 
 

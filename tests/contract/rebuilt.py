@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Step
+from schedtrace.model.delta import BEFORE_FIELDS, CARRIED_FIELDS
+from schedtrace.model.trace import Step
 
 Line = dict[str, Any]
 _FULL = Step.__struct_fields__

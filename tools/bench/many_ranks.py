@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from schedtrace.model.trace import Delta, ScheduledRequest
+from schedtrace.model.delta import Delta
+from schedtrace.model.trace import ScheduledRequest
 from tests.makers import arrival, finish, manifest, run_folder, step
 
 RUNNING, DECODES, PROMPT = 16, 180, 500

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
+from schedtrace.model.delta import Delta
 from schedtrace.model.trace import (
     AlsoSkipped,
-    Delta,
     End,
     Events,
     Exit,

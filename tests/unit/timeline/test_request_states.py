@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.trace import Cpu, Delta, Events, Exit, Preemption, Present, ScheduledRequest
+from schedtrace.model.delta import Delta
+from schedtrace.model.trace import Cpu, Events, Exit, Preemption, Present, ScheduledRequest
 from schedtrace.model.trace_facts import SetAside, ThreadTime
 from schedtrace.read.run import read_run
 from schedtrace.timeline.pieces import cause_runs, placed
