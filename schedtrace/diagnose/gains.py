@@ -263,15 +263,15 @@ def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> li
         reason = NOTHING
         if share is not None and piece.setting != RESERVE:
             reason = say(
-                ": by the step times seen, {low:%}[{wide:?} to {high:%}] of the time of these steps does not "
-                "depend on their requests, so fuller steps may lengthen latencies more than they shorten "
+                ": by the recorded step times, {low:%}[{wide:?} to {high:%}] of the time of these steps does "
+                "not depend on their requests, so fuller steps may lengthen latencies more than they shorten "
                 "waits",
                 low=share.low_frac,
                 high=share.high_frac,
                 wide=share.high_frac - share.low_frac >= 0.01,  # noqa: PLR2004  # else both are printed alike
             )
         message = say(
-            "{advice}, if a replay of this load shows that it helps ({command:code}){reason}",
+            "{advice}. Change it only if a replay of this load shows that it helps ({command:code}){reason}",
             advice=piece.message,
             command="schedtrace analyze --predict",
             reason=reason,

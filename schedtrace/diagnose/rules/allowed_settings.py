@@ -354,8 +354,8 @@ def seats_cost(timeline: Timeline) -> Message:
     if step_us is None or each_us * (most - fewest) <= max(model.error_frac, LEAST_COST) * step_us:
         return unknown  # the steps' noise hides it
     return say(
-        "Longer steps: in those of {fewest:n} to {most:n request} each further one adds "
-        "about {each:us} to the time per output token.",
+        "Longer steps: each additional request adds about {each:us} to the time per output token (measured "
+        "in steps of {fewest:n} to {most:n request}).",
         fewest=fewest,
         most=most,
         each=each_us,
