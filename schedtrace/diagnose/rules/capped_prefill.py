@@ -80,7 +80,7 @@ def _find(timeline: Timeline) -> Findings:
         evidence,
         title="Prefill chunks are too small",
         verdict="{option}[ ({threshold:n token})] cut {requests:n prompt} into {chunks:n chunk}, although "
-        "the budget left room for {full_chunks:n} larger ones instead; by the step times seen, this cost "
+        "the budget left room for {full_chunks:n} larger ones instead; by the recorded step times, this cost "
         "about {share:%} of the requests' time.",
         share_frac=share_of_requests(timeline, lost_us),
         message="At least {low_frac:%} of the time of {steps:n step} with such chunks does not depend on "

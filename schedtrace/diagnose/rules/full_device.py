@@ -61,10 +61,10 @@ def limit_finding(
         return wait_finding(timeline, waits, evidence, values=values, **fields)
     resource, wider = LIMITS[limit]
     # Whole clauses: of several engines, what says one engine's gain is left out (``root_causes``).
-    but = say(", but by the step times seen {wider} would not raise throughput", wider=wider)
+    but = say(", but by the recorded step times {wider} would not raise throughput", wider=wider)
     if gain >= RESOLVED_FRAC:
         but = say(
-            ", but by the step times seen {wider} would raise throughput by about {gain:%}",
+            ", but by the recorded step times {wider} would raise throughput by about {gain:%}",
             wider=wider,
             gain=gain,
         )
