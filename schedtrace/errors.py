@@ -15,7 +15,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process returns to the shell."""
+    """Exit code of the process."""
 
     OK = 0
     FINDINGS = 1
@@ -93,7 +93,7 @@ def engine_error(errors: Sequence[str]) -> EngineError:
 
 
 class RecordingError(SchedtraceError):
-    """What a run should record cannot be written, or was removed."""
+    """The recording cannot be written, or was removed."""
 
     exit_code = ExitCode.ENGINE
 

@@ -139,7 +139,7 @@ def _in_engine(base: type) -> type:
 
 
 def _no_ranks(parallel: Any) -> str | None:
-    """Return why this engine has no ranks to gather counts from; None if it has."""
+    """Return why this engine has no ranks to gather counts from; None if it has some."""
     if parallel.data_parallel_size == 1:  # vLLM 0.14 and newer also says so to each rank of a dense model
         return "this engine runs in lock-step with no other rank"
     if getattr(parallel, "enable_elastic_ep", False):

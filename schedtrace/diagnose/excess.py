@@ -311,12 +311,12 @@ def part_excess(
 
 
 def _still_slow(times: Array, left: Array, error: float, candidates: Array) -> Array:
-    """Return what is left of the excess of the candidates that are slow beside their explanations, too."""
+    """Return the unexplained excess of the candidates that remain slow without their explained part."""
     return np.where(candidates & (left > SLOW_ERRORS * error * (times - left)), left, 0.0)
 
 
 def _costs(steps: pl.DataFrame, added: Array, exposed: Array, scale: float) -> tuple[float, float]:
-    """Return what added time costs the engine, and that cost counted for each request that ran."""
+    """Return the cost of added time to the engine, and the same cost multiplied by the requests that ran."""
     cost = np.minimum(np.clip(added, 0, None), exposed)
     running = steps.select(pl.max_horizontal("total_requests", "num_running_before").fill_null(0))
     return float(cost.sum()) * scale, float((cost * running.to_series().to_numpy()).sum()) * scale

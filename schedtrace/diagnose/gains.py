@@ -109,8 +109,8 @@ def with_more_running(
 def steps_saved(timeline: Timeline, waited: float, widest: float) -> tuple[float, float]:
     """Return the fewest and the most steps that are saved if up to ``widest`` requests share a step.
 
-    Jobs that share so many places take at least as long as the longest one, or as all of them in full steps,
-    and at most as long as both added up (Graham's bound of list scheduling).
+    Jobs that share ``widest`` places take at least as long as the longest job, or as all jobs in full steps,
+    and at most the sum of both (Graham's bound of list scheduling).
 
     Args:
         timeline: The engine's trace.
@@ -176,7 +176,7 @@ SIMILAR_FRAC = 0.25
 steps hide their work on a device that computes while it reads its weights.
 """
 NEARER_FRACS = (0.5, 0.75)
-"""The same for steps nearer in size, which show whether only the smaller ones among the similar do so."""
+"""Narrower ranges of sizes, which show whether a result holds only for the smaller of the similar steps."""
 BREAK_EVEN_FRAC = 0.5
 """Fixed share above which steps that run together end sooner on average than one after the other."""
 LIMITS = frozenset({"max_num_seqs", "max_num_active_seqs", "num_gpu_blocks_override"})

@@ -37,7 +37,7 @@ THINKS_MS = 1.0
 NEARLY_ALL = 0.95
 """Least share of the requests that generate a single token to say so."""
 ROOM_FRAC = 0.9
-"""Share of the working time that fuller steps would save from which an engine waits for its clients."""
+"""Least share of the working time that fuller steps would save if the engine waits for its clients."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Rounds:
 
 
 def rounds_of(requests: pl.DataFrame, places: int) -> Rounds:
-    """Return how far rounds fill the engine.
+    """Return the degree to which rounds fill the engine.
 
     Args:
         requests: Times at which each request came and left: ``came_us``, ``gone_us``.

@@ -198,7 +198,7 @@ def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
 
 
 def _stranger(path: Path, peer: Peer) -> str | None:
-    """Return why the process that listens is not the one that the socket is named after; None if it is.
+    """Return why the listening process is not the one that the socket is named after; None if it is that one.
 
     A process in another PID namespace has a different id there, and may have none here.
     """

@@ -56,7 +56,7 @@ Row = dict[str, Any]
 
 
 def rank_turns(traces: Sequence[Trace], row: Row) -> list[RankTurn]:
-    """Return what each rank did in the same step, in order of ranks.
+    """Return each rank's work in the same common step, in the order of the ranks.
 
     The list is empty for a single rank, or if the ranks have no such step in common.
 

@@ -239,7 +239,7 @@ def _gathered(
 
 
 def _identity(summary: EngineSummary) -> object:
-    """Return what two copies of a recording have in common, and no two engines."""
+    """Return a key that is equal for copies of a recording, and different for different engines."""
     if summary.clock == "virtual" or summary.pid is None:
         return summary.content
     return summary.host, summary.pid, summary.engine_rank, summary.clock_id, summary.begin_unix_us

@@ -26,7 +26,7 @@ DEVIATIONS = 6.0
 LEAST_FRAC = 0.05
 """Least share of an engine's request time beyond its peers' share."""
 UNEXPLAINED_DEVIATIONS, UNEXPLAINED_FRAC = 10.0, 0.15
-"""The same for a wait without any other difference: waits have long tails."""
+"""Stricter bounds for a wait that no other difference accompanies, because waits have long tails."""
 SLOW_RATIO, LOAD_RATIO = 1.05, 1.25
 """Least ratios to the median of step times, and of the rate of arrivals."""
 SMALLER_FRAC = 0.95
@@ -148,7 +148,7 @@ def request_time_shares(summary: EngineSummary) -> dict[Key, float]:
 
 
 def peer_measures(name: str, values: Mapping[str, float], floor: float) -> dict[str, PeerMeasure]:
-    """Return how far each engine lies from the median of all, in robust standard deviations.
+    """Return each engine's distance from the median of all, in robust standard deviations.
 
     Args:
         name: Name of the measure.
@@ -270,7 +270,7 @@ class PeerMeasures:
         return "host" if is_host else "engine"
 
     def _excess(self, name: str, key: Key) -> PeerMeasure | None:
-        """Return the share of a part that is far above the peers'; None if it is not."""
+        """Return the share of a part if it is far above the peers'; otherwise None."""
         each = self._shares.get(key, {}).get(name)
         if each is None or each.deviations < DEVIATIONS or each.value - each.median < LEAST_FRAC:
             return None
@@ -400,7 +400,7 @@ def _rate_otherwise(summary: EngineSummary) -> float:
 
 
 def quietness(summary: EngineSummary) -> float:
-    """Return how much longer the longest time without arrivals is than chance makes it.
+    """Return the longest time without arrivals, standardized so that chance alone makes it about 0.4.
 
     In a Poisson process with ``n`` gaps, the longest one times the rate, less ``log(n)``, follows the Gumbel
     distribution: its median is 0.37 and its standard deviation 1.28, whatever the rate.

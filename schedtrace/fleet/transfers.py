@@ -155,7 +155,7 @@ class MatchedRequest:
     prefill: Half
     decode: Half
     key: Key
-    """What they were matched by."""
+    """Key by which the two halves were matched."""
 
     @property
     def in_order(self) -> bool:
@@ -164,7 +164,7 @@ class MatchedRequest:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all times are there."""
+        """Whether all times are recorded."""
         prefill, decode = self.prefill.row, self.decode.row
         times = (prefill.scheduled_us, prefill.first_token_us, decode.scheduled_us, decode.first_token_us)
         loaded = decode.load_ended_us is not None or decode.load_begun_us is None
@@ -178,7 +178,7 @@ class MatchedFleet:
     requests: list[MatchedRequest] = field(default_factory=list)
     unmatched: dict[Reason, list[Half]] = field(default_factory=lambda: defaultdict(list))
     below: int | None = None
-    """Bound of the hashes of a sample; None: all requests are there."""
+    """Bound of the hashes of a sample; None: no sample, all requests are included."""
 
     def left_out(self) -> list[UnmatchedRequests]:
         """Return the requests that are in no figure, by reason."""

@@ -31,7 +31,7 @@ class Entry:
     waiting: str = ""
     """Reason, in a sentence, why the waiting loop ends or skips a request; empty if it never does."""
     running: str = ""
-    """The same for the running loop."""
+    """Reason why the running loop does; empty if it never does."""
     title: str = ""
     """Title of a finding about waits for it; empty if another rule has its own title."""
     setting: str = ""
@@ -484,7 +484,7 @@ WAITING_STATUS_CAUSES = {status: cause for cause in Cause for status in cause.en
 
 
 FIGURES = frozenset({"seats", "seats_setting", "seats_option", "token_budget"})
-"""What a text of the table may have in braces."""
+"""Names that a text of the table may use in braces."""
 INTERRUPTIONS = {
     "paused": "the scheduler was paused",
     "asleep": "the engine was asleep",
@@ -502,7 +502,7 @@ _NAME = re.compile(r"`([^`]+)`")
 
 
 def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Message:
-    """Return why a loop ended or skipped a request, to stand within a sentence.
+    """Return a phrase for the reason why a loop ended or skipped a request.
 
     Args:
         header: Header of the trace, with the engine's limits and the causes that other packages register.
@@ -519,7 +519,7 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
 
 
 def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
-    """Return what to try against it; for a cause that is not in the table, where it is documented."""
+    """Return the advice against a cause; for a cause that is not in the table, where it is documented."""
     for row in entries(cause, detail):
         if row.advice:
             return _filled(header, row.advice)
@@ -529,7 +529,7 @@ def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
 
 
 def interruption(kind: str | None) -> str:
-    """Return what kept an engine from its usual steps, to stand within a sentence."""
+    """Return a phrase for what kept an engine from its usual steps."""
     return INTERRUPTIONS.get(kind or "", SLOW_STEP)
 
 

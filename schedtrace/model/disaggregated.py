@@ -30,7 +30,7 @@ class SummaryTransfer(msgspec.Struct, kw_only=True):
     request_id: str
     """Id in the trace."""
     remote: str | None
-    """What another engine does for it: ``prefill`` or ``decode``; null: nothing, or not recorded."""
+    """Work that another engine does for it: ``prefill`` or ``decode``; null: none, or not recorded."""
     remote_request_id: str | None
     """Its id on the other engine."""
     transfer_id: str | None

@@ -88,7 +88,7 @@ class SummaryTenant(msgspec.Struct, kw_only=True):
     """Time, tokens and device time of one tenant's requests on one engine."""
 
     tenant: str
-    """Name of the tenant; names in parentheses stand for no tenant, an unknown one, or all further ones."""
+    """Name of the tenant; names in parentheses mean no tenant, an unknown one, or all the rest."""
     requests: int
     """Requests that arrived."""
     waiting_us: int
@@ -480,7 +480,7 @@ class FleetReport(msgspec.Struct, kw_only=True):
     window: str
     """Part of the recordings, such as ``--last 600s``; empty for all of them."""
     verdict: list[Message]
-    """What is wrong with the fleet, in a few sentences."""
+    """Verdict: what is wrong with the fleet, in a few sentences."""
     differences: list[PeerDifference]
     """Engines that differ from their peers, grouped by cause."""
     groups: list[PeerGroup]

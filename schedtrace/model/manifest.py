@@ -174,7 +174,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of a run folder; None if there is none.
 
     Raises:
-        InputError: If it is there but cannot be understood.
+        InputError: If it exists but cannot be understood.
     """
     path = folder / FILE_NAME
     try:

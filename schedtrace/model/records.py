@@ -1,4 +1,4 @@
-"""What ``schedtrace analyze`` says about records weaker than a trace: vLLM's console log and its metrics.
+"""Statements of ``schedtrace analyze`` about records weaker than a trace: vLLM's console log and metrics.
 
 Such a record has moments and totals, no steps. Its statements therefore name the moments that they rest on
 and how certain they are; they never contain shares of time or gains. A fact that the record lacks is null.
@@ -77,7 +77,7 @@ class ConsoleSnapshots(msgspec.Struct, kw_only=True):
     requests.
     """
     external_hit_frac: float | None = None
-    """The same for an external cache."""
+    """Hit rate of an external cache."""
     preemptions: int | None = None
     """Sum of the preemptions that the lines report; null: no line reports any, which does not prove that
     there were none.

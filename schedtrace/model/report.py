@@ -358,13 +358,13 @@ class TailPart(msgspec.Struct, kw_only=True):
     cause: str | None
     """Cause of a wait, as in ``request_time``; for ``interrupted``, the kind of the event."""
     time_ms: float
-    """Mean over the slowest requests less the mean of those around the median; of TPOT, per output token."""
+    """Mean of the slowest requests minus the mean of those around the median; for TPOT, per output token."""
     share_frac: float
     """Share of the whole difference; parts of which the slowest had less are below 0."""
 
 
 class LatencyTail(msgspec.Struct, kw_only=True):
-    """What makes the slowest requests of an engine slow, where they take three times the median or more."""
+    """Reasons why the slowest requests of an engine are slow, if they take three times the median or more."""
 
     engine_rank: int
     """Data-parallel rank."""
@@ -422,7 +422,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     time_split: list[TimePart]
     """Parts of the requests' time, the largest first."""
     tails: list[LatencyTail] = []
-    """What makes the slowest requests slow, of each engine and latency whose slowest requests are a tail."""
+    """Reasons why the slowest requests are slow, for each engine and latency that has such a tail."""
     trials: list[TrialReport]
     findings: list[Finding]
     """Root causes by gain, each with its symptoms; then symptoms without a root cause."""

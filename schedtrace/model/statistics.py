@@ -168,4 +168,4 @@ class Statistics(msgspec.Struct, kw_only=True):
     durations: Durations
     """Durations of steps, and times between tokens."""
     engines: list[EngineFigures]
-    """Figures by engine and, with several engines, of all of them as last entry."""
+    """Figures of each engine; with several engines, the last entry covers all of them."""

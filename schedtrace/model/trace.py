@@ -128,7 +128,7 @@ class Header(Line, tag="header", kw_only=True):
     preemptions_recorded: bool = True
     """Whether preemptions are recorded; false if this scheduler does not report them."""
     notices: list[str] = []
-    """What could not be recorded, and why."""
+    """Facts that could not be recorded, and why."""
 
 
 class ScheduledRequest(msgspec.Struct, omit_defaults=True):

@@ -14,7 +14,7 @@ Miss = Literal["skipped", "short", "not_cached", "other_group", "unknown"]
 KvLoadEvent = Literal["begun", "arrived", "failed"]
 KvSendEvent = Literal["begun", "ended"]
 RemoteSide = Literal["prefill", "decode"]
-"""What another engine does for a request in disaggregated prefill."""
+"""Work that another engine does for a request in disaggregated prefill."""
 ControlKind = Literal["pause_state", "reset_prefix_cache", "sleep", "wake_up", "collective_rpc", "add_lora"]
 Role = Literal["engine", "worker", "front_end"]
 

@@ -110,7 +110,7 @@ class ZstdFrames:
                 yield _BLANK.sub(b"\n", content) if b"\n\n" in content else content
 
     def _bounded(self, content: bytes, used: int) -> bytes:
-        """Return the decompressed ``used`` bytes; a newline if the frame expands too far."""
+        """Return the decompressed bytes of ``used``, or only a newline if they exceed the bound."""
         self._read += used
         self._made += len(content)
         if self._made <= SMALL_FRAME + MOST_EXPANSION * self._read:

@@ -387,7 +387,7 @@ _LOGS = KINDS[KINDS.index(READ[-1]) + 1 :]
 _MARKERS = (*loguru_log.MARKERS, *iteration_log.MARKERS)
 _RECORD_MARKERS = tuple(marker for reader in READERS for marker in reader.markers)
 _SEARCHED = tuple(dict.fromkeys((*_MARKERS, *_RECORD_MARKERS, *vllm_log.MARKERS)))
-"""What files are searched for at once: these, and what is read of a console log later."""
+"""Strings searched for in one pass: those that identify a kind, and those that log readers need."""
 
 
 def kind_of(path: Path) -> FileKind | None:

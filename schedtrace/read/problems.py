@@ -1,4 +1,4 @@
-"""What a trace lacks: gaps in which nothing is recorded, and problems, in words for users."""
+"""Defects of a trace, in words for users: gaps in which nothing is recorded, and other problems."""
 
 from bisect import bisect_left
 from collections import defaultdict

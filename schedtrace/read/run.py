@@ -331,7 +331,7 @@ def look_for_runs(paths: list[Path]) -> FoundRuns:
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
-    """Return what ``look_for_runs`` finds, without the files that it skips.
+    """Return the runs that ``look_for_runs`` finds, without the files that it skips.
 
     A record without steps is included if its own path is given, because reading it reports why it is refused.
 

@@ -34,7 +34,7 @@ _CRI_PARTIAL = (b" stdout P ", b" stderr P ")
 _DOCKER_SPLIT = 16 * 2**10
 """Bytes at which docker splits a message."""
 _DOCKER_END = b'\\n","stream":'
-"""What follows docker's message at the end of a line that is not split."""
+"""Text that follows docker's message at the end of a line that is not split."""
 _DENSE = 3
 """Largest number of lines for each line with a frequent marker in a block that is kept for later."""
 _MOST_FILES = 64

@@ -1,4 +1,4 @@
-"""Facts other than decisions that a verdict needs, read at the few places where they are visible.
+"""Facts other than decisions, read at the few places where they are visible.
 
 A request's own facts and the hashes of its prompt are taken when it reaches the scheduler, its hits in the
 prefix cache when it is admitted, the loads of its KV blocks when they begin and end, and the scheduler's

@@ -78,9 +78,9 @@ def children(pid: int) -> list[int]:
 
 
 def front_end_ended(addresses: Collection[str]) -> int | None:
-    """Return the process id of the front end that started this process, if it has ended; None if not.
+    """Return the process id of the front end that started this process, if it has ended; otherwise None.
 
-    It has not if another process took over, or if it is not known: the front end may be on another machine.
+    Also None if another process took over, or if the answer is unknown (a front end on another machine).
 
     Args:
         addresses: Addresses of ZeroMQ from which this process takes requests, which front ends have bound.
@@ -241,7 +241,7 @@ class ProcessorWaits:
         self._carried_s = min(due_s - counted_s, interval_s)
 
     def _waited(self, thread: tuple[int, int], before: Threads, now_s: float) -> float:
-        """Return how long a thread has waited since the look before, as far as a look can see it."""
+        """Return the time that a thread has waited since the last look, as far as the kernel shows it."""
         state = self._threads[thread]
         if state.state != "R":
             self._ready_s.pop(thread, None)

@@ -51,7 +51,7 @@ def is_own(thing: Any) -> bool:
 
 
 def put_on(thing: Any, name: str) -> Any:
-    """Return what is set on an object itself and hides a method of its class; None if nothing is."""
+    """Return the attribute on an object that hides a method of its class; None if there is none."""
     shown = getattr(thing, name, None)
     return None if _function(shown) is _function(getattr(type(thing), name, None)) else shown
 

@@ -147,7 +147,7 @@ def _batches(timeline: Timeline) -> pl.DataFrame:
 def _parts(
     stretches: pl.DataFrame, kind: str, tokens: pl.Expr, value: pl.Expr, slope: pl.Expr
 ) -> pl.DataFrame:
-    """Return what each stretch adds to its steps: ``value`` in its first step, growing by ``slope``."""
+    """Return each stretch's contribution to its steps: ``value`` in the first step, growing by ``slope``."""
     return stretches.select(
         "step",
         "last_step",
@@ -293,7 +293,7 @@ class Fitted:
         return {} if self.rows is None else extrapolation_errors(self.rows, self.fit.device)
 
     def leaned_us(self, batch: Batch, deviations: float) -> float:
-        """Return the time of execution if steps outside the range take so many standard errors longer.
+        """Return the time of execution if steps outside the range take this many standard errors longer.
 
         Steps with more tokens than any recorded one take at most what they would without economies of scale.
         """
@@ -314,10 +314,10 @@ class Fitted:
         return [trial[at : at + block] for trial in self.fit.residuals for at in range(0, len(trial), block)]
 
     def resampled(self, seed: int, block: int = BLOCK) -> "Fitted":
-        """Return a fit to as many resampled steps: trials, and blocks of neighbouring steps in each.
+        """Return a fit to a bootstrap sample of the steps: trials, and blocks of neighbouring steps in each.
 
         Raises:
-            UsageError: If it was loaded, so its steps are not there.
+            UsageError: If the fit was loaded from a file, which does not contain the steps.
         """
         if self.rows is None:
             msg = "a saved fit cannot be resampled, since its steps are not saved: fit the trace again"

@@ -352,7 +352,7 @@ def heads_by_size(heads: pl.DataFrame) -> pl.DataFrame:
 
 
 def need_of(frames: EngineFrames, heads: pl.DataFrame) -> AdmissionNeed | None:
-    """Return what a request needs on this engine; None if its KV blocks cannot be counted.
+    """Return the resources that a request needs on this engine; None if its KV blocks cannot be counted.
 
     Args:
         frames: The engine's trace.

@@ -411,7 +411,7 @@ def context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame
 
 
 def _used() -> pl.Expr:
-    """Return the scheduled tokens, from the budget or, without it, from the tokens of the two kinds."""
+    """Return the scheduled tokens: the used budget or, if it is not recorded, prefill plus decode tokens."""
     of_both = pl.col("prefill_tokens") + pl.col("decode_tokens")
     return pl.coalesce(pl.col("token_budget") - pl.col("remaining_budget"), of_both)
 

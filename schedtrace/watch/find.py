@@ -29,7 +29,7 @@ class Target:
     """Whether it is a single run or trace; otherwise a folder of runs, of which the newest counts."""
 
     def awaited(self) -> str:
-        """Return what the watch waits for while ``files`` returns nothing."""
+        """Describe what the watch waits for while ``files`` returns nothing."""
         if self.path.exists():
             return f"waiting for a trace in {self.path}"
         return f"waiting for {self.path} to appear: no such file or folder yet"

@@ -35,7 +35,7 @@ class Picture:
     preempting: bool
 
     def changed(self, then: "Picture") -> str:
-        """Return what began or ended since ``then``, worded to follow "before"; empty if nothing did."""
+        """Describe what began or ended since ``then``, worded to follow "before"; empty if nothing did."""
         if self.idle != then.idle:
             return "the engine ran empty" if self.idle else "requests ran"
         if bool(self.waiting_for) != bool(then.waiting_for):

@@ -320,7 +320,7 @@ def _without_tried(finding: Finding, search: Search) -> Finding:
 
 
 def _outcome(configuration: Configuration, name: str, base: RecordedLoad) -> Message:
-    """Return what scheduling decides differently, and the latencies that improve besides the objective."""
+    """Describe the changed decisions, and the latencies that improve besides the objective."""
     changed = [
         *(_changed(figure) for figure in _felt(configuration, name) if not _is_worse(figure)),
         *(
@@ -399,7 +399,7 @@ def _option(setting: str, value: Any = None) -> str:
 
 
 def _refuted(trial: Trial, search: Search) -> Message:
-    """Return what was tried and does not help; for a trial that may help or harm, its range."""
+    """Describe what was tried and does not help; for a change that may help or harm, its range."""
     name = search.name
     setting, value = trial.changes[0]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -107,7 +107,7 @@ def _run(stack: ExitStack, source: EngineSource) -> Run:
 
 
 def _identity(trace: Trace) -> object:
-    """Return what two copies of a recording have in common, and no two engines."""
+    """Return a key that is equal for copies of a recording, and different for different engines."""
     return msgspec.json.encode(trace.header), trace.steps.height, trace.arrivals.hash_rows().sum()
 
 
@@ -130,7 +130,7 @@ def _limits(header: Header) -> tuple[int | None, ...]:
 
 
 def _usual(headers: Sequence[Header]) -> tuple[tuple[int | None, ...], list[Message]]:
-    """Return the most common limits, and a note on the engines that have others."""
+    """Return the most common limits, and a note on engines with different limits."""
     [(usual, count)] = Counter(map(_limits, headers)).most_common(1)
     different = len(headers) - count
     if not different:

@@ -237,7 +237,7 @@ class _History:
         return pattern != "retries" or len(self.gave_up_us) >= FEWEST_EVENTS
 
     def _rounds_are_sent_together(self) -> bool:
-        """Return whether the times before rounds vary far more than the times within one, unlike clients'."""
+        """Return whether pauses between rounds vary by more than twice the time in which a round is sent."""
         spans_us = [self.sent_us[end - 1] - self.sent_us[start] for start, end in pairwise(self.round_starts)]
         low_us, _, high_us = quantiles(self.round_lags_us, n=4)
         return median(spans_us) < (high_us - low_us) / 2

@@ -95,7 +95,7 @@ class _Session:
 
 @dataclass
 class _Evidence:
-    """What the first rows show of their lengths."""
+    """Evidence in the first rows about the meaning of their lengths."""
 
     blocks: BlockSizes = field(default_factory=BlockSizes)
     later: int = 0

@@ -33,7 +33,7 @@ NO_OUTPUT_LENGTH = "no output_length: add it, or give --output-len"
 LOOKED_AT = 10_000
 """Rows from which units are found out."""
 FITS = 0.9
-"""At least so many of the rows with ids must have one for each begun block."""
+"""Least share of the rows with ids that must have an id for each begun block."""
 _SIZES = tuple(2**power for power in range(17))
 """Tokens of a block."""
 

@@ -89,7 +89,7 @@ def engine_of(number, waiting=0, prompt=0, output=0, foreign=False):  # noqa: C9
             return super().step(*args)
 
         def turn(self, name, steps):
-            """What each of so many steps took; afterwards the trace writer may finish."""
+            """Run this many steps and return their times; then let the trace writer finish."""
             scheduler, writer = self.scheduler, self.writer
             scheduler.use, scheduler.schedule_us, scheduler.update_us = self.classes[name], [], []
             cpu_us, size = self.writer_cpu_us(), self.written()

@@ -36,7 +36,7 @@ _NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e":
 
 
 def described_benchmark(path: str, result: BenchmarkResult) -> WeakRecord:
-    """Return what a benchmark's client measured."""
+    """Return the document about what a benchmark's client measured."""
     return WeakRecord(
         path=path,
         kind=f"a result of {result.program}",

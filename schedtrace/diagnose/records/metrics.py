@@ -133,9 +133,9 @@ def _showing(limit: Limit, moments: Sequence[Moment], at: int) -> int:
 
 
 def _candidates(limit: Limit, moments: Sequence[Moment], seats: int | None, most_running: int) -> list[str]:
-    """Return what requests may wait for where the moments suggest a limit that is possible only.
+    """Return the possible causes of waiting that the moments suggest, without proof.
 
-    If the limit on running requests is unknown, it is at least the largest number of them.
+    If the limit on running requests is unknown, it is at least the largest number seen running.
     """
     if limit not in {"some_kv", "prompts"}:
         return []

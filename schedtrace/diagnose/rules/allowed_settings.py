@@ -338,7 +338,7 @@ def current_value_note(timeline: Timeline, name: str) -> Message:
 
 
 def seats_cost(timeline: Timeline) -> Message:
-    """Return the time that one more running request adds to each step, if steps of several sizes show it."""
+    """Return the time that each additional request adds to a step, if steps of several sizes show it."""
     unknown = say("Longer steps: a longer time per output token.")
     model = timeline.step_time
     decoding = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))

@@ -166,8 +166,9 @@ class FrontEndTime(Evidence, kw_only=True):
     way_ms_p50: float
     """Median time from the arrival at the front end until the request was prepared for the engine."""
     before_ms_p50: float
-    """Median part of the way before the engine's input thread took the request; the whole way, less the
-    step under way, where that is not recorded."""
+    """Median time until the engine's input thread took the request. If that is not recorded: the time until
+    the scheduler received it, without the step in progress.
+    """
     prepare_ms_p50: float | None
     """Median part of the way in the input thread, for block hashes and the grammar; None: not recorded."""
     input_queue_ms_p50: float | None
@@ -267,7 +268,7 @@ def _parts(evidence: FrontEndTime) -> str:
 
 
 def _holder(evidence: FrontEndTime) -> Message:
-    """Return what occupied the front end's threads or, if unknown, what the engine's process cannot see."""
+    """Describe what occupied the front end's threads or, if unknown, what the engine's process cannot see."""
     threads = joined([saturated(evidence.threads), starved_thread_names(evidence.threads)])
     return threads or say(
         "Whether tokenizing, other work of the front end or the transport took it cannot be seen from the "

@@ -140,7 +140,7 @@ OF_TOKENS = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
 def _joining(timeline: Timeline, cause: Cause) -> tuple[pl.Expr, pl.Expr]:
-    """Return what would have joined a step if the waiting requests did, and what the step had."""
+    """Return what the waiting requests would have added to a step, and what the step had."""
     ran, joining = pl.col("total_requests"), pl.col("num_waiting_after").fill_null(0)
     if cause != Cause.MAX_NUM_SEQS and timeline.seats:
         joining = pl.min_horizontal(joining, timeline.seats - pl.col("num_running_after"))

@@ -399,7 +399,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
 
 
 def _shared_mark(timeline: Timeline, kind: str, rows: pl.DataFrame) -> "SharedMark | None":
-    """Return what slow steps have in common, if it marks few other steps."""
+    """Return the mark that slow steps share, if few other steps have it."""
     if kind not in (events.PERIODIC, events.SCATTERED, events.EPISODE):
         return None
     from schedtrace.diagnose.excess import shared_mark  # noqa: PLC0415  # it loads NumPy
@@ -548,7 +548,7 @@ def _message(evidence: Interruptions) -> Message:
 
 
 def _advice(evidence: Interruptions) -> str:
-    """Return what to examine, because no setting of the scheduler helps."""
+    """Advise what to examine, because no setting of the scheduler helps."""
     if evidence.kind == events.STALLED:
         return "Look at the stacks (--details), and at the processes that the engine waits for."
     if evidence.part != "device":

@@ -123,7 +123,7 @@ def _long_requests(timeline: Timeline) -> pl.DataFrame:
 
 
 def _decodes(timeline: Timeline) -> pl.DataFrame:
-    """Return the steps that only decode; none of ranks in lock-step, whose steps wait for other ranks."""
+    """Return the steps that only decode; no steps in lock-step, because they wait for other ranks."""
     steps = timeline.steps.filter(
         (pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0) & (pl.col("busy_us") > 0)
     ).drop_nulls("context_tokens")

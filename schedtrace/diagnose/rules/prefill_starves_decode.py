@@ -61,7 +61,7 @@ class PrefillTime(NamedTuple):
     fixed_us: float
     """Time that any prefill adds, however few its tokens."""
     per_token_us: float
-    """Time that each of its tokens adds."""
+    """Time that each prefill token adds."""
 
 
 class StretchedStep(StepExample, kw_only=True):

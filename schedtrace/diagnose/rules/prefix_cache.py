@@ -306,7 +306,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
 
 
 def _first_token_ms(timeline: Timeline, use: pl.DataFrame) -> tuple[float | None, float | None]:
-    """Return the median times to first token of requests that missed and found their shared beginning."""
+    """Return the median times to first token of requests that missed their shared beginning, and of hits."""
     sharing = use.filter(pl.col("shareable_tokens") > 0).select(
         "request_id", missed=pl.col("missed_tokens") > 0
     )
@@ -331,7 +331,7 @@ def _shared_blocks(timeline: Timeline) -> tuple[int | None, int | None]:
 
 
 def _keys_lost(timeline: Timeline) -> tuple[int, int | None]:
-    """Return how often the cache became empty between two steps of a trial, and the keys it lost otherwise.
+    """Return the number of times the cache became empty between two steps, and the keys it lost otherwise.
 
     Keys are counted once per step, so a loss is visible only if it exceeds the step's new keys.
     """

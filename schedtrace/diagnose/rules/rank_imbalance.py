@@ -308,7 +308,7 @@ def _rank_figures(evidence: RankImbalance, rank: int) -> RankFigures:
 
 
 def _holder(evidence: RankImbalance) -> Message:
-    """Describe the reason: the requests that the rank got, compared with the others."""
+    """Describe why the loads differ: the requests that this rank got, compared with the other ranks'."""
     own = _rank_figures(evidence, evidence.largest)
     peers = [figures for figures in evidence.ranks if figures.rank != own.rank]
     got = say(
@@ -425,7 +425,7 @@ class _Uneven:
 
 
 def _imbalance(ranks: RecordedRanks, dummies: DummyBatches | None) -> RankImbalance | None:
-    """Return what ``docs/findings/rank-imbalance.md`` defines; None: loads are even, or it is not known."""
+    """Return the evidence (docs/findings/rank-imbalance.md); None if loads are even or unknown."""
     loads = ranks.loads if len(ranks.each) > 1 else None
     if loads is None or loads.loads.is_empty() or not ranks.total_requests_us:
         return None
@@ -488,7 +488,7 @@ def _figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
 
 
 def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
-    """Return how far one rank is above the others: the rank that delayed requests, else the most loaded."""
+    """Return the excess of one rank over the others: the rank that delayed requests, else the most loaded."""
     open_ = loads.loads.select("part", "begin_us", "rank", load=load)
     means = dict(open_.group_by("rank").agg(pl.col("load").mean()).sort("rank").iter_rows())
     mean = sum(means.values()) / len(means)

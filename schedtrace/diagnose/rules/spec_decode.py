@@ -63,9 +63,9 @@ class SpecDecode(Evidence, kw_only=True):
     acceptance_frac: float
     """Share of the draft tokens that were accepted."""
     early_frac: float | None
-    """The same for the first quarter of the finished requests; None: acceptance does not fall over time."""
+    """Share in the first quarter of the finished requests; None: acceptance does not fall over time."""
     late_frac: float | None
-    """The same for the last quarter."""
+    """Share in the last quarter of the finished requests; None: as for ``early_frac``."""
     wasted_frac: float
     """Share of the steps' scheduled tokens that were rejected drafts."""
     verify_us_per_token: float
@@ -241,7 +241,7 @@ class _Fall(NamedTuple):
     early: float
     """Share of the draft tokens of the first quarter of the finished requests that were accepted."""
     late: float
-    """The same for the last quarter."""
+    """Share of the last quarter's draft tokens that were accepted."""
     drafts: float
     """Draft tokens per step and request."""
 

@@ -431,7 +431,7 @@ def _left_out(unmatched: UnmatchedRequests) -> Message:
 
 
 def _clock_offsets(pairs: list[TransferPair]) -> Message:
-    """Return what is known of the clocks of engines on different hosts."""
+    """Return the known offsets between the clocks of different hosts."""
     apart = [pair for pair in pairs if pair.clock != "same"]
     if not apart:
         return NOTHING

@@ -30,7 +30,7 @@ Fields = Mapping[str, Any]
 
 @dataclass
 class BenchmarkResult:
-    """What a benchmark's client measured."""
+    """Figures that a benchmark's client measured."""
 
     program: str
     """Program and, if the file has several benchmarks, the name of this one."""
@@ -124,7 +124,7 @@ def _guidellm_run(run: Fields, program: str) -> BenchmarkResult:
 
 
 def _strategy(run: Fields) -> str:
-    """Return how a benchmark sent its requests, in parentheses: `` (constant, 5)``."""
+    """Return the pattern in which a benchmark sent its requests, in parentheses: `` (constant, 5)``."""
     strategy = _fields(_fields(run.get("config")).get("strategy") or _fields(run.get("args")).get("strategy"))
     kind = strategy.get("type_", strategy.get("kind"))
     if not isinstance(kind, str):

@@ -19,7 +19,7 @@ ACCEPTANCE_MARKER = b"SpecDecoding metrics: "
 LATEST_SNAPSHOTS = 50_000
 """Number of a file's latest lines that count at least, of a single engine almost six days."""
 FIRST_FIGURE = "Avg prompt throughput: "
-"""What each periodic line begins with, after its prefix."""
+"""Beginning of each periodic line, after its prefix."""
 _SNAPSHOT = re.compile(
     r"Avg prompt throughput: (?P<prompt>\d{1,12}(?:\.\d{1,6})?) tokens/s, "
     r"Avg generation throughput: (?P<generation>\d{1,12}(?:\.\d{1,6})?) tokens/s, "
@@ -96,7 +96,7 @@ class EngineLines:
         self.acceptance_frac = Range(min(so_far.low, frac), max(so_far.high, frac))
 
     def keep_latest(self, lines: int) -> None:
-        """Drop all but so many lines."""
+        """Drop all but this many lines."""
         while len(self.snapshots) > lines:
             self.snapshots.popleft()
 

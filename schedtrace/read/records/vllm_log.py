@@ -151,7 +151,7 @@ class _Server:
             self.failures.take(number, line)
 
     def log(self) -> ServerLog:
-        """Return what was read."""
+        """Return the log as read so far."""
         engines = sorted(self.engines.values(), key=lambda engine: engine.engine_rank or 0)
         repeats = sum(engine.repeats for engine in engines)
         notices = [f"{repeats:,} repeated periodic lines are left out"] if repeats else []

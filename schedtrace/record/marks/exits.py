@@ -152,7 +152,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 Noted = Event | tuple[int, Any, int, Any]
-"""What a mark notes: an event, or the first fields of an event that has no others.
+"""Note of a mark: an event, or an event's first fields if its other fields are empty.
 
 In a steady decode the only mark notes that nobody waits. A tuple is created and compared at half the cost of
 a struct.
@@ -160,7 +160,7 @@ a struct.
 
 
 def as_events(noted: Iterable[Noted]) -> list[Event]:
-    """Return what the marks noted as events."""
+    """Return the marks' notes as events."""
     return [Event(*fields) if isinstance(fields, tuple) else fields for fields in noted]
 
 

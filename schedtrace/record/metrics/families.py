@@ -175,7 +175,7 @@ class Exemplar(NamedTuple):
 
     trace_id: str
     value: float
-    """What the request added, in the counter's unit."""
+    """Amount that the request added, in the counter's unit."""
     unix_s: float
 
 

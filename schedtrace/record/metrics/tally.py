@@ -80,7 +80,7 @@ class StepCauses(NamedTuple):
 
     @property
     def queue(self) -> str:
-        """Cause for which requests in the queue wait: an empty queue cannot be why."""
+        """Cause for which requests in the queue wait; never ``queue_empty``."""
         return OTHER if self.waiting == Cause.QUEUE_EMPTY else self.waiting
 
 
@@ -210,7 +210,7 @@ class BusyTime:
 
 
 class CountedStep(NamedTuple):
-    """What totals need of a step that no trace has; fields mean what they mean in ``Step``."""
+    """Step that is counted but not written, with what totals need; the fields are those of ``Step``."""
 
     step: int
     start_us: int

@@ -52,7 +52,7 @@ def _share(history: History) -> int:
 
 
 class Choice(NamedTuple):
-    """What a value of ``SCHEDTRACE_METRICS`` asks for."""
+    """Parsed value of ``SCHEDTRACE_METRICS``."""
 
     address: str
     """The rest of the value: whether and where to serve metrics."""
@@ -68,7 +68,7 @@ class Choice(NamedTuple):
 
 
 def choice(text: str) -> Choice:
-    """Return what a value of ``SCHEDTRACE_METRICS`` asks for.
+    """Parse a value of ``SCHEDTRACE_METRICS``.
 
     Raises:
         NotUnderstoodError: If the part about spans is invalid.

@@ -29,7 +29,7 @@ from schedtrace.version import __version__
 MOST_QUEUED = 1000
 """Sampled requests that wait for their export; further ones are dropped and counted."""
 MOST_STATES = 100
-"""Spans of states of one request; of more, the longest remain."""
+"""Maximum number of state spans per request; beyond it, only the longest states get a span."""
 MOST_TOGETHER = 50
 """Requests whose spans are exported together."""
 LONGEST_TRACESTATE = 512
