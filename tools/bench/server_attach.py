@@ -1,8 +1,8 @@
 """Attachments to a real server under load, many times: ``python tools/bench/server_attach.py``.
 
 A tiny model on vLLM's CPU engine gets the same load twice: once without, and once with ``--cycles``
-attachments. The script reports which requests failed, how long the engine was held up, and what remains in its
-process: memory, threads, open files. With ``--minutes``, it records the server into parts instead.
+attachments. The script reports which requests failed, how long the engine was held up, and what remains in
+its process: memory, threads, open files. With ``--minutes``, it records the server into parts instead.
 """
 
 import argparse
