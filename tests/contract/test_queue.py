@@ -44,7 +44,8 @@ def vllms_own(scheduler):
     def entry(request):
         blocks = sum(map(len, manager.get_block_ids(request.request_id)))
         tokens = (request.num_prompt_tokens, request.num_computed_tokens, request.num_output_tokens)
-        return (request.request_id, request.status.name.lower(), *tokens, blocks, request.priority)
+        lora = request.lora_request.lora_name if request.lora_request else None
+        return (request.request_id, request.status.name.lower(), *tokens, blocks, request.priority, lora)
 
     waiting = [one for name in QUEUES for one in getattr(scheduler, name, ())]
     return [*map(entry, scheduler.running)], [*map(entry, waiting)], manager.block_pool.get_num_free_blocks()
@@ -53,7 +54,7 @@ def vllms_own(scheduler):
 def shown(queue):
     def entry(one):
         tokens = (one.prompt_tokens, one.computed_tokens, one.output_tokens)
-        return (one.request_id, one.state, *tokens, one.blocks, one.priority)
+        return (one.request_id, one.state, *tokens, one.blocks, one.priority, one.lora)
 
     return [*map(entry, queue.running)], [*map(entry, queue.waiting)], queue.blocks_free
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tools.mutants.__main__ import copied
 from tools.mutants.mutations import mutants, sample
 
 SOURCE = b'''"""Docs with 1 == 2."""
@@ -61,3 +62,13 @@ def test_a_sample_takes_the_operators_in_turn_and_is_the_same_for_the_same_seed(
     }
     assert sample(tmp_path, "package", 4, seed=1) == taken
     assert len(sample(tmp_path, "package", 100, seed=1)) == 7
+
+
+def test_the_copy_lacks_what_runs_leave_at_the_root_and_keeps_packages_of_that_name(tmp_path):
+    names = ["schedtrace/demo/run.json", "schedtrace/__pycache__/a.pyc", "demo/page.html", ".venv/python"]
+    for name in names:
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True)
+        path.touch()
+    tree = copied(tmp_path / "tree", tmp_path / "root")
+    assert [str(path.relative_to(tree)) for path in tree.rglob("*.*")] == ["schedtrace/demo/run.json"]

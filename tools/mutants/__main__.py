@@ -32,12 +32,18 @@ TESTS = {
     "read": ["tests/unit/read", "tests/unit/cli"],
     "timeline": ["tests/unit/timeline", "tests/unit/diagnose", "tests/unit/present"],
     "diagnose": ["tests/unit/diagnose", "tests/docs", "tests/unit/present"],
+    "whatif": [
+        *("tests/unit/whatif", "tests/unit/cli", "tests/unit/present", "tests/contract/whatif"),
+        *("tests/contract/test_what_if.py", "tests/contract/test_sweep.py"),
+    ],
     "explain": ["tests/unit/explain", "tests/unit/cli", "tests/unit/present"],
     "compare": ["tests/unit/compare", "tests/unit/cli", "tests/unit/present"],
     "present": ["tests/unit/present", "tests/unit/cli", "tests/docs"],
 }
 """Package to its tests, the quickest first; what is not there is left out."""
-NOT_COPIED = (".*", "__pycache__", "demo", "dist", "logs")
+NOT_COPIED = (".*", "__pycache__")
+LEFT_BY_RUNS = ("demo", "dist", "logs")
+"""Folders at the root that are not copied either; ``schedtrace/demo`` is part of the package."""
 ENOUGH = 0.9
 """Share of the mutants that should be killed."""
 
@@ -83,9 +89,14 @@ def main() -> int:
     return int(killed < ENOUGH * len(chosen))
 
 
-def copied(tree: Path) -> Path:
+def copied(tree: Path, root: Path = ROOT) -> Path:
     """A copy of the project."""
-    return shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    anywhere, at_the_root = (shutil.ignore_patterns(*names) for names in (NOT_COPIED, LEFT_BY_RUNS))
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return anywhere(folder, names) | (at_the_root(folder, names) if Path(folder) == root else set())
+
+    return shutil.copytree(root, tree, ignore=ignored)
 
 
 def tried(mutant: Mutant, tests: list[str], limit_s: float, trees: "Queue[Path]") -> bool:

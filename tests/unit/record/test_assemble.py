@@ -22,6 +22,7 @@ from schedtrace.record.allocation import RefusedHead
 from schedtrace.record.capture import (
     ALL,
     NOBODY,
+    Dropped,
     DummyPass,
     Happened,
     Result,
@@ -30,6 +31,8 @@ from schedtrace.record.capture import (
     Synced,
 )
 from schedtrace.record.facts import FIELDS, Prefixes
+from schedtrace.record.metrics.tally import Tally
+from schedtrace.record.otel.histories import Histories
 from schedtrace.record.request_lives import RequestLives
 from tests.toys import capture_of
 
@@ -279,6 +282,64 @@ def test_drafts_are_counted(assembler):
     end = Finish("a", "STOPPED", 1, 1, 1)
     engine.note_events(came(finished=[end]))
     assert (end.drafts, end.drafts_accepted, end.drafts_invalid) == (3, 1, None)
+
+
+def test_totals_begin_with_the_requests_that_are_there_and_end_when_nobody_asks(assembler):
+    engine = assembler()
+    there = came(arrival("a"), arrival("b", 400), arrival("c", 70))
+    engine.step_line(capture(0, rows(new={"a": 100}), side_events=there, events=[]), result(900))
+    tally = Tally()
+    engine.count_with(tally)
+    assert (tally.waits.count.total(), tally.running.count["running"], tally.clock_us) == (2, 1, 150)
+    engine.step_line(capture(1, rows({"a": 1}, computed={"a": 100}), events=[]), result(10_900))
+    engine.count_with(None)
+    engine.step_line(capture(2), result(20_900))
+    assert (tally.steps, tally.tokens["decode"]) == (1, 1)
+
+
+def test_histories_begin_with_the_clock_of_the_recording_and_end_when_nobody_asks(assembler):
+    engine, histories = assembler(hash_ids=True), Histories()
+    engine.follow_with(histories, 17)
+    assert engine.histories is histories
+    assert (histories.wall_anchor_us, histories._written_id("a")) == (17, hashed("a"))
+    engine.follow_with(None, 0)
+    assert engine.histories is None
+
+
+def test_a_request_that_is_left_out_keeps_its_computed_tokens(assembler):
+    engine = assembler()
+    engine.step_line(
+        capture(0, rows(new={"a": 84}, computed={"a": 16}), side_events=came(arrival("a")), events=[]),
+        result(900),
+    )
+    engine.step_line(capture(1, rows(), events=[]), result(10_900))
+    assert [(entry.request_id, entry.state, entry.computed_tokens) for entry in engine.begin_anew()[2]] == [
+        ("a", "running", 100)
+    ]
+
+
+def test_requests_that_dropped_steps_admitted_run_after_them(assembler):
+    engine, tally = assembler(drafts=True), Tally()
+    engine.count_with(tally)
+    there = came(arrival("a"), arrival("b"))
+    engine.step_line(capture(0, rows(new={"a": 100}), side_events=there, events=[], waiting=(1, 0)), None)
+    engine.dropped(Dropped(last_step=1, end_ns=at(10_200), steps=1))
+    both = rows({"a": 1, "b": 1}, computed={"a": 101, "b": 100})
+    line = engine.step_line(capture(2, both, full=True, events=[]), None)
+    assert line.waiting_tokens_after == 0
+    assert (tally.waits.count.total(), tally.running.count["running"]) == (0, 2)
+    ends = [Finish("a", "STOPPED", 30_000, 100, 2), Finish("b", "STOPPED", 30_000, 100, 2)]
+    engine.step_line(
+        capture(3, rows(new={"c": 70}), side_events=came(arrival("c", 70), finished=ends), events=[]), None
+    )
+    assert [end.drafts for end in ends] == [None, None]
+    engine.step_line(
+        capture(4, rows({"c": 3}, computed={"c": 70}, drafts={"c": 2}), events=[]),
+        result(40_900, (["c"], [3])),
+    )
+    end = Finish("c", "STOPPED", 50_000, 70, 4)
+    engine.step_line(capture(5, rows(), side_events=came(finished=[end]), events=[]), None)
+    assert (end.drafts, end.drafts_accepted) == (2, 2)
 
 
 def test_waiting_tokens_are_unknown_where_vllm_counts_other_requests(assembler):

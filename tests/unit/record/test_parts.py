@@ -57,6 +57,28 @@ def test_a_head_is_a_frame_and_then_every_second_is_one(clock, made_of, tmp_path
     assert content(tmp_path) == {0: [b"head\n", b"0\n1\n2\n3\n", b"4\n5\n"]}
 
 
+@pytest.mark.usefixtures("clock")
+def test_a_frame_that_is_full_ends_before_its_time(made_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_files, "FRAME_BYTES", 10)
+    made = made_of()
+    made.write(b"head of a part\n")
+    for line in (b"four\n", b"more\n", b"last\n"):
+        made.write(line)
+    assert content(tmp_path) == {0: [b"head of a part\n", b"four\nmore\n"]}
+    made.close()
+    assert content(tmp_path) == {0: [b"head of a part\n", b"four\nmore\n", b"last\n"]}
+
+
+@pytest.mark.parametrize("end", ["close", "discard"])
+def test_the_files_are_closed_and_a_trace_of_no_value_is_removed(end, made_of, tmp_path):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    made = made_of()
+    made.write(b"head\n")
+    getattr(made, end)()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert list(content(tmp_path)) == ([] if end == "discard" else [0])
+
+
 @pytest.mark.parametrize(
     ("bounds", "kept"),
     [
@@ -99,6 +121,51 @@ def test_a_part_is_not_mostly_its_head(clock, made_of):
         made.end_frame()
         found.append(made.new_file_reason())
     assert found == [None, None, None, "due"]
+
+
+def test_a_part_ends_with_the_byte_that_fills_it(clock, made_of, tmp_path, monkeypatch):
+    head = os.urandom(2**17)
+    made = made_of(max_bytes=2**20)  # in parts of 64 KiB, so twice the head is what fills this one
+    made.write(head)
+    made.write(head)
+    made.end_frame()
+    assert made.new_file_reason() == "due"
+    made.write(b"head\n")
+    made.write(b"work\n")
+    made.end_frame()
+    size = (tmp_path / "run/engine-0.000001.jsonl.zst").stat().st_size
+    clock.now = 6000.0
+    monkeypatch.setattr(trace_files, "SMALL", size + 1)
+    assert made.new_file_reason() is None
+    monkeypatch.setattr(trace_files, "SMALL", size)
+    assert made.new_file_reason() == "due"
+
+
+def two_parts(clock, made):
+    """Write two parts, the second begun at 1000 s, of which only the head is there."""
+    made.write(b"head\n")
+    made.write(b"work\n")
+    clock.now = 1000.0
+    assert made.new_file_reason() == "due"
+    made.write(b"head\n")
+
+
+def test_parts_may_take_all_the_bytes_of_their_bound(clock, made_of, tmp_path):
+    made = made_of()
+    two_parts(clock, made)
+    size = sum(part.stat().st_size for part in tmp_path.glob("run/*.zst"))
+    for most, numbers in ((size, [0, 1]), (size - 1, [1])):
+        made.bounds = Bounds(max_bytes=most)
+        assert made.new_file_reason() is None
+        assert list(content(tmp_path)) == numbers
+
+
+def test_a_part_goes_when_the_next_one_covers_the_time_to_keep(clock, made_of, tmp_path):
+    made = made_of(max_s=16 * 600.0)
+    two_parts(clock, made)
+    for clock.now, numbers in ((10_600.0, [0, 1]), (10_601.0, [1])):
+        assert made.new_file_reason() is None
+        assert list(content(tmp_path)) == numbers
 
 
 def test_nobody_begins_a_part_while_nothing_happens_and_the_old_ones_go_nevertheless(

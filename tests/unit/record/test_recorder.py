@@ -11,6 +11,8 @@ from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import recorder as module
 from schedtrace.record.capture import ALL, NOBODY, DummyPass, SideEvents, Synced
 from schedtrace.record.facts import FIELDS, Prefixes
+from schedtrace.record.metrics import counting_recorder
+from schedtrace.record.metrics.counting_recorder import CountingRecorder, SteadyStep, StepCounts
 from schedtrace.record.metrics.measuring import Measuring
 from schedtrace.record.recorder import Recorder
 from tests.toys import Queue
@@ -175,6 +177,38 @@ def test_steps_are_numbered_from_0(recorder, scheduler, writer):
     for _ in range(3):
         called(recorder, scheduler, output())
     assert [capture.step for capture in writer.captures] == [0, 1, 2]
+
+
+@pytest.fixture
+def counting(scheduler, writer):
+    """A recorder that only counts, of a scheduler where request ``a`` decodes."""
+    recorder = CountingRecorder(scheduler, type(scheduler), writer)
+    recorder._infer = lambda *_: None
+    a = request("a", num_computed_tokens=12)
+    scheduler.running, scheduler.requests = [a], {"a": a}
+    recorder.clock = lambda: 5_000
+    return recorder
+
+
+def test_an_output_is_matched_with_a_step_that_only_counts(counting, scheduler, writer, monkeypatch):
+    monkeypatch.setattr(counting_recorder, "MOST_IN_FLIGHT", 2)
+    decided = [called(counting, scheduler, output({"a": 1}, {"a": 12})) for _ in range(3)]
+    for step in decided:
+        counting.output_came_back(step, None, 4_500, counting.left, {})
+    forgotten, *results = (capture.result for capture in writer.captures)
+    assert forgotten is None
+    assert [(result.back_ns, result.done_ns) for result in results] == [(4_500, 5_000)] * 2
+
+
+def test_steps_that_only_count_are_numbered_from_0_steady_ones_too(counting, scheduler, writer):
+    for tokens in (1, 1, 1, 2):
+        called(counting, scheduler, output({"a": tokens}, {"a": 12}))
+    assert [(type(capture), capture.step) for capture in writer.captures] == [
+        (StepCounts, 0),
+        (SteadyStep, 1),
+        (SteadyStep, 2),
+        (StepCounts, 3),
+    ]
 
 
 def test_the_same_events_of_a_steady_step_are_not_kept_again(recorder, scheduler, writer):
