@@ -144,6 +144,10 @@ def _fixed_part(pattern: str) -> str:
     return "/".join(folders)
 
 
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Protocols of the stores for which there is an extra; ``remote`` brings fsspec alone."""
+
+
 class RemoteStore:
     """Files of a file system of fsspec, with the credentials of the environment.
 
@@ -151,19 +155,22 @@ class RemoteStore:
         address: Address with a protocol, such as ``s3://bucket/traces``.
 
     Raises:
-        MissingExtraError: If fsspec is not installed.
+        MissingExtraError: If fsspec, or the package of S3 or Google Cloud Storage, is not installed.
         InputError: If the protocol is unknown, or its package is not installed.
     """
 
     def __init__(self, address: str) -> None:
         self.protocol = address.partition(SEPARATOR)[0]
+        extra = _EXTRAS.get(self.protocol)
         try:
             import fsspec  # noqa: PLC0415  # an extra
         except ImportError as error:
-            raise MissingExtraError(what=address, extra="remote") from error
+            raise MissingExtraError(what=address, extra=extra or "remote") from error
         try:
             self._files: Any = fsspec.filesystem(self.protocol)
         except (ImportError, ValueError) as error:
+            if extra is not None and isinstance(error, ImportError):
+                raise MissingExtraError(what=address, extra=extra) from error
             msg = f"{address}: {reason_of(error)}"
             raise InputError(msg) from error
 

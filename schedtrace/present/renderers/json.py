@@ -1,5 +1,6 @@
 """Renderer of a page as JSON: its document, each sentence as an object with its ``text``."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -9,10 +10,20 @@ from schedtrace.model.printable import json_of
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import Page
 
+_VALUE = r'(?:"(?:[^"\\]|\\.)*"|[-+.\w]+)'
+_FLAT = re.compile(rf'\[\n\s+{_VALUE}(?:,\n\s+{_VALUE})*\n\s+\]|\{{\n\s+"text": {_VALUE}\n\s+\}}')
+"""List of plain values, or a sentence, over several lines; no line ends within a text."""
+
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # of the protocol
     """Return the document as one JSON object; strings from a trace stay exactly as they are."""
-    return msgspec.json.format(json_of(_with_texts(page.document)), indent=2).decode() + "\n"
+    indented = msgspec.json.format(json_of(_with_texts(page.document)), indent=2).decode()
+    return _FLAT.sub(_on_one_line, indented) + "\n"
+
+
+def _on_one_line(flat: re.Match[str]) -> str:
+    opening, *values, closing = (line.strip() for line in flat[0].split("\n"))
+    return opening + " ".join(values) + closing
 
 
 def _with_texts(value: Any) -> Any:

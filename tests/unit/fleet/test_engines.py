@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from functools import partial
 
 import fsspec
@@ -9,7 +10,7 @@ import msgspec
 import polars as pl
 import pytest
 
-from schedtrace.errors import InputError
+from schedtrace.errors import InputError, MissingExtraError
 from schedtrace.fleet import engines
 from schedtrace.fleet.inputs import find_fleet
 from schedtrace.fleet.reduce import fleet_report
@@ -179,6 +180,25 @@ def test_a_part_of_a_remote_trace_that_vanishes_is_named(three):
     fleet = engines.read_fleet(inputs, lambda _: HereOnly())
     [named] = [engine for engine in fleet.read.engines if engine.problems]
     assert named.engine == "host=1/engine-0"
+
+
+@pytest.mark.parametrize(
+    ("address", "package", "extra"),
+    [
+        ("s3://bucket/traces", "fsspec", "s3"),
+        ("s3://bucket/traces", "s3fs", "s3"),
+        ("gs://bucket/traces", "fsspec", "gcs"),
+        ("gcs://bucket/traces", "gcsfs", "gcs"),
+        ("memory://traces", "fsspec", "remote"),
+    ],
+)
+def test_a_store_whose_package_is_missing_names_the_extra_that_brings_it(
+    address, package, extra, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError) as raised:
+        find_fleet([address])
+    assert str(raised.value) == f"{address} needs an extra: pip install 'schedtrace[{extra}]'"
 
 
 def test_an_unknown_protocol_is_an_input_error():

@@ -74,6 +74,33 @@ def test_one_message_is_text_markdown_and_json():
     assert json.loads(drawn(Format.JSON))["said"] == {"text": "t1_[x] waited 1,200 ms for kv_blocks"}
 
 
+def test_json_has_lists_of_values_and_sentences_on_one_line_and_leaves_texts_alone():
+    document = {
+        "steps": [1, 2, 3],
+        "none": [],
+        "texts": ["a, [b", "{", '"\n[\n1,\n2]'],
+        "said": WAITED,
+        "rows": [{"step": 1, "ids": ["a", "b"]}],
+    }
+    text = renderer(Format.JSON)(Page(document, lambda _: []))
+    assert text.split("\n") == [
+        "{",
+        '  "steps": [1, 2, 3],',
+        '  "none": [],',
+        '  "texts": ["a, [b", "{", "\\"\\n[\\n1,\\n2]"],',
+        '  "said": {"text": "t1_[x] waited 1,200 ms for kv_blocks"},',
+        '  "rows": [',
+        "    {",
+        '      "step": 1,',
+        '      "ids": ["a", "b"]',
+        "    }",
+        "  ]",
+        "}",
+        "",
+    ]
+    assert json.loads(text) == document | {"said": {"text": "t1_[x] waited 1,200 ms for kv_blocks"}}
+
+
 def test_sections_are_made_from_a_printable_copy_and_json_from_the_document():
     shown = Page(Document(WAITED), lambda document: [Note(document.name)])
     assert renderer(Format.TEXT)(shown) == "a\\x1b\n"
