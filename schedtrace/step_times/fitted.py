@@ -25,8 +25,10 @@ from schedtrace.step_times.fitting import (
     DEVICE,
     DRAFTS,
     GRAPHS,
+    UNMEASURED,
     Extrapolation,
     Fit,
+    Linear,
     Source,
     extrapolation_errors,
     fit_rows,
@@ -227,7 +229,8 @@ class Fitted:
             f"Fitted to {self.fit.device.steps} steps of {', '.join(source.runs)} "
             f"({source.model} on {source.device}, vLLM {source.vllm_version}){form}: "
             f"half of them within {error.median_abs_log:.0%}, 90 % within {error.p90_abs_log:.0%}"
-            f"{f'; no cost of its own could be found for {hidden}' if hidden else ''}."
+            f"{f'; no cost of its own could be found for {hidden}' if hidden else ''}"
+            f"{'; a decode is charged like a token of prefill' if self.fit.device.parts[0].alike else ''}."
         )
 
     def device_us(self, batch: Batch) -> float:
@@ -302,9 +305,10 @@ class Fitted:
         columns, device = self._device_columns(batch), self.fit.device
         outside = device.outside_by_column(columns).items() if self.extrapolation else ()
         error = max(
-            (self.extrapolation[name].log_error(doublings) for name, doublings in outside), default=0.0
+            (self.extrapolation.get(name, UNMEASURED).log_error(doublings) for name, doublings in outside),
+            default=0.0,
         )
-        leaned_us = device.leaned_us(columns, deviations * error)
+        leaned_us = device.leaned_us(columns, deviations, error)
         if batch.batch_tokens <= self.most_tokens:
             return leaned_us
         return min(leaned_us, max(self.device_us(batch), self.without_economies_us(batch)))
@@ -423,6 +427,42 @@ def _host_columns(batch: Batch) -> dict[str, float]:
     return {"requests": batch.requests, "prefill_tokens": batch.prefill_tokens}
 
 
+class Leaned:
+    """Step times of a fit whose steps outside the recorded range take longer, or less long (``StepTimes``).
+
+    Args:
+        fitted: Fit to use.
+        deviations: Number of standard errors by which these steps take longer.
+    """
+
+    def __init__(self, fitted: Fitted, deviations: float) -> None:
+        self._fitted, self._deviations = fitted, deviations
+
+    def device_us(self, batch: Batch) -> float:
+        """Return the time of execution in the worker, in microseconds."""
+        return self._fitted.leaned_us(batch, self._deviations)
+
+    def schedule_us(self, batch: Batch) -> float:
+        """Return the time of ``schedule()``, in microseconds."""
+        return self._host_us(self._fitted.fit.schedule, _host_columns(batch))
+
+    def update_us(self, batch: Batch) -> float:
+        """Return the time of ``update_from_output()``, in microseconds."""
+        return self._host_us(self._fitted.fit.update, _host_columns(batch))
+
+    def gap_us(self, arrivals: int) -> float:
+        """Return the time from an update to the next ``schedule()``, in microseconds."""
+        return self._host_us(self._fitted.fit.gap, {"arrivals": arrivals})
+
+    def _host_us(self, part: Linear, columns: dict[str, float]) -> float:
+        error_log = UNMEASURED.log_error(part.doublings_outside(columns))
+        return part.leaned_us(columns, self._deviations, error_log)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return any other attribute of the fit."""
+        return getattr(self._fitted, name)
+
+
 class Counted:
     """Fit that counts the steps that it is asked about (``StepTimes``).
 
@@ -435,7 +475,7 @@ class Counted:
 
     def __init__(
         self,
-        fitted: Fitted,
+        fitted: Fitted | Leaned,
         noise: list[float] | None = None,
         *,
         device_us: Callable[[Batch], float] | None = None,

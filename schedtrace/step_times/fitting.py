@@ -36,6 +36,10 @@ BETTER_FRAC, BETTER_LOG = 0.05, 0.001
 more to fit noise with."""
 CAPPED = 0.3
 """Largest logarithm of measured by fitted time that counts as a step's error."""
+MOST_CORRELATED = 0.95
+"""Largest correlation of neighbouring steps' residuals that counts; 39 steps then weigh as much as one."""
+LEAST_DEVIATIONS = 1.645
+"""Standard errors by which a cost must differ from another one to count as shown."""
 SPLITS = tuple(part / 10 for part in range(1, 10))
 """Starting points of the search, as shares of the way from the smallest to the largest step on a log
 scale.
@@ -61,6 +65,10 @@ class Linear(msgspec.Struct, frozen=True):
     ranges: dict[str, tuple[float, float]]
     """Minimum and maximum of each column in the recorded steps."""
     steps: int
+    covariance: dict[str, dict[str, float]] = {}
+    """Covariance of the factors' errors; empty: not known."""
+    alike: list[str] = []
+    """Columns that share one cost, because the steps do not show the second column's own."""
 
     def us(self, values: dict[str, float]) -> float:
         """Return the microseconds that a step with these columns takes."""
@@ -91,17 +99,40 @@ class Linear(msgspec.Struct, frozen=True):
                 outside[hidden.column] = max(outside.get(hidden.column, 0.0), doublings)
         return outside
 
-    def leaned_us(self, values: dict[str, float], off_log: float) -> float:
-        """Return the time of a step outside the range if the fit is off by this much.
+    def error_us(self, values: dict[str, float]) -> float:
+        """Return the standard error that the factors add to the time of a step outside the range.
+
+        It is that of the step's time beyond the time at the edge of the range, which resampled fits know
+        well. If a column hardly varied, its factor has a large error, even where the factor is zero because
+        no cost is negative.
+        """
+        edge = self._edge(values)
+        off = {name: values[name] - edge[name] for name in self.covariance}
+        variance = sum(
+            off[name] * off[second] * shared
+            for name, row in self.covariance.items()
+            for second, shared in row.items()
+        )
+        return math.sqrt(max(variance, 0.0))
+
+    def _edge(self, values: dict[str, float]) -> dict[str, float]:
+        """Return the recorded values nearest to a step's."""
+        return {name: min(max(values[name], least), most) for name, (least, most) in self.ranges.items()}
+
+    def leaned_us(self, values: dict[str, float], deviations: float, error_log: float) -> float:
+        """Return the time of a step outside the range if the fit is off by so many standard errors.
 
         A larger step never takes less than one at the edge of the range, and a smaller one never more.
 
         Args:
             values: Columns of the step.
-            off_log: Logarithm of the true time against the fit's.
+            deviations: Number of standard errors by which the step takes longer than the fit says.
+            error_log: Standard error of the logarithm of its time, besides that of the factors.
         """
-        leaned_us = self.us(values) * math.exp(off_log)
-        edge = {name: min(max(values[name], least), most) for name, (least, most) in self.ranges.items()}
+        us = self.us(values)
+        own_log = math.log1p(self.error_us(values) / us) if us else 0.0
+        leaned_us = us * math.exp(deviations * math.hypot(error_log, own_log))
+        edge = self._edge(values)
         if any(values[name] > value for name, value in edge.items()):
             return max(leaned_us, self.us(edge))
         if any(values[name] < value for name, value in edge.items()):
@@ -118,7 +149,13 @@ def _doublings(before: float, after: float) -> float:
 
 
 def fit_linear(
-    rows: pl.DataFrame, measured: str, columns: tuple[str, ...], fewest: int = FEWEST_STEPS
+    rows: pl.DataFrame,
+    measured: str,
+    columns: tuple[str, ...],
+    fewest: int = FEWEST_STEPS,
+    *,
+    alike: tuple[str, str] | None = None,
+    like: Linear | None = None,
 ) -> Linear | None:
     """Fit a column of times to other columns; None with fewer than ``fewest`` rows.
 
@@ -126,24 +163,64 @@ def fit_linear(
     weights. Relative to the *measured* time they would favour fast steps, and the total would come out low.
 
     Args:
-        rows: Rows; those with a null, or with a time of 0, are left out.
+        rows: Rows, in order; those with a null, or with a time of 0, are left out.
         measured: The column of times, in microseconds.
         columns: Columns; of inseparable ones, the first is kept.
         fewest: Minimum number of rows.
+        alike: Two columns that share one cost if the rows show no cost of the second, and could not show it
+            if it were that of the first.
+        like: Fit that decides whether they share it; None: the rows do.
     """
-    import numpy as np  # noqa: PLC0415  # a replay with constants needs neither it nor SciPy
-    from scipy.optimize import nnls  # noqa: PLC0415  # likewise
-
     used = rows.select(measured, *columns).drop_nulls().filter(pl.col(measured) > 0)
     if used.height < fewest:
         return None
     times = used[measured].to_numpy().astype(float)
     values = {name: used[name].to_numpy().astype(float) for name in columns}
     independent, unresolved = _apart(values, used.height)
-    work = np.column_stack([np.ones(used.height), *(values[name] for name in independent)])
+    costs = _fitted_costs(times, {name: values[name] for name in independent})
+    shares = alike is not None and (
+        _hides_second(costs, *alike) if like is None else bool(like.alike) and alike[0] in independent
+    )
+    if alike is not None and shares:
+        first, second = alike
+        together = {first: values[first] + values[second]}
+        rest = {name: values[name] for name in independent if name not in alike}
+        costs = _with_second(_fitted_costs(times, together | rest), first, second)
+    return Linear(
+        base_us=costs.base_us,
+        factors=costs.factors,
+        unresolved=unresolved,
+        ranges={name: (float(of.min()), float(of.max())) for name, of in values.items()},
+        steps=used.height,
+        covariance=costs.covariance,
+        alike=list(alike or ()) if shares else [],
+    )
+
+
+class _Costs(NamedTuple):
+    """Costs of a fit with the errors of their factors."""
+
+    base_us: float
+    factors: dict[str, float]
+    estimates: dict[str, float]
+    """Factors if they could be negative."""
+    covariance: dict[str, dict[str, float]]
+
+
+def _fitted_costs(times: Any, values: dict[str, Any]) -> _Costs:
+    """Fit times to columns that are no sums of each other.
+
+    The covariance is that of weighted least squares, for residuals of which each resembles the last: as if
+    there were fewer steps, by the correlation of neighbours. Costs may be negative in it; a cost that is zero
+    for want of a negative one would otherwise appear to be certain.
+    """
+    import numpy as np  # noqa: PLC0415  # a replay with constants needs neither it nor SciPy
+    from scipy.optimize import nnls  # noqa: PLC0415  # likewise
+
+    work = np.column_stack([np.ones(len(times)), *values.values()])
     scale = np.abs(work).max(axis=0)  # a broken trace has negative counts, too
     work /= scale
-    fitted = np.full(used.height, np.median(times))
+    fitted = np.full(len(times), np.median(times))
     costs = np.zeros(len(scale))
     for _ in range(WEIGHT_ROUNDS):
         error = np.abs(times / fitted - 1)
@@ -154,12 +231,43 @@ def fit_linear(
         if np.allclose(costs, before, rtol=1e-6):
             break
     base, *factors = (float(cost) for cost in resolved(costs) / scale)
-    return Linear(
-        base_us=base,
-        factors=dict(zip(independent, factors, strict=True)),
-        unresolved=unresolved,
-        ranges={name: (float(of.min()), float(of.max())) for name, of in values.items()},
-        steps=used.height,
+    weighted = work * np.reshape(weight, (-1, 1))
+    inverse = np.linalg.pinv(weighted.T @ weighted)
+    free = inverse @ (weighted.T @ (times * weight))
+    residuals = times * weight - weighted @ free
+    squares = float(residuals @ residuals)
+    neighbours = float(residuals[1:] @ residuals[:-1]) / squares if squares else 0.0
+    lag1 = min(max(neighbours, 0.0), MOST_CORRELATED)
+    variance = squares / max(1, len(times) - len(scale)) * (1 + lag1) / (1 - lag1)
+    covariance = variance * inverse / np.outer(scale, scale)
+    return _Costs(
+        base,
+        dict(zip(values, factors, strict=True)),
+        dict(zip(values, (free / scale)[1:].tolist(), strict=True)),
+        {
+            name: dict(zip(values, row, strict=True))
+            for name, row in zip(values, covariance[1:, 1:].tolist(), strict=True)
+        },
+    )
+
+
+def _hides_second(costs: _Costs, first: str, second: str) -> bool:
+    """Return whether the steps show no cost of the second column, and could not show that of the first."""
+    if not costs.factors.get(first):
+        return False
+    if second not in costs.factors:
+        return True
+    error = LEAST_DEVIATIONS * math.sqrt(costs.covariance[second][second])
+    estimate = max(costs.estimates[second], 0.0)
+    return estimate - error <= 0 and estimate + error >= costs.factors[first]
+
+
+def _with_second(costs: _Costs, first: str, second: str) -> _Costs:
+    """Return costs in which a second column has the cost of the first, and its error."""
+    covariance = {name: row | {second: row[first]} for name, row in costs.covariance.items()}
+    return costs._replace(
+        factors=costs.factors | {second: costs.factors[first]},
+        covariance=covariance | {second: dict(covariance[first])},
     )
 
 
@@ -211,9 +319,9 @@ class Larger(msgspec.Struct, frozen=True):
         """Return these doublings for each column (``Linear.outside_by_column``)."""
         return self._slower(values).outside_by_column(values)
 
-    def leaned_us(self, values: dict[str, float], off_log: float) -> float:
+    def leaned_us(self, values: dict[str, float], deviations: float, error_log: float) -> float:
         """Return the time of a step if the part that sets it is off (``Linear.leaned_us``)."""
-        return self._slower(values).leaned_us(values, off_log)
+        return self._slower(values).leaned_us(values, deviations, error_log)
 
     def _slower(self, values: dict[str, float]) -> Linear:
         return max(self.parts, key=lambda part: part.us(values))
@@ -234,6 +342,7 @@ def fit_larger(
     of_one: tuple[str, ...],
     of_two: tuple[tuple[str, ...], tuple[str, ...]],
     like: Larger | None = None,
+    alike: tuple[str, str] | None = None,
 ) -> Larger | None:
     """Fit a column of times as one sum, and as the larger of two; None with too few rows.
 
@@ -249,9 +358,10 @@ def fit_larger(
         of_one: Columns of the one sum.
         of_two: Columns of the two.
         like: Take its form and begin with its split instead of a search.
+        alike: Two columns of the one sum, as for ``fit_linear``.
     """
     used = rows.drop_nulls((measured, *of_one, *of_two[0], *of_two[1])).filter(pl.col(measured) > 0)
-    whole = fit_linear(used, measured, of_one)
+    whole = fit_linear(used, measured, of_one, alike=alike, like=like.parts[0] if like else None)
     if whole is None:
         return None
     single = Larger([whole])
@@ -271,7 +381,7 @@ def fit_larger(
         return best
     error, error_of_two = _log_error(used, measured, single), _log_error(used, measured, best)
     shared = pl.col(of_two[0][0])
-    if used.filter(shared > 0).select(shared.n_unique()).item() == 1:
+    if not whole.alike and used.filter(shared > 0).select(shared.n_unique()).item() == 1:
         return best if error_of_two <= error + BETTER_LOG else single
     return best if error - error_of_two > max(BETTER_FRAC * error, BETTER_LOG) else single
 
@@ -311,6 +421,8 @@ def _log_error(rows: pl.DataFrame, measured: str, larger: Larger) -> float:
 DEVICE = ("prefill_tokens", "decode_requests", "decode_context_tokens", "prefill_attention")
 """Columns that the device's time is fitted to. The number of prefill requests is not among them: if prompts
 are not cut into chunks, requests and tokens grow together, and their costs cannot be separated."""
+ALIKE = ("prefill_tokens", "decode_requests")
+"""Columns that share one cost if the steps do not show a decode's own: to a device, both are tokens."""
 MEMORY = ("decode_requests", "decode_context_tokens")
 COMPUTE = ("batch_tokens", "prefill_attention")
 """Columns of computing and, in ``MEMORY``, of reading. A device reads weights and KV cache while it computes,
@@ -444,7 +556,8 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
 def fit_device(rows: pl.DataFrame, like: Larger | None) -> Larger | None:
     """Fit the device's time to the columns of these rows; ``like`` is the same as in ``fit_rows``."""
     own = tuple(name for name in (*GRAPHS, *DRAFTS) if name in rows.columns)
-    return fit_larger(rows, "device_us", (*DEVICE, *own), ((*MEMORY, *own), (*COMPUTE, *own)), like)
+    two = ((*MEMORY, *own), (*COMPUTE, *own))
+    return fit_larger(rows, "device_us", (*DEVICE, *own), two, like, ALIKE)
 
 
 def _error(priced: pl.DataFrame) -> Error:
@@ -481,6 +594,10 @@ class Extrapolation(NamedTuple):
         near = min(doublings, self.reach) * self.per_doubling
         beyond = max(0.0, doublings - self.reach) * max(self.per_doubling, USUAL_PER_DOUBLING)
         return near + beyond
+
+
+UNMEASURED = Extrapolation(USUAL_PER_DOUBLING, 0.0)
+"""Error outside the range of a column of which no steps are held out."""
 
 
 def extrapolation_errors(rows: pl.DataFrame, device: Larger) -> dict[str, Extrapolation]:

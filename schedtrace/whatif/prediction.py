@@ -3,9 +3,9 @@
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,8 +21,7 @@ from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
 from schedtrace.model.what_if import CONCURRENCY, Baseline, Configuration, Figure, LoadPart, Replays
 from schedtrace.read.run import Run
-from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitted import Counted, Fitted, fit
+from schedtrace.step_times.fitted import Counted, Fitted, Leaned, fit
 from schedtrace.step_times.fitting import gathering_us
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
@@ -328,10 +327,10 @@ class Predictor:
         counted, times = changed.counted, self._base.times
         bound, leaned = None, []
         if counted and counted.larger:
-            bound = self._priced(changes, times.without_economies_us)
+            bound = self._priced(changes, Counted(times, device_us=times.without_economies_us))
         if counted and counted.outside and resamples and times.extrapolation:
             ends = (-LEANED_DEVIATIONS, LEANED_DEVIATIONS)
-            leaned = [self._priced(changes, partial(times.leaned_us, deviations=end)) for end in ends]
+            leaned = [self._priced(changes, Counted(Leaned(times, end))) for end in ends]
         figures = [
             *decided_figures(replayed.timelines, changed.timelines),
             *timing_figures(self._reports, replayed.trials, changed.trials, spread, bound, leaned),
@@ -373,9 +372,8 @@ class Predictor:
         parent = self._output if name in KEPT and self._output else Path(self._scratch.name)
         return replay(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
 
-    def _priced(self, changes: Mapping[str, Any], device_us: Callable[[Batch], float]) -> list[TrialReport]:
-        """Return the changed load where execution takes these times."""
-        times = Counted(self._base.times, device_us=device_us)
+    def _priced(self, changes: Mapping[str, Any], times: Counted) -> list[TrialReport]:
+        """Return the changed load where steps take these times."""
         return self._replay(changes, "changed-priced", times=times).trials
 
     def _resampled(self, seed: int, *, side: int) -> Counted:

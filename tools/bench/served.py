@@ -1,10 +1,14 @@
 """A real ``vllm serve`` under bad loads, beside vLLM's client: ``python -m tools.bench.served --out DIR``.
 
-For each load a server of the CPU build with a tiny model is recorded while vLLM's own benchmark client runs
-(``--dataset-name custom``, which needs pandas): its figures, and those of the server's ``/metrics``, stand
-beside those of ``analyze``. Then the first advice that names a setting and a value is given to a new server,
-and what it stated stands beside what the client measures. During the load ``starved`` other processes keep
-all processors busy. A quarter of an hour; on a busy machine the second comparison is worthless.
+For each load, a server of the CPU build is recorded while vLLM's own benchmark client runs (``--dataset-name
+custom``, which needs pandas). Then a new server gets the first advice of ``analyze --predict`` that names a
+setting and a value, and the client measures again: does the stated interval contain the measured change?
+
+Each of the six loads has one setting that is the limit. Their model is large enough for the engine, not the
+front end or the client, to do most of the work, as on a GPU. With ``--diagnoses``, six other loads show what
+``analyze`` says first: the model is tiny, clients may be the limit, and during the load ``starved`` other
+processes keep all processors busy. The client's figures, and those of the server's ``/metrics``, stand
+beside those of ``analyze``. A quarter of an hour; on a busy machine the measured changes are worthless.
 """
 
 import argparse
@@ -19,13 +23,22 @@ import subprocess
 import sys
 import time
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 REPO = Path(__file__).parents[2]
 VLLM = [sys.executable, str(REPO / "examples" / "vllm_cpu.py")]
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
 BASE = {"max_model_len": 4096, "kv_cache_memory_bytes": "64M"}
+LARGE = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+"""Model whose steps take 10 to 30 ms with a few decodes, in place of the tiny one."""
 FIGURES = {
     "output tok/s": ("output_throughput", lambda trial: trial["output_tokens_per_s"]),
     "TTFT p50 ms": ("median_ttft_ms", lambda trial: trial["ttft_ms"]["p50"]),
@@ -55,52 +68,81 @@ class Load:
     lengths: list[tuple[int, int]]
     busy_processes: int = 0
     """Processes that compute on the server's processors while the client runs."""
-    histories: int = 0
-    """Conversations whose prompts are all that was said before; 0: prompts have nothing in common."""
-    options: dict = field(default_factory=dict)
+    beginnings: int = 0
+    """Texts of which every prompt is a beginning, in turn; 0: prompts have nothing in common."""
+    shared: int = 0
+    """Tokens at the beginning of all prompts that are the same."""
+    model: str = "large"
 
 
-def loads():
-    """Return six loads whose limit is known."""
+AT_ONCE = ["--request-rate", "inf"]
+
+
+def limited_loads():
+    """Return six loads, each with a setting that is the limit."""
+    draw = random.Random(7)  # noqa: S311  # no secret
+    mixed = [(900, 16) if n % 8 == 5 else (40, 60) for n in range(56)]
+    drawn = [(draw.randint(60, 180), draw.randint(60, 120)) for _ in range(32)]
+    return {
+        "seats": Load({"max_num_seqs": 2}, AT_ONCE, [(30, 60)] * 32),
+        "kv-cache": Load({"num_gpu_blocks_override": 30}, AT_ONCE, drawn),
+        "token-budget": Load({"max_num_batched_tokens": 16}, AT_ONCE, [(160, 40)] * 32),
+        "threshold": Load({"long_prefill_token_threshold": 16}, AT_ONCE, [(320, 30)] * 24),
+        "prefix-cache": Load(
+            {"enable_prefix_caching": False}, ["--request-rate", "2"], [(260, 24)] * 40, shared=240
+        ),
+        "long-prompts": Load({"max_num_batched_tokens": 2048}, ["--request-rate", "2"], mixed),
+    }
+
+
+def diagnosed_loads():
+    """Return six loads of a tiny model whose limit is known; it need not be a setting."""
     draw = random.Random(7)  # noqa: S311  # no secret
     talks = [(200 + 240 * turn, 40) for turn in range(8) for _ in range(6)]
     mixed = [(3000, 16) if n % 12 == 5 else (40, 48) for n in range(72)]
+    drawn = [(draw.randint(200, 600), draw.randint(80, 160)) for _ in range(64)]
+    few_tokens = {"max_num_batched_tokens": 512}
     return {
-        "kv-short": Load(
-            {"kv_cache_memory_bytes": "4M"},
-            ["--request-rate", "inf"],
-            [(draw.randint(200, 600), draw.randint(80, 160)) for _ in range(64)],
-        ),
-        "seats-short": Load({"max_num_seqs": 4}, ["--request-rate", "inf"], [(60, 60)] * 80),
-        "long-among-short": Load({"max_num_batched_tokens": 512}, ["--request-rate", "16"], mixed),
-        "two-idle-clients": Load({}, ["--max-concurrency", "2"], [(120, 60)] * 40),
-        "conversations": Load({}, ["--max-concurrency", "6"], talks, histories=6),
-        "starved": Load({}, ["--request-rate", "8"], [(120, 60)] * 80, busy_processes=6),
+        "kv-short": Load({"kv_cache_memory_bytes": "4M"}, AT_ONCE, drawn, model="tiny"),
+        "seats-short": Load({"max_num_seqs": 4}, AT_ONCE, [(60, 60)] * 80, model="tiny"),
+        "long-among-short": Load(few_tokens, ["--request-rate", "16"], mixed, model="tiny"),
+        "two-idle-clients": Load({}, ["--max-concurrency", "2"], [(120, 60)] * 40, model="tiny"),
+        "conversations": Load({}, ["--max-concurrency", "6"], talks, beginnings=6, model="tiny"),
+        "starved": Load({}, ["--request-rate", "8"], [(120, 60)] * 80, busy_processes=6, model="tiny"),
     }
 
 
 def write_requests(load, path):
-    """The rows of vLLM's ``custom`` dataset: a letter is a token of the tiny model's tokenizer."""
+    """Write the rows of vLLM's ``custom`` dataset: a letter is a token of the model's tokenizer."""
     draw = random.Random(11)  # noqa: S311  # no secret
     longest = max(prompt for prompt, _ in load.lengths)
     texts = [
         "".join(draw.choices(string.ascii_lowercase, k=longest))
-        for _ in range(load.histories or len(load.lengths))
+        for _ in range(load.beginnings or len(load.lengths))
     ]
+    texts = [texts[0][: load.shared] + text[load.shared :] for text in texts]
     with path.open("w") as file:
         for number, (prompt, output) in enumerate(load.lengths):
             row = {"prompt": texts[number % len(texts)][:prompt], "output_tokens": output}
             file.write(json.dumps(row) + "\n")
 
 
+def make_model(kind, parent):
+    """Return the folder of a model, which is written if it is not there."""
+    folder = parent / kind
+    if not folder.exists():
+        script = REPO / "examples" / "tiny_model.py"
+        subprocess.run([sys.executable, script, folder], check=True, capture_output=True)
+        if kind == "large":
+            config = folder / "config.json"
+            config.write_text(json.dumps(json.loads(config.read_text()) | LARGE))
+    return folder
+
+
 def serve_and_measure(name, load, settings, out):
-    """The client's figures with these settings of the server, and the recorded run."""
+    """Return the client's figures with these settings of the server, and the recorded run."""
     out.mkdir(parents=True, exist_ok=True)
-    model = out.parent / "model"
-    if not model.exists():
-        subprocess.run(
-            [sys.executable, REPO / "examples" / "tiny_model.py", model], check=True, capture_output=True
-        )
+    model = make_model(load.model, out.parents[1] / "models")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -156,6 +198,7 @@ def of_metrics(path):
 
 
 def option(name, value):
+    """Return an option as it is typed."""
     flag = "--" + name.replace("_", "-")
     if isinstance(value, bool):
         return [flag if value else flag.replace("--", "--no-", 1)]
@@ -163,6 +206,7 @@ def option(name, value):
 
 
 def wait_for(url, server):
+    """Wait until the server answers; end the program if it does not."""
     until = time.monotonic() + 180
     while time.monotonic() < until and server.poll() is None:
         try:
@@ -175,45 +219,31 @@ def wait_for(url, server):
 
 
 def bench(load, model, port, out):
-    """Ten requests to warm up, a pause, then the load."""
+    """Run the client on the load, and return its figures."""
     write_requests(load, out / "requests.jsonl")
     command = [*VLLM, "bench", "serve", "--model", str(model), "--port", port, "--dataset-name", "custom"]
-    command += [
-        "--dataset-path",
-        str(out / "requests.jsonl"),
-        "--custom-output-len",
-        "-1",
-        "--skip-chat-template",
-    ]
-    command += [
-        "--disable-shuffle",
-        "--ignore-eos",
-        "--temperature",
-        "0",
-        "--num-prompts",
-        str(len(load.lengths)),
-    ]
+    command += ["--dataset-path", str(out / "requests.jsonl"), "--custom-output-len", "-1"]
+    command += ["--skip-chat-template", "--disable-shuffle", "--ignore-eos", "--temperature", "0"]
+    command += ["--num-prompts", str(len(load.lengths)), "--seed", "3", *load.client]
     command += ["--save-result", "--result-dir", str(out), "--result-filename", "bench.json"]
-    command += ["--percentile-metrics", "ttft,tpot,e2el", "--seed", "3", *load.client]
+    command += ["--percentile-metrics", "ttft,tpot,e2el"]
     ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     (out / "bench.log").write_text(ended.stdout + ended.stderr)
     return json.loads((out / "bench.json").read_text())
 
 
 def analyze(run, *options):
-    """The report as JSON, and the page."""
-    command = [sys.executable, "-m", "schedtrace", "analyze", str(run)]
-    told = subprocess.run(
-        [*command, "--format", "json", *options], capture_output=True, text=True, check=True
-    )
-    page = subprocess.run(
-        [*command, *options], capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"}
-    )
-    return json.loads(told.stdout)["runs"][0], page.stdout
+    """Return the report of a run."""
+    command = [sys.executable, "-m", "schedtrace", "analyze", str(run), "--format", "json", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode > 1:  # 1: there are findings
+        sys.exit(ended.stderr)
+    (run.parents[1] / "report.json").write_text(ended.stdout)
+    return json.loads(ended.stdout)["runs"][0]
 
 
 def first_advice(report):
-    """The first that names a setting and a value, with the gain that is stated for it."""
+    """Return the first advice that names a setting and a value, with the gain that is stated for it."""
     for finding in report["findings"]:
         for place, advice in enumerate(finding["advice"]):
             if advice["setting"] and advice["value"] is not None:
@@ -226,49 +256,90 @@ def means(trial):
     return {name: (trial.get(name) or {}).get("mean") for name in ("ttft_ms", "e2e_ms", "queue_ms")}
 
 
+def percent(frac):
+    """Return a share as text."""
+    return "?" if frac is None else f"{frac:+.0%}"
+
+
 def _with_change(before, after):
     return f"{after:10.2f}  {after / before - 1:+.1%}"
 
 
+def tried(name, load, out):
+    """Measure a load, follow the first advice, measure again; return a row of the table."""
+    measured, run = serve_and_measure(name, load, {}, out / name / "base")
+    report = analyze(run, "--predict")
+    row = {"load": name, "first sentence": report["verdict"][0]["text"]}
+    tested = report["tested"] or {}
+    misfit = (tested.get("baseline") or {}).get("misfit_frac")
+    row["misfit"] = percent(misfit)
+    advice, gain = first_advice(report)
+    if advice is None:
+        return row | {"advice": tested.get("no_advice") or report.get("untested") or "none"}
+    row["advice"] = advice["message"]["text"]
+    row["tested"] = advice["tested"]["text"]
+    after, _ = serve_and_measure(name, load, {advice["setting"]: advice["value"]}, out / name / "advised")
+    key = STATED.get(gain["metric"]) if gain else None
+    if key is None:
+        return row | {"stated": "no gain"}
+    change = after[key] / measured[key] - 1
+    low, high = gain["low_frac"], gain["high_frac"]
+    row["stated"] = f"{gain['metric']} {percent(gain['change_frac'])} ({percent(low)} to {percent(high)})"
+    row["measured"] = f"{percent(change)} ({measured[key]:.1f} -> {after[key]:.1f})"
+    row["inside"] = low is not None and low <= change <= high
+    return row
+
+
+def compare_figures(name, load, out, options):
+    """Print the client's figures beside the report's, and those after the first advice."""
+    measured, run = serve_and_measure(name, load, {}, out / name / "base")
+    report = analyze(run, *options)
+    print("\n".join(f"  {sentence['text']}" for sentence in report["verdict"]))
+    trial = report["trials"][0]
+    for label, (key, of_trial) in FIGURES.items():
+        ours = of_trial(trial)
+        print(f"  {label:14} client {measured[key]:10.2f}  schedtrace {_with_change(measured[key], ours)}")
+    print(f"  /metrics since its start: {of_metrics(run.parents[1] / 'metrics.txt')}")
+    print(f"  schedtrace, of the trial: {means(trial)}")
+    advice, gain = first_advice(report)
+    if advice is None:
+        print(f"  {name}: no advice that names a setting and a value")
+        return
+    settings = {advice["setting"]: advice["value"]}
+    after, _ = serve_and_measure(name, load, settings, out / name / "advised")
+    stated = "no gain stated"
+    if gain:
+        ends = f"{percent(gain['low_frac'])} to {percent(gain['high_frac'])}"
+        stated = f"{gain['metric']} {percent(gain['change_frac'])} ({ends})"
+        if key := STATED.get(gain["metric"]):
+            stated += f", measured {after[key] / measured[key] - 1:+.1%}"
+    print(f"  {name}: {settings}: stated {stated}")
+    for label, (key, _) in FIGURES.items():
+        print(f"  {label:14} {measured[key]:10.2f} -> {_with_change(measured[key], after[key])}")
+
+
 def main():
-    """Print both tables."""
+    """Print a row for each load, or what was measured of each diagnosed load."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=list(loads()))
-    parser.add_argument("--predict", action="store_true")
-    given = parser.parse_args()
-    options = ["--predict"] if given.predict else []
-    for name in given.only:
-        load = loads()[name]
-        measured, run = serve_and_measure(name, load, {}, given.out / name / "base")
-        report, page = analyze(run, *options)
-        print(page)
-        trial = report["trials"][0]
-        for label, (key, of_trial) in FIGURES.items():
-            ours = of_trial(trial)
-            print(
-                f"  {label:14} client {measured[key]:10.2f}  schedtrace {_with_change(measured[key], ours)}"
-            )
-        print(f"  /metrics since its start: {of_metrics(run.parents[1] / 'metrics.txt')}")
-        print(f"  schedtrace, of the trial: {means(trial)}")
-        advice, gain = first_advice(report)
-        if advice is None:
-            print(f"  {name}: no advice that names a setting and a value")
+    parser.add_argument("--only", nargs="*", help="names of loads")
+    parser.add_argument("--diagnoses", action="store_true", help="the six loads of a tiny model")
+    parser.add_argument("--predict", action="store_true", help="with --diagnoses: advice of replays")
+    arguments = parser.parse_args()
+    loads = diagnosed_loads() if arguments.diagnoses else limited_loads()
+    rows = []
+    for name in arguments.only or loads:
+        if arguments.diagnoses:
+            compare_figures(name, loads[name], arguments.out, ["--predict"] if arguments.predict else [])
             continue
-        settings = {advice["setting"]: advice["value"]}
-        after, _ = serve_and_measure(name, load, settings, given.out / name / "advised")
-        stated = "no gain stated"
-        if gain:
-            low, high = (
-                f"{gain[end]:+.1%}" if gain[end] is not None else "?" for end in ("low_frac", "high_frac")
-            )
-            stated = f"{gain['metric']} {gain['change_frac']:+.1%} ({low} to {high})"
-            key = STATED.get(gain["metric"])
-            if key:
-                stated += f", measured {after[key] / measured[key] - 1:+.1%}"
-        print(f"  {name}: {settings}: stated {stated}")
-        for label, (key, _) in FIGURES.items():
-            print(f"  {label:14} {measured[key]:10.2f} -> {_with_change(measured[key], after[key])}")
+        rows.append(tried(name, loads[name], arguments.out))
+        print("\n".join(f"  {label}: {text}" for label, text in rows[-1].items()), flush=True)
+    for row in rows:
+        columns = (row.get(label, "-") for label in ("load", "stated", "measured", "inside", "misfit"))
+        print(" | ".join(map(str, columns)))
+    inside = [row["inside"] for row in rows if "inside" in row]
+    if rows:
+        print(f"inside: {sum(inside)} of {len(inside)} stated, of {len(rows)} loads")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import math
 import random
 from types import SimpleNamespace
 
+import msgspec
 import polars as pl
 import pytest
 
@@ -17,6 +18,7 @@ from schedtrace.step_times.fitted import (
     OF_BATCH,
     Counted,
     Fitted,
+    Leaned,
     RecordedTimes,
     fit,
     load,
@@ -31,6 +33,7 @@ from schedtrace.step_times.fitting import (
     USUAL_DOUBLINGS,
     USUAL_PER_DOUBLING,
     Extrapolation,
+    Larger,
     Linear,
     extrapolation_errors,
     fit_device,
@@ -339,11 +342,119 @@ def test_a_step_is_outside_by_the_doublings_of_its_farthest_column():
 def test_outside_the_range_a_time_leans_by_its_error_and_never_across_its_edge():
     linear = Linear(100.0, {"decode": 1.0}, [], {"decode": (7.0, 31.0)}, 50)
     larger, smaller = {"decode": 127.0}, {"decode": 1.0}  # two doublings beyond either end
-    assert linear.leaned_us({"decode": 20.0}, 0.0) == 120
-    assert linear.leaned_us(larger, 0.2) == pytest.approx(227 * math.exp(0.2))
-    assert linear.leaned_us(larger, -0.2) == pytest.approx(227 * math.exp(-0.2))
-    assert linear.leaned_us(larger, -1.0) == 131  # not less than with the 31 that were recorded
-    assert linear.leaned_us(smaller, 0.1) == 107
+    assert linear.leaned_us({"decode": 20.0}, 2, 0.0) == 120
+    assert linear.leaned_us(larger, 2, 0.1) == pytest.approx(227 * math.exp(0.2))
+    assert linear.leaned_us(larger, -2, 0.1) == pytest.approx(227 * math.exp(-0.2))
+    assert linear.leaned_us(larger, -2, 0.5) == 131  # not less than with the 31 that were recorded
+    assert linear.leaned_us(smaller, 1, 0.1) == 107
+
+
+def test_the_error_of_a_factor_counts_for_what_lies_beyond_the_recorded_range():
+    """2 us of error for each of 96 decodes beyond the 31 recorded ones, on top of 100 us."""
+    linear = Linear(100.0, {"decode": 0.0}, [], {"decode": (7.0, 31.0)}, 50, {"decode": {"decode": 4.0}})
+    assert linear.error_us({"decode": 31.0}) == 0
+    assert linear.error_us({"decode": 127.0}) == 2 * 96
+    assert linear.leaned_us({"decode": 127.0}, 1, 0.0) == pytest.approx(100 + 192)
+    both = math.hypot(0.3, math.log(2.92))
+    assert linear.leaned_us({"decode": 127.0}, 2, 0.3) == pytest.approx(100 * math.exp(2 * both))
+
+
+def test_a_column_that_hardly_varied_has_an_uncertain_cost():
+    """Of 400 steps that take 1 ms, give or take 50 us, eight have 3 decodes and the others 4."""
+    draw = random.Random(3)  # noqa: S311  # made-up noise
+    counts = [3 if 100 <= number < 104 or number >= 396 else 4 for number in range(400)]
+    us = [1000 + draw.gauss(0, 50) for _ in counts]
+    few = fit_linear(pl.DataFrame({"decode": counts, "us": us}), "us", ("decode",))
+    half = fit_linear(pl.DataFrame({"decode": [3, 4] * 200, "us": us}), "us", ("decode",))
+    errors = [math.sqrt(linear.covariance["decode"]["decode"]) for linear in (few, half)]
+    # The textbook's errors: 50 / sqrt(400 * variance of the column).
+    assert errors == pytest.approx([50 / math.sqrt(400 * 0.02 * 0.98), 50 / math.sqrt(100)], rel=0.15)
+
+
+def test_neighbouring_steps_that_are_alike_weigh_less():
+    """Each residual occurs four times in a row: the steps weigh as much as a quarter of them."""
+    draw = random.Random(4)  # noqa: S311  # made-up noise
+    noise = [draw.gauss(0, 50) for _ in range(400)]
+    counts = [draw.choice([3, 4]) for _ in range(400)]
+    alone, repeated = (
+        fit_linear(
+            pl.DataFrame({"decode": counts, "us": [1000 + residual for residual in residuals]}),
+            "us",
+            ("decode",),
+        ).covariance["decode"]["decode"]
+        for residuals in (noise, [residual for residual in noise[:100] for _ in range(4)])
+    )
+    assert repeated / alone == pytest.approx((1 + 0.75) / (1 - 0.75), rel=0.3)
+
+
+PREFILL_DECODE = {"alike": ("prefill", "decode")}
+
+
+def prefills_and_decodes(decodes, us):
+    """Return 100 steps, every fourth of which has a prefill of 50 tokens beside the decodes."""
+    steps = pl.DataFrame({"decode": decodes}).with_columns(
+        prefill=pl.when(pl.int_range(pl.len()) % 4 == 0).then(50).otherwise(0)
+    )
+    return steps.with_columns(us=us)
+
+
+@pytest.mark.parametrize("decodes", [[4] * 100, [4] * 98 + [3] * 2], ids=["one number", "nearly one number"])
+def test_a_decode_whose_cost_no_step_shows_costs_as_much_as_a_token_of_prefill(decodes):
+    draw = random.Random(5)  # noqa: S311  # made-up noise
+    noise = pl.Series([draw.gauss(0, 20) for _ in decodes])
+    steps = prefills_and_decodes(decodes, 1000 + 10.0 * (pl.col("prefill") + pl.col("decode")) + noise)
+    tied = fit_linear(steps, "us", ("prefill", "decode"), **PREFILL_DECODE)
+    assert tied.alike == ["prefill", "decode"]
+    assert [tied.factors["decode"]] * 2 == pytest.approx([tied.factors["prefill"], 10], rel=0.05)
+    assert tied.base_us == pytest.approx(1000, rel=0.05)
+    assert tied.covariance["decode"] == pytest.approx(tied.covariance["prefill"])
+    larger = {"prefill": 0.0, "decode": 40.0}
+    assert tied.us(larger) == pytest.approx(1400, rel=0.05)
+    assert tied.outside_by_column(larger)["decode"] > 3
+    again = fit_linear(steps, "us", ("prefill", "decode"), **PREFILL_DECODE, like=tied)
+    assert again == tied
+
+
+@pytest.mark.parametrize("cost", [0.0, 30.0])
+def test_a_cost_of_decodes_that_steps_show_is_its_own(cost):
+    """None, or three times that of a token of prefill."""
+    steps = prefills_and_decodes(
+        [1, 9, 5, 7, 3] * 20, 1000 + 10.0 * pl.col("prefill") + cost * pl.col("decode")
+    )
+    own = fit_linear(steps, "us", ("prefill", "decode"), **PREFILL_DECODE)
+    assert (own.alike, own.factors) == ([], pytest.approx({"prefill": 10, "decode": cost}, abs=1e-6))
+
+
+def test_without_prefills_nothing_is_known_about_a_cost_of_decodes():
+    steps = prefills_and_decodes([4] * 100, 1000).with_columns(prefill=0)
+    assert fit_linear(steps, "us", ("prefill", "decode"), **PREFILL_DECODE).factors == {}
+
+
+def test_parts_of_the_host_lean_as_the_device_does(run):
+    model = fit([run], ["base"])
+    batch = Batch(dict.fromkeys("abcdefgh", 1), 0, 8, 400, 0, 8, 400)  # recorded steps had one request
+    longer, shorter = Leaned(model, 1.645), Leaned(model, -1.645)
+    for name in ("schedule_us", "update_us"):
+        ends = [getattr(times, name)(batch) for times in (shorter, model, longer)]
+        assert (
+            ends[0] == ends[1] < ends[2]
+        )  # the fit has no cost of requests, and a time no less than its edge
+    assert longer.device_us(batch) == model.leaned_us(batch, 1.645)
+    assert longer.wake_us() == model.wake_us()
+    one = Batch({"a": 45}, 45, 0, 0, prefill_requests=1, prefill_attention=45 * 22.5)
+    assert longer.schedule_us(one) == model.schedule_us(one)
+
+
+def test_more_tokens_than_the_larger_of_two_sums_had_are_leaned(run):
+    """The compute sum counts a batch's tokens, of which no steps are held out."""
+    model = fit([run], ["base"])
+    compute = Linear(900.0, {"batch_tokens": 5.0}, [], {"batch_tokens": (1.0, 46.0)}, 50)
+    two = Fitted(
+        msgspec.structs.replace(model.fit, device=Larger([Linear(1000.0, {}, [], {}, 50), compute])),
+        model.rows,
+    )
+    batch = Batch({"a": 93}, 93, 0, 0, prefill_requests=1, prefill_attention=93 * 46.5)  # a doubling more
+    assert two.leaned_us(batch, 1) == pytest.approx((900 + 5 * 93) * math.exp(USUAL_PER_DOUBLING))
 
 
 def sized(counts, us):
