@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-import polars as pl
 
 from schedtrace.diagnose.rules import better_setting, client_limited
 from schedtrace.diagnose.rules.allowed_settings import kv_bytes, kv_space, why_no_async_scheduling
-from schedtrace.diagnose.rules.front_end import is_offline
 from schedtrace.model.message import NOTHING, Message, Number, Setting, given, joined
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
@@ -168,7 +166,7 @@ def _advised(
     unsure = _unsure(figure, base) if trial.unsure else NOTHING
     if unsure and saved_frac(figure, figure.change_frac or 0.0) < LEAST_FRAC:
         gain = None
-    outcome = _outcome(configuration, name if single else "", base) if gain else NOTHING
+    outcome = _outcome(configuration, name, base) if gain else NOTHING
     return Advised(
         trial,
         Advice(
@@ -321,8 +319,9 @@ def _without_tried(finding: Finding, search: Search) -> Finding:
 
 def _outcome(configuration: Configuration, name: str, base: RecordedLoad) -> Message:
     """Describe the changed decisions, and the latencies that improve besides the objective."""
+    own = name if len(configuration.changes) == 1 else ""
     changed = [
-        *(_changed(figure) for figure in _felt(configuration, name) if not _is_worse(figure)),
+        *(_changed(figure) for figure in _felt(configuration, own) if not _is_worse(figure)),
         *(
             say("{name} {before:n} -> {after:n}", name=figure.name, before=before, after=after)
             for figure in configuration.figures
@@ -332,18 +331,11 @@ def _outcome(configuration: Configuration, name: str, base: RecordedLoad) -> Mes
         say("[{extrapolated_frac:%} of its steps lie outside what was recorded]", configuration),
     ]
     changes = joined(changed, ", ")
-    output, shown = configuration.figure("output"), _most_delivered(base)
-    is_new = False
-    if shown is not None and output is not None and output.value is not None:
-        shown = max(shown, round(output.before or 0))  # of a load of less than a second
-        is_new = output.value > BEYOND_SHOWN * shown
     return say(
-        "Replayed on {load}[: {changes}].[ Front end and clients took at most {shown:n} tok/s in this "
-        "recording; whether they keep up with {after:n} is not replayed.]",
+        "Replayed on {load}[: {changes}].[ {output}]",
         load=base.load_words,
         changes=changes,
-        shown=shown if is_new else None,
-        after=round(output.value or 0) if is_new and output else None,
+        output=_new_output(configuration, name, base),
     )
 
 
@@ -351,17 +343,28 @@ BEYOND_SHOWN = 1.25
 """Least ratio of the predicted output to what front end and clients have taken from which this is said."""
 
 
-def _most_delivered(base: RecordedLoad) -> int | None:
-    """Return the most output tokens in a second of the recording; None without an API server.
-
-    A server detokenizes and streams each of them, and may become the limit before the engine does.
-    """
-    if base.header.clock == "virtual" or any(is_offline(timeline) for timeline in base.timelines):
-        return None
-    second = (pl.col("output_us") // 1_000_000).alias("second")
-    steps = pl.concat(timeline.steps["output_us", "decode_tokens"] for timeline in base.timelines)
-    each = steps.drop_nulls("output_us").group_by(second).agg(pl.col("decode_tokens").sum())
-    return int(each["decode_tokens"].max() or 0) or None  # type: ignore[arg-type]  # of integers
+def _new_output(configuration: Configuration, name: str, base: RecordedLoad) -> Message:
+    """Return what is not known about an output that front end and clients have not taken in any second."""
+    output, processors = configuration.figure("output"), base.processors
+    if output is None or output.value is None or processors is None:
+        return NOTHING
+    shown = max(processors.most_output, round(output.before or 0))  # of a load of less than a second
+    if output.value <= BEYOND_SHOWN * shown:
+        return NOTHING
+    if processors.are_short and GAINS[name] == "output_tokens_per_s":
+        return say(
+            "Processors were short (the front end waited for one {waited:%} of the time that it was ready to "
+            "run), and more output needs more of them, so the interval begins at the {shown:n} tok/s that "
+            "front end and clients took at most.",
+            waited=processors.waited_frac,
+            shown=shown,
+        )
+    return say(
+        "Front end and clients took at most {shown:n} tok/s in this recording; whether they keep up with "
+        "{after:n} is not replayed.",
+        shown=shown,
+        after=round(output.value),
+    )
 
 
 def _costs(configuration: Configuration, name: str) -> Message:

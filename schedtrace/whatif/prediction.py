@@ -37,6 +37,7 @@ from schedtrace.whatif.figures import (
     timing_figures,
     trial_values,
 )
+from schedtrace.whatif.processors import Processors, bound_output, recorded_processors
 from schedtrace.whatif.replays import (
     RecordedEngine,
     Replayed,
@@ -97,6 +98,11 @@ class RecordedLoad:
         patterns = [load.replayed_clients for load in self.loads]
         loops = {clients.clients for clients in patterns if clients and clients.pattern == "loop"}
         return loops.pop() if len(loops) == 1 and all(patterns) else None
+
+    @cached_property
+    def processors(self) -> Processors | None:
+        """Use of processors beside a server's engine; None without a server."""
+        return recorded_processors(self.timelines)
 
     @property
     def manifest(self) -> Manifest | None:
@@ -335,6 +341,8 @@ class Predictor:
             *decided_figures(replayed.timelines, changed.timelines),
             *timing_figures(self._reports, replayed.trials, changed.trials, spread, bound, leaned),
         ]
+        if self._base.processors is not None:
+            bound_output(figures, self._base.processors)
         return self._configuration(changes, changed, figures)
 
     def document(self, configurations: Sequence[Configuration], baseline: Baseline) -> Replays:

@@ -15,12 +15,12 @@ from schedtrace.model.what_if import Configuration
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.whatif.advice import Advised, _advised, _change, _outcome, attach_advice
+from schedtrace.whatif.processors import Processors, recorded_processors
 from schedtrace.whatif.proposals import _commands, _not_in_commands, _proposals
 from schedtrace.whatif.search import Trial
 from tests.makers import step
 from tests.unit.whatif.conftest import a_figure
 
-VIRTUAL = SimpleNamespace(clock="virtual")
 NOTHING_TRIED = SimpleNamespace(
     families=set(), tried={}, name="E2E mean", refuted=lambda _: None, misfit_frac=0.0
 )
@@ -138,7 +138,7 @@ def test_what_may_be_a_loss_is_a_gain_with_an_interval_if_its_middle_is_one(chan
     """A time between 60 % less and 10 % more is a rate between 9 % less and 150 % more."""
     trial, predictor = a_trial({"max_num_seqs": 8}, 0.6, -0.1), SimpleNamespace(now=lambda _: 4)
     predictor.recorded = SimpleNamespace(figures=[])
-    base = SimpleNamespace(times=SimpleNamespace(most_tokens=64), load_words="this load", header=VIRTUAL)
+    base = SimpleNamespace(times=SimpleNamespace(most_tokens=64), load_words="this load", processors=None)
     figures = [a_figure("makespan", change_frac, low=-0.6, high=0.1)]
     configuration = Configuration(changes={"max_num_seqs": 8}, figures=figures)
     stated = _advised(trial, configuration, predictor, "makespan", base)
@@ -162,10 +162,27 @@ def test_a_front_end_that_would_have_more_to_do_than_ever_recorded(view_of, cont
     steps = [step(n, start=us, decode_tokens=count) for n, (us, count) in enumerate(tokens.items())]
     view = view_of(*steps, clock=clock)
     view.front_end = FrontEndRecord(Configured(at_unix_us=0, usage_context=context))
-    base = SimpleNamespace(timelines=[view], header=view.header, load_words="this load")
+    base = SimpleNamespace(processors=recorded_processors([view]), load_words="this load")
     figures = [a_figure("output", output - 1, higher=True)]
     outcome = plain(_outcome(Configuration(changes={}, figures=figures), "E2E mean", base))
     assert ("at most 50 tok/s" in outcome) is is_said
+
+
+@pytest.mark.parametrize(
+    ("waited_frac", "name", "is_short"),
+    [(0.24, "makespan", True), (0.09, "makespan", False), (0.24, "E2E mean", False)],
+)
+def test_more_output_where_processors_were_short(waited_frac, name, is_short):
+    base = SimpleNamespace(processors=Processors(50, waited_frac, 0.3), load_words="this load")
+    figures = [a_figure("output", 80.0, higher=True)]
+    outcome = plain(_outcome(Configuration(changes={}, figures=figures), name, base))
+    short = (
+        "Processors were short (the front end waited for one 24 % of the time that it was ready to run), and "
+        "more output needs more of them, so the interval begins at the 50 tok/s that front end and clients "
+        "took at most."
+    )
+    assert (short in outcome) is is_short
+    assert ("whether they keep up with 81 is not replayed" in outcome) is not is_short
 
 
 @pytest.mark.parametrize(
