@@ -6,6 +6,8 @@ the batch. ``tests/contract/facts/test_pipeline.py`` checks this with vLLM's sch
 wait for the rank with the most requests, or with the most context: it sets the pace of all.
 """
 
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 import polars as pl
@@ -29,11 +31,9 @@ NAMED = 10
 """Maximum number of a batch's requests that are named."""
 
 
-class Cohort(msgspec.Struct, kw_only=True):
+class Cohort(NamedTuple):
     """Batch in flight, followed over the whole run."""
 
-    cohort: int
-    """Remainder of its steps' numbers, divided by the number of batches in flight."""
     mean_requests: float
     """Mean number of requests in uneven cycles."""
     request_ids: list[str]
@@ -129,14 +129,7 @@ def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort
             if stay
             else pl.Series([], dtype=pl.String)
         )
-        rows.append(
-            Cohort(
-                cohort=number,
-                mean_requests=float(mean),
-                request_ids=names.head(NAMED).to_list(),
-                requests=names.len(),
-            )
-        )
+        rows.append(Cohort(float(mean), names.head(NAMED).to_list(), names.len()))
     return rows
 
 

@@ -173,15 +173,8 @@ class GroupUse(msgspec.Struct, kw_only=True):
 
     kind: str
     """vLLM's class of the group's spec: FullAttention, SlidingWindow, Mamba, ..."""
-    block_size: int
-    """Tokens in a block of this group."""
     blocks_per_request: float
     """Mean number of blocks that a holder has in this group, without null blocks."""
-    tokens_need_blocks: float
-    """Mean number of blocks that a holder's tokens fill: ``ceil(tokens / block_size)``."""
-    share_of_pool: float | None
-    """Blocks of all holders in this group as a share of all KV blocks; shared blocks count for each holder.
-    None: the pool's size is not recorded."""
 
 
 def group_use(timeline: Timeline) -> list[GroupUse]:
@@ -189,67 +182,14 @@ def group_use(timeline: Timeline) -> list[GroupUse]:
 
     A group with too many blocks to examine is left out.
     """
-    refusals = timeline.lists.get("refusals", pl.LazyFrame()).collect()
-    if refusals.is_empty():
-        return []
-    refusals = refusals.filter(pl.col("holders").list.len() > 0).with_row_index("refusal")
-    holders = _holders(timeline, refusals)
-    total = timeline.header.kv_blocks_total
+    refusals = timeline.lists.get("refusals", pl.LazyFrame(schema={"held": pl.List(pl.List(pl.Int64))}))
+    held = refusals.select("held").collect()
     uses = []
     for number, group in enumerate(timeline.header.cache_groups):
-        held = _number(pl.col("held"), number).list.get(pl.col("place"), null_on_oob=True)
-        of_group = holders.with_columns(
-            blocks=held, need=-(-pl.col("tokens") // group.block_size)
-        ).drop_nulls(["blocks", "need"])
-        if of_group.is_empty():
-            continue
-        unnamed = (
-            pl.when(pl.col("other_holders") > 0).then(_number(pl.col("other_held"), number)).otherwise(0)
-        )
-        all_held = refusals.select(
-            blocks=_number(pl.col("held"), number).list.sum() + unnamed,
-            known=_number(pl.col("held"), number).list.len() > 0,
-        )
-        taken = all_held.filter("known")["blocks"].mean()
-        uses.append(
-            GroupUse(
-                kind=group.kind,
-                block_size=group.block_size,
-                blocks_per_request=_mean(of_group["blocks"]),
-                tokens_need_blocks=_mean(of_group["need"]),
-                share_of_pool=float(taken) / total if taken is not None and total else None,  # type: ignore[arg-type]  # integers
-            )
-        )
+        blocks = held.select(pl.col("held").list.get(number, null_on_oob=True).explode())["held"].mean()
+        if isinstance(blocks, float):
+            uses.append(GroupUse(kind=group.kind, blocks_per_request=blocks))
     return uses
-
-
-def _holders(timeline: Timeline, refusals: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per refusal and named holder: ``held``, its ``place``, and its ``tokens`` then."""
-    rows = (
-        refusals.select("refusal", "step", "held", request_id="holders")
-        .with_columns(place=pl.int_ranges(pl.col("request_id").list.len()))
-        .explode("request_id", "place")
-        .sort("step")
-    )
-    names = rows["request_id"].unique().implode()
-    stretches = (
-        timeline.stretches.filter(pl.col("request_id").is_in(names))
-        .select("request_id", "step", "last_step", "computed_tokens", "scheduled_tokens", began="step")
-        .sort("step")
-        .collect()
-    )
-    steps = pl.min_horizontal("step", "last_step") - pl.col("began") + 1
-    return rows.join_asof(stretches, on="step", by="request_id", check_sortedness=False).with_columns(
-        tokens=pl.col("computed_tokens") + steps * pl.col("scheduled_tokens")
-    )
-
-
-def _number(lists: pl.Expr, number: int) -> pl.Expr:
-    return lists.list.get(number, null_on_oob=True)
-
-
-def _mean(values: pl.Series) -> float:
-    return float(values.mean() or 0)  # type: ignore[arg-type]  # of numbers
 
 
 @made_once

@@ -37,7 +37,7 @@ class EffectiveSetting(msgspec.Struct, kw_only=True):
     """Origin of the value, effects that the setting lacks, and how much of it this run used."""
 
 
-REPORT_SCHEMA_VERSION = 4
+REPORT_SCHEMA_VERSION = 5
 
 
 class Severity(IntEnum):
@@ -140,7 +140,7 @@ class Finding(msgspec.Struct, kw_only=True):
     """Withdrawn advice: it did not help in a replay of this load, or vLLM overrode it."""
     evidence: Evidence
     example: Message | None = None
-    """Sentence about the first of the evidence's ``examples``."""
+    """Sentence about one case: the longest, the largest or the first."""
     cost_ms: float | None = None
     """Estimated cost in time; None if the trace allows no estimate, or the model does not resolve it."""
     cost_frac: float | None = None

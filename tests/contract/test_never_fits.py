@@ -84,9 +84,9 @@ def test_a_request_that_outgrows_the_pool(recording):
     """Its 177th token needs the twelfth block: it preempts itself, and then is refused for ever."""
     driven(60, ("grower", 150, 100), ("short", 20, 4))
     [finding] = found(recording)
-    [example] = finding.evidence.examples
-    assert (example.request_id, example.tokens, example.blocks_needed) == ("grower", 177, [12])
-    assert (example.self_preemptions, example.waiting_behind) == (1, 1)
+    evidence = finding.evidence
+    assert (evidence.request_id, evidence.tokens, evidence.blocks_needed) == ("grower", 177, [12])
+    assert (evidence.self_preemptions, evidence.waiting_behind) == (1, 1)
     assert finding.advice[0].value == 17  # 250 tokens in 16 blocks, and the null block
 
 
@@ -96,8 +96,8 @@ def test_a_request_that_preempts_itself_for_ever(recording):
         60, ("long", 200, 4), ("short", 20, 4), max_num_batched_tokens=64, scheduler_reserve_full_isl=False
     )
     [finding] = found(recording)
-    [example] = finding.evidence.examples
-    assert (example.request_id, example.self_preemptions, example.blocks_needed) == ("long", 20, [13])
+    evidence = finding.evidence
+    assert (evidence.request_id, evidence.self_preemptions, evidence.blocks_needed) == ("long", 20, [13])
 
 
 @pytest.mark.parametrize("model", ["mamba", "mamba_checkpoints", "mamba_plain", "sliding_window"])
@@ -107,8 +107,8 @@ def test_hybrid_models(recording, model):
     driver.add("long", 250, 4)
     stepped(driver, 20)
     [finding] = found(recording)
-    [example] = finding.evidence.examples
-    assert (finding.evidence.blocks_usable, bool(example.blocks_needed)) == (11, model != "mamba_checkpoints")
+    evidence = finding.evidence
+    assert (evidence.blocks_usable, bool(evidence.blocks_needed)) == (11, model != "mamba_checkpoints")
     assert ("KV blocks (16 + " in plain(finding.verdict)) is (model != "mamba_checkpoints")
 
 

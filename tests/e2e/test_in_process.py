@@ -48,7 +48,7 @@ def test_preemptions_equal_vllms_own_counter_with_a_small_kv_cache(in_process, a
     assert run["problems"] == []
     (preemption,) = findings(run, "preemption")
     assert preemption["count"] == in_process.preemptions == run["trials"][0]["preemptions"] > 0
-    assert preemption["evidence"]["for_itself"] <= in_process.preemptions
+    assert preemption["evidence"]["victims"] <= in_process.preemptions
     assert "kv_blocks" in {finding["cause"] for finding in findings(run, "blocked-budget")}
     assert run["trials"][0]["requests_finished"] == 12 + 4
 

@@ -4,7 +4,6 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from typing import Any
 
-import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
@@ -25,19 +24,6 @@ MOST_FRAC = 0.5
 """Share of aborted requests that shows a pattern."""
 
 
-class AbortExample(msgspec.Struct, kw_only=True):
-    """An aborted request."""
-
-    request_id: str
-    """vLLM's id of the request."""
-    age_ms: float
-    """Time from its arrival to its abort."""
-    output_tokens: int
-    """Number of output tokens before the abort."""
-    retried_as: str | None
-    """Id of the request that repeats it; None: the client did not send it again."""
-
-
 class Aborts(Evidence, kw_only=True):
     """All aborted requests."""
 
@@ -45,8 +31,6 @@ class Aborts(Evidence, kw_only=True):
     """Number of aborted requests."""
     requests: int
     """Number of all requests."""
-    time_ms: float
-    """Total time of the aborted requests from arrival to abort."""
     kept_waiting_ms: float
     """Total time that other requests waited for a limit while the device worked for aborted requests."""
     kept_waiting: int
@@ -67,8 +51,6 @@ class Aborts(Evidence, kw_only=True):
     """Number of aborted requests that clients sent again."""
     by_content: bool
     """Whether retries were recognized by the hashes of their prompts."""
-    examples: list[AbortExample]
-    """Aborted requests with the most output."""
 
     @property
     def again(self) -> bool:
@@ -109,7 +91,6 @@ def _find(timeline: Timeline) -> Findings:
     evidence = Aborts(
         aborted=aborted.height,
         requests=requests.height,
-        time_ms=time_us / 1e3,
         kept_waiting_ms=kept_waiting_us / 1e3,
         kept_waiting=for_them["request_id"].n_unique(),
         device_frac=device_us / timeline.busy_us if device_us and timeline.busy_us else None,
@@ -119,18 +100,8 @@ def _find(timeline: Timeline) -> Findings:
         same_age=have_same_age(ages),
         retries=len(retries),
         by_content=by_content,
-        examples=[
-            AbortExample(
-                request_id=row["request_id"],
-                age_ms=row["age"] / 1e3,
-                output_tokens=row["output_tokens"],
-                retried_as=retries.get(row["request_id"]),
-            )
-            for row in aborted.sort("output_tokens", "request_id", descending=[True, False])
-            .head(3)
-            .to_dicts()
-        ],
     )
+    most = aborted.sort("output_tokens", "request_id", descending=[True, False])
     advice = advise(
         "Let clients wait longer than {median_age_ms:ms}, or send fewer requests at a time: each retry adds "
         "to the load that made it late.",
@@ -155,9 +126,11 @@ def _find(timeline: Timeline) -> Findings:
         "[{retries:!}{same_age:?} They were of one age, as with a client's timeout.]"
         "[{retries:!}{same_age:!} The trace does not show whether the client left or the front end had "
         "found a stop string.]",
+        values={"retry": retries.get(most["request_id"][0])},
         advice=[advice] if evidence.again or evidence.same_age else [],
-        example="{request_id:id} was aborted after {age_ms:ms} with {output_tokens:n output token}"
-        "[ and came again as {retried_as:id}].",
+        example="{request_id:id} was aborted after {age:us} with {output_tokens:n output token}"
+        "[ and came again as {retry:id}].",
+        cases=most,
     )
 
 

@@ -6,7 +6,7 @@ import polars as pl
 from schedtrace.diagnose.offered_load import offered_load
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.client_limited import more_tokens
-from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, advise, only, step_finding
+from schedtrace.diagnose.rules.common import RESOLVED_FRAC, advise, largest, only, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
 from schedtrace.model.kv_need import kv_need
@@ -30,28 +30,6 @@ HANDOVER = (
 
 OF_TRIAL = pl.col("trial").fill_null(-1).alias("of")
 """Trial; a trace without trials counts as one, because nulls match nothing in a join."""
-
-
-class LateExample(StepExample, kw_only=True):
-    """A step and the requests that it missed."""
-
-    scheduled_requests: int
-    """Number of requests that the step scheduled."""
-    scheduled_tokens: int
-    """Tokens that it scheduled."""
-    remaining_budget: int
-    """Tokens of its budget that it left unused."""
-    late_requests: int
-    """Number of requests that it missed."""
-    late_tokens: int
-    """Prompt tokens of these requests."""
-    late_us_max: int
-    """Arrival of the last of them at the front end, since the end of ``schedule()``."""
-
-    @property
-    def requests(self) -> int:
-        """Number of requests that the step scheduled or missed."""
-        return self.scheduled_requests + self.late_requests
 
 
 class Handover(msgspec.Struct, kw_only=True):
@@ -88,8 +66,6 @@ class LateRequests(Evidence, kw_only=True):
     """Total time of these steps, from start to output."""
     handover: Handover | None
     """Short steps; None: they took too little of the run, or clients sent their requests over time."""
-    examples: list[LateExample]
-    """Steps with the most late requests."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -114,6 +90,9 @@ def _find(timeline: Timeline) -> Findings:
 def _late_finding(timeline: Timeline, late: pl.DataFrame, handover: Handover | None) -> Finding:
     share = _share(timeline, late)
     evidence = _evidence(timeline, late, handover)
+    missed = late.group_by("step", "trial", maintain_order=True).agg(
+        pl.col("total_requests", "used_tokens", "remaining_budget").first(), late=pl.len()
+    )
     return step_finding(
         timeline,
         late[["step", "trial"]].unique(),
@@ -139,8 +118,9 @@ def _late_finding(timeline: Timeline, late: pl.DataFrame, handover: Handover | N
             "of_handover": say(HANDOVER, handover) if handover else NOTHING,
         },
         advice=[] if share is None else _advice(timeline),
-        example="{at} scheduled {scheduled_requests:n} of {requests:n request} "
-        "({scheduled_tokens:n token}) and left {remaining_budget:n token} of budget.",
+        example="{at} scheduled {total_requests:n} of {requests:n request} ({used_tokens:n token}) and left "
+        "{remaining_budget:n token} of budget.",
+        cases=largest(missed.with_columns(requests=pl.col("total_requests") + pl.col("late")), "late"),
     )
 
 
@@ -229,7 +209,6 @@ def _evidence(timeline: Timeline, late: pl.DataFrame, handover: Handover | None)
         extra_steps=extra.height,
         extra_steps_us=int(extra.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0),
         handover=handover,
-        examples=_examples(late),
     )
 
 
@@ -276,19 +255,6 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
             & (pl.col("blocks_so_far") <= pl.col("kv_blocks_free_after")).fill_null(value=True)
         )
     )
-
-
-def _examples(late: pl.DataFrame) -> list[LateExample]:
-    """Return the three steps that missed the most tokens."""
-    rows = late.group_by("step", "trial", maintain_order=True).agg(
-        pl.col("total_requests").first().alias("scheduled_requests"),
-        pl.col("used_tokens").first().alias("scheduled_tokens"),
-        pl.col("remaining_budget").first(),
-        pl.len().alias("late_requests"),
-        pl.col("prompt_tokens").sum().alias("late_tokens"),
-        pl.col("late_us").max().alias("late_us_max"),
-    )
-    return LateExample.largest(rows, "late_requests")
 
 
 def _handover(timeline: Timeline) -> Handover | None:

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, only, step_finding
+from schedtrace.diagnose.rules.common import largest, only, step_finding
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause, reason, reasoned_details
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
@@ -15,30 +15,6 @@ _LIMITS = {cause: limits for cause in Cause if (limits := reasoned_details(cause
 """Causes that several limits share; the limit decides what helps."""
 
 
-class BlockedStep(StepExample, kw_only=True):
-    """Step that left budget unused while requests waited."""
-
-    request_id: str | None
-    """Request that the exit names; None: it names no request."""
-    budget_left: int
-    """Tokens of the budget that were left unused."""
-    num_waiting_after: int
-    """Number of requests that waited after the step."""
-    num_running_after: int
-    """Number of requests that ran after the step."""
-    kv_blocks_free_after: int | None
-    """KV blocks that were free after the step; None: not recorded."""
-    location: str | None
-    """``file:line`` of the exit in the installed vLLM."""
-
-    @property
-    def free(self) -> Message:
-        """Free KV blocks as part of a sentence; empty if the trace does not record them."""
-        if self.kv_blocks_free_after is None:
-            return NOTHING
-        return say(", {kv_blocks_free_after:n KV block} free", self)
-
-
 class BlockedBudget(Evidence, kw_only=True):
     """Unused budget, waiting requests, and the exits that the steps took."""
 
@@ -46,12 +22,6 @@ class BlockedBudget(Evidence, kw_only=True):
     """Mean of ``remaining_budget / token_budget`` over these steps."""
     mean_waiting: float
     """Mean of ``num_waiting_after``."""
-    details: list[str]
-    """Up to five different ``detail`` texts of the exits."""
-    guards: list[str]
-    """Up to five different guards; for the cause ``other``, the condition in the scheduler's code."""
-    examples: list[BlockedStep]
-    """Steps with the largest ``min(remaining_budget, waiting_tokens_after)``."""
 
 
 def _find(timeline: Timeline) -> list[Finding]:
@@ -74,10 +44,8 @@ def _find(timeline: Timeline) -> list[Finding]:
 
 def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFrame) -> Finding:
     working = timeline.steps.filter((pl.col("total_requests") > 0) | (pl.col("num_waiting_after") > 0)).height
-    rows = steps.with_columns(
-        request_id="waiting_request", budget_left="remaining_budget", location="waiting_location"
-    )
-    examples = BlockedStep.largest(rows, "unused")
+    cases = largest(steps, "unused")
+    blocks = cases["kv_blocks_free_after"][0]
     place = only(steps["waiting_location"])
     return step_finding(
         timeline,
@@ -85,9 +53,6 @@ def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFr
         BlockedBudget(
             mean_budget_left_frac=1 - float(steps["use_frac"].mean() or 0),  # type: ignore[arg-type]  # a column of floats
             mean_waiting=int(steps["num_waiting_after"].sum()) / steps.height,
-            details=steps["waiting_detail"].drop_nulls().unique().sort().head(5).to_list(),
-            guards=steps["waiting_guard"].drop_nulls().unique().sort().head(5).to_list(),
-            examples=examples,
         ),
         severity="info" if cause in ASKED_FOR else "warning",
         cause=cause,
@@ -96,13 +61,16 @@ def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFr
         tokens=int(steps["unused"].sum()),
         message="{steps:n step} of {working:n}{trials} left {mean_budget_left_frac:%} of the token budget "
         "unused on average although requests waited ({mean_waiting:n1} on average): {reason}. {unused}",
-        example="{at}: {num_waiting_after:n request} waiting[, {request_id:id} next in line], "
-        "{num_running_after:n} running, {budget_left:n token} of budget left{free}[ (left at {place:code})].",
+        example="{at}: {num_waiting_after:n request} waiting[, {waiting_request:id} next in line], "
+        "{num_running_after:n} running, {remaining_budget:n token} of budget left{free}"
+        "[ (left at {place:code})].",
+        cases=cases,
         values={
             "working": working,
             "reason": reason(timeline.header, loop="waiting", cause=cause, detail=limit),
             "unused": _could_have_used(steps),
-            "place": examples[0].location if place is None else None,
+            "free": NOTHING if blocks is None else say(", {blocks:n KV block} free", blocks=blocks),
+            "place": cases["waiting_location"][0] if place is None else None,
         },
     )
 

@@ -7,31 +7,10 @@ show the reason.
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import StepExample, step_finding
+from schedtrace.diagnose.rules.common import largest, step_finding
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
-
-
-class MissedExample(StepExample, kw_only=True):
-    """Step and the step after it."""
-
-    next_step: int
-    """Number of the next step."""
-    gap_ms: float | None
-    """Time from this record to the next; None without times."""
-    total_requests: int
-    """Number of requests that the step scheduled."""
-    used_tokens: int
-    """Tokens that it scheduled."""
-    remaining_budget: int
-    """Tokens of its budget that it left unused."""
-    next_total: int
-    """Number of requests that the next step scheduled."""
-    missed_requests: int
-    """Number of new requests of the next step that would have fitted."""
-    missed_tokens: int
-    """Tokens that these requests got in the next step."""
 
 
 class MissedRequests(Evidence, kw_only=True):
@@ -39,8 +18,6 @@ class MissedRequests(Evidence, kw_only=True):
 
     missed_requests: int
     """Number of new requests of the next steps that would have fitted."""
-    examples: list[MissedExample]
-    """Steps that missed the most tokens."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -52,10 +29,7 @@ def _find(timeline: Timeline) -> Findings:
     yield step_finding(
         timeline,
         missed,
-        MissedRequests(
-            missed_requests=int(missed["missed_requests"].sum()),
-            examples=MissedExample.largest(missed, "missed_tokens"),
-        ),
+        MissedRequests(missed_requests=int(missed["missed_requests"].sum())),
         tokens=int(missed["missed_tokens"].sum()),
         message="{steps:n step} of {working:n}{trials} left token budget that "
         "{missed_requests:n request} ({tokens:n token}), new in the next step, would have fitted into. "
@@ -64,6 +38,7 @@ def _find(timeline: Timeline) -> Findings:
         example="{at} scheduled {total_requests:n} of the {next_total:n request} of {next_step:step} "
         "({used_tokens:n token}) and left {remaining_budget:n token} of budget"
         "[; the next step began {gap_ms:ms} later].",
+        cases=largest(missed, "missed_tokens"),
     )
 
 

@@ -9,7 +9,7 @@ import polars as pl
 from schedtrace.diagnose.gains import budget_times, fixed_share
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL
-from schedtrace.diagnose.rules.common import StepExample, advise, share_of_requests, step_finding
+from schedtrace.diagnose.rules.common import advise, largest, share_of_requests, step_finding
 from schedtrace.model.causes import Cap
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.trace_facts import Fact
@@ -17,19 +17,6 @@ from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.02
 """Least share of the requests' time that prompts lose in such chunks."""
-
-
-class CappedChunk(StepExample, kw_only=True):
-    """Step with a capped chunk."""
-
-    request_id: str
-    """Request whose chunk was capped."""
-    capped_tokens: int
-    """Tokens that it got."""
-    possible_tokens: int
-    """Tokens that it wanted and for which the step had budget."""
-    busy_us: int
-    """Time from the step's start to its output."""
 
 
 class CappedPrefill(Evidence, kw_only=True):
@@ -45,8 +32,6 @@ class CappedPrefill(Evidence, kw_only=True):
     """Number of chunks for the same tokens with all of the budget that the steps had left."""
     low_frac: float
     """Share of these steps' time that does not depend on their tokens, at least."""
-    examples: list[CappedChunk]
-    """Chunks that withheld the most tokens."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -59,7 +44,9 @@ def _find(timeline: Timeline) -> Findings:
         return
     full = pl.col("capped_tokens") / pl.col("possible_tokens")
     chunks = chunks.with_columns(
-        full_chunks=full, full_us=pl.col("busy_us") * (share.low_frac * full + 1 - share.low_frac)
+        withheld=pl.col("possible_tokens") - pl.col("capped_tokens"),
+        full_chunks=full,
+        full_us=pl.col("busy_us") * (share.low_frac * full + 1 - share.low_frac),
     )
     lost_us = float((chunks["busy_us"] - chunks["full_us"]).sum()) - _others_wait_us(timeline, chunks)
     if lost_us < LEAST_FRAC * timeline.requests_us:
@@ -70,9 +57,6 @@ def _find(timeline: Timeline) -> Findings:
         chunks=chunks.height,
         full_chunks=float(chunks["full_chunks"].sum()),
         low_frac=share.low_frac,
-        examples=CappedChunk.largest(
-            chunks.with_columns(withheld=pl.col("possible_tokens") - pl.col("capped_tokens")), "withheld"
-        ),
     )
     yield step_finding(
         timeline,
@@ -89,6 +73,7 @@ def _find(timeline: Timeline) -> Findings:
         advice=[_uncapped(timeline, evidence)],
         example="{at} gave {request_id:id} {capped_tokens:n token} in {busy_us:us}; it wanted, and the "
         "budget had, {possible_tokens:n}.",
+        cases=largest(chunks, "withheld"),
     )
 
 

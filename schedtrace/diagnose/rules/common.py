@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Self, TypedDict, TypeVar, Unpack
+from types import MappingProxyType, SimpleNamespace
+from typing import TypedDict, Unpack
 
-import msgspec
 import polars as pl
 
 from schedtrace.diagnose.waits import Charged, ClassTime, behind_whom, with_holders
@@ -19,32 +18,6 @@ WARNING_COST_FRAC = 0.01
 """Share of the run from which a cost is a warning; a smaller cost is within the noise of most runs."""
 RESOLVED_FRAC = 0.005
 """Smallest share that a sentence states; a smaller share would be printed as 0 % and is left out."""
-MOST_EXAMPLES = 3
-"""Maximum number of a finding's examples."""
-
-
-class StepExample(msgspec.Struct, kw_only=True):
-    """Example of a finding in one step."""
-
-    step: int
-    """Number of the step."""
-    trial: int | None
-    """Trial of the step; None for a trace without trials."""
-
-    @property
-    def at(self) -> Steps:
-        """Step as an argument of a message."""
-        return Steps(self.step, self.step, self.trial)
-
-    @classmethod
-    def first(cls, rows: pl.DataFrame) -> list[Self]:
-        """Return the first rows as examples; the columns' names become the fields' names."""
-        return [cls(**row) for row in rows.head(MOST_EXAMPLES).select(cls.__struct_fields__).to_dicts()]
-
-    @classmethod
-    def largest(cls, rows: pl.DataFrame, column: str) -> list[Self]:
-        """Return the rows with the largest values in this column; among equal ones, the first."""
-        return cls.first(rows.sort(column, "step", descending=[True, False]))
 
 
 class Waited(Evidence, kw_only=True):
@@ -184,7 +157,8 @@ class Fields(Figures, total=False):
     holder: str | Message
     message: str | Message
     example: str | Message | None
-    """Example; a template refers to the first of the evidence's ``examples``."""
+    """Example; a template refers to the first of ``cases`` if there are any."""
+    cases: pl.DataFrame
 
 
 Values = Mapping[str, Worded]
@@ -201,6 +175,7 @@ def finding_of(
     holder: str | Message = NOTHING,
     message: str | Message = NOTHING,
     example: str | Message | None = None,
+    cases: pl.DataFrame | None = None,
     **figures: Unpack[Figures],
 ) -> Finding:
     """Return a finding; by default it is about a recorded fact without a cause.
@@ -215,7 +190,9 @@ def finding_of(
         verdict: As in ``Finding``.
         holder: As in ``Finding``.
         message: As in ``Finding``.
-        example: As in ``Finding``; a template is about the evidence's first example.
+        example: As in ``Finding``.
+        cases: Rows, of which the example is about the first: a template names its columns, and ``at``, its
+            step. None: the example is about the evidence.
         figures: The finding's other fields. ``severity`` defaults to that of a root cause with this gain and
             share.
     """
@@ -233,9 +210,8 @@ def finding_of(
     }
     figures = {**defaults, **figures}
     values = {"steps": figures["count"], "tokens": figures["tokens"], "share": share_frac, **values}
-    cases = getattr(evidence, "examples", [])
     if isinstance(example, str):
-        example = said(example, cases[0], values) if cases else None
+        example = said(example, evidence, values) if cases is None else _about_first(example, cases, values)
     return Finding(
         evidence=evidence,
         title=said(title, evidence, values),
@@ -245,6 +221,24 @@ def finding_of(
         example=example,
         **figures,
     )
+
+
+def first_step(rows: pl.DataFrame) -> Steps:
+    """Return the step of the first of these rows."""
+    return Steps(rows["step"][0], rows["step"][0], rows["trial"][0])
+
+
+def largest(rows: pl.DataFrame, column: str) -> pl.DataFrame:
+    """Return the rows, those with the largest values of this column first; equal ones by step."""
+    return rows.sort(column, "step", descending=[True, False])
+
+
+def _about_first(words: str, cases: pl.DataFrame, values: Values) -> Message | None:
+    """Return a template filled with the columns of the first row, and with its step as ``at``, if any."""
+    if cases.is_empty():
+        return None
+    at = {"at": first_step(cases)} if "step" in cases.columns else {}
+    return said(words, SimpleNamespace(**cases.row(0, named=True)), {**values, **at})
 
 
 def said(words: str | Message, fields: object = None, values: Values = MappingProxyType({})) -> Message:
@@ -380,13 +374,6 @@ def listed(parts: list[Message], last: str = "and") -> Message:
 
 WAITED = "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms})."
 """Sentence about the fields of ``LongestWaited``."""
-
-Example = TypeVar("Example", bound=msgspec.Struct)
-
-
-def first_examples(kind: type[Example], rows: pl.DataFrame) -> list[Example]:
-    """Return the first rows as examples; columns that are not fields are ignored."""
-    return msgspec.convert(rows.head(MOST_EXAMPLES).to_dicts(), list[kind])  # type: ignore[valid-type]  # a type at run time
 
 
 def share_of_requests(timeline: Timeline, time_us: float) -> float | None:

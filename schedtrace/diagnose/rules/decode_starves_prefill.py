@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import StepExample, step_finding
+from schedtrace.diagnose.rules.common import largest, step_finding
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
@@ -18,19 +18,6 @@ FELT = 0.10
 """Share of the run from which the finding is a warning."""
 
 
-class StarvedStep(StepExample, kw_only=True):
-    """A step and its two kinds of work."""
-
-    decode_tokens: int
-    """Tokens of decodes."""
-    prefill_tokens: int
-    """Tokens of prefills."""
-    token_budget: int
-    """Budget of the step."""
-    num_waiting_after: int
-    """Number of requests that waited after the step."""
-
-
 class StarvedPrefills(Evidence, kw_only=True):
     """Budget that decodes took, and the time that prefills waited for it."""
 
@@ -40,8 +27,6 @@ class StarvedPrefills(Evidence, kw_only=True):
     """Total time of these steps."""
     wait_ms: float
     """Total time that requests waited for token budget after these steps."""
-    examples: list[StarvedStep]
-    """Steps with the most waiting requests."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -57,7 +42,6 @@ def _find(timeline: Timeline) -> Findings:
             decode_share_frac=float((starved["decode_tokens"] / starved["token_budget"]).mean() or 0),  # type: ignore[arg-type]  # a column of floats
             spent_ms=spent_us / 1e3,
             wait_ms=_waited_us(timeline, starved) / 1e3,
-            examples=StarvedStep.largest(starved, "num_waiting_after"),
         ),
         severity="warning" if part >= FELT else "info",
         cause=Cause.TOKEN_BUDGET,
@@ -68,6 +52,7 @@ def _find(timeline: Timeline) -> Findings:
         values={"part": part},
         example="{at} gave {decode_tokens:n} of {token_budget:n token} to decodes and {prefill_tokens:n} "
         "to prefills; {num_waiting_after:n request} waited.",
+        cases=largest(starved, "num_waiting_after"),
     )
 
 

@@ -7,7 +7,6 @@ from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import (
     advise,
     finding_of,
-    first_examples,
     severity_by_weight,
     share_of_requests,
 )
@@ -132,37 +131,17 @@ class ThreadShare(msgspec.Struct, kw_only=True):
 
     role: str
     """``engine``, ``worker`` or ``front_end``."""
-    pid: int
-    """Id of the operating system's process."""
     ran_frac: float
     """Share of the time that the thread was on a processor. A front end's thread is named from 0.90 on."""
     waited_frac: float
     """Share of the thread's ready time in which no processor was free. It is named from 0.10 on."""
 
 
-class SlowWay(msgspec.Struct, kw_only=True):
-    """Way of one request to the engine."""
-
-    request_id: str
-    """vLLM's id of the request."""
-    way_us: int
-    """Time from its arrival at the front end until it was prepared for the engine."""
-    ttft_us: int
-    """Time from its arrival to its first token."""
-
-
 class FrontEndTime(Evidence, kw_only=True):
     """The requests' way to the engine."""
 
-    requests: int
-    """Number of requests with a first token and a known arrival at the front end."""
     offline: bool
-    """Whether ``LLM(...)`` handed over whole batches; ``found_frac`` then refers to the run."""
-    found_frac: float
-    """Share on which the finding is decided. On a server: the way's share of the time to first token, summed
-    over the requests. Offline: the share of the run in which the engine was idle while requests were on their
-    way.
-    """
+    """Whether ``LLM(...)`` handed over whole batches."""
     way_ms_p50: float
     """Median time from the arrival at the front end until the request was prepared for the engine."""
     before_ms_p50: float
@@ -181,8 +160,6 @@ class FrontEndTime(Evidence, kw_only=True):
     """Main threads of engine, workers and front end that the trace recorded at least twice during the run;
     empty if the system does not count their time.
     """
-    examples: list[SlowWay]
-    """Requests with the longest way."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -190,7 +167,7 @@ def _find(timeline: Timeline) -> Findings:
     found_frac, share_frac = _shares(timeline, ways)
     if found_frac < FOUND_FROM_FRAC:
         return
-    evidence = _evidence(timeline, ways, found_frac)
+    evidence = _evidence(timeline, ways)
     unnoticed = not evidence.offline and evidence.way_ms_p50 < NOTICED_MS
     has_parts = evidence.input_queue_ms_p50 is not None
     offline, served = (OFFLINE, SERVED) if has_parts else (OFFLINE_TAKEN, SERVED_TAKEN)
@@ -209,6 +186,7 @@ def _find(timeline: Timeline) -> Findings:
         advice=_advice(timeline, evidence),
         example="{request_id:id} was prepared for the engine {way_us:us} after its arrival, and had its "
         "first token after {ttft_us:us}.",
+        cases=ways.with_columns(way_us=LENGTH_US).sort("way_us", "request_id", descending=[True, False]),
     )
 
 
@@ -226,27 +204,21 @@ def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
     return (way_us / ttft_us if ttft_us else 0.0), share_of_requests(timeline, way_us) or 0.0
 
 
-def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> FrontEndTime:
+def _evidence(timeline: Timeline, ways: pl.DataFrame) -> FrontEndTime:
     working = timeline.steps.filter(pl.col("total_requests") > 0)
     empty = working.select((pl.col("num_waiting_after") == 0).mean()).item()
     way_us, *parts = ways.select(
         LENGTH_US.median().alias("way"), pl.col("before_us", "prepare_us", "input_queue_us").median()
     ).row(0)
-    longest = ways.select("request_id", LENGTH_US.alias("way_us"), "ttft_us").sort(
-        "way_us", "request_id", descending=[True, False]
-    )
     before, prepare, input_queue = (None if us is None else us / 1e3 for us in parts)
     return FrontEndTime(
-        requests=ways.height,
         offline=is_offline(timeline),
-        found_frac=found_frac,
         way_ms_p50=way_us / 1e3,
         before_ms_p50=before or 0.0,
         prepare_ms_p50=prepare,
         input_queue_ms_p50=input_queue,
         queue_empty_frac=empty,
         threads=thread_shares(timeline),
-        examples=first_examples(SlowWay, longest),
     )
 
 
@@ -330,7 +302,6 @@ def thread_shares(timeline: Timeline) -> list[ThreadShare]:
         .filter((pl.col("span") > 0) & (pl.col("ran") > 0))
         .select(
             "role",
-            "pid",
             ran_frac=pl.col("ran") / pl.col("span"),
             waited_frac=pl.col("waited") / (pl.col("ran") + pl.col("waited")),
         )

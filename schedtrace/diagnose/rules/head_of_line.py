@@ -6,12 +6,12 @@ from schedtrace.diagnose.gains import unless_shown
 from schedtrace.diagnose.kv_cache import need_at_refusals
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
-from schedtrace.diagnose.rules.common import StepExample, advise, only, wait_finding
+from schedtrace.diagnose.rules.common import advise, only, wait_finding
 from schedtrace.diagnose.rules.kv_bound import largest_holder
-from schedtrace.diagnose.waits import Charged, charged
+from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import HEAD_OF_LINE
@@ -19,52 +19,21 @@ from schedtrace.timeline.queue_waits import heads_by_size
 from schedtrace.timeline.timeline import Timeline
 
 
-class HeldUp(StepExample, kw_only=True):
-    """A request that would have fitted behind a refused one."""
-
-    head: str
-    """Refused request at the head of the queue."""
-    head_tokens: int
-    """Tokens that the head wanted."""
-    budget_left: int
-    """Tokens of the budget that were left unused."""
-    kv_blocks_free: int
-    """KV blocks that were free."""
-    seats_left: int
-    """Number of free seats."""
-    request_id: str
-    """Request behind the head."""
-    tokens: int
-    """Tokens that this request needed."""
-    blocks: int
-    """KV blocks that this request needed."""
-    waited_us: int
-    """Additional time that this request waited."""
-
-
 class HeadOfLine(Evidence, kw_only=True):
     """Refused requests, and the requests behind them."""
 
-    refused_steps: int
-    """Number of steps that refused their head."""
     heads: int
     """Number of different heads."""
     head: str
     """Head behind which requests waited longest."""
     head_tokens: int
     """Tokens that this head wanted."""
-    head_blocks: int | None
-    """KV blocks that this head needed; None: not recorded."""
     blocks_free: float | None
     """Median number of free KV blocks after the steps that refused it."""
     requests_held_up: int
     """Number of requests that a head held up."""
-    held_up_ms: float
-    """Total time charged to the heads."""
     longest_ms: float
     """Longest of these waits."""
-    examples: list[HeldUp]
-    """Requests that were held up longest."""
 
     @property
     def other_heads(self) -> int:
@@ -72,22 +41,21 @@ class HeadOfLine(Evidence, kw_only=True):
         return self.heads - 1
 
 
+def held_up(timeline: Timeline) -> pl.DataFrame:
+    """Return ``timeline.held_up`` with ``waited_us``, the additional time that each waited; longest first."""
+    starts = timeline.steps[["step", "start_us"]]
+    passed = timeline.held_up.join(starts, on="step", how="left", maintain_order="left").join(
+        starts.rename({"step": "left_step", "start_us": "left_us"}), on="left_step", how="left"
+    )
+    waited = pl.col("left_us").fill_null(timeline.end_us) - pl.col("start_us")
+    return passed.with_columns(waited_us=waited).sort("waited_us", "step", descending=[True, False])
+
+
 def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
         return
-    heads = heads_by_size(timeline.refused_heads)
-    passed = timeline.held_up
-    starts = timeline.steps[["step", "start_us"]]
-    passed = passed.join(starts, on="step", how="left", maintain_order="left").join(
-        starts.rename({"step": "left_step", "start_us": "left_us"}), on="left_step", how="left"
-    )
-    waited = pl.col("left_us").fill_null(timeline.end_us) - pl.col("start_us")
-    passed = passed.with_columns(waited_us=waited).sort("waited_us", "step", descending=[True, False])
-    yield _finding(timeline, waits, heads, passed)
-
-
-def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl.DataFrame) -> Finding:
+    heads, passed = heads_by_size(timeline.refused_heads), held_up(timeline)
     cause = str(passed["cause"].mode().sort()[0])
     worst = (
         passed.group_by("head", maintain_order=True)
@@ -95,20 +63,15 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
         .sort("waited_us", "head", descending=[True, False])
         .row(0, named=True)
     )
-    of_head = heads.filter(pl.col("head") == worst["head"])
     evidence = HeadOfLine(
-        refused_steps=heads.height,
         heads=heads["head"].n_unique(),
         head=worst["head"],
         head_tokens=worst["head_tokens"],
-        head_blocks=of_head["blocks_needed"].max(),  # type: ignore[arg-type]  # a column of integers
-        blocks_free=of_head["kv_blocks_free"].median(),  # type: ignore[arg-type]  # likewise
+        blocks_free=heads.filter(pl.col("head") == worst["head"])["kv_blocks_free"].median(),  # type: ignore[arg-type]  # of integers
         requests_held_up=waits.requests,
-        held_up_ms=waits.time_us / 1e3,
         longest_ms=waits.longest_us / 1e3,
-        examples=HeldUp.first(passed),
     )
-    return wait_finding(
+    yield wait_finding(
         timeline,
         waits,
         title="A refused request holds up others that would fit",
@@ -127,6 +90,7 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
         example="{at} refused {head:id} ({head_tokens:n token}) and left {budget_left:n token}, "
         "{kv_blocks_free:n KV block} and {seats_left:n seat}; {request_id:id} behind it needed "
         "{tokens:n token} and {blocks:n block}, and waited {waited_us:us} more.",
+        cases=passed,
     )
 
 

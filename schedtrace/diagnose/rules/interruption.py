@@ -6,7 +6,7 @@ requests that it preempted waited and computed again.
 
 import re
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import polars as pl
@@ -14,8 +14,8 @@ import polars as pl
 from schedtrace.diagnose.excess_words import mark_clause
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import (
-    StepExample,
     advise,
+    first_step,
     severity_by_weight,
     step_finding,
 )
@@ -130,21 +130,6 @@ KINDS = {
 }
 
 
-class Interruption(StepExample, kw_only=True):
-    """Interruption: ``step`` is the slow step, or the first step after the interruption."""
-
-    begin_us: int
-    """Beginning, as time since the recording began."""
-    length_us: int
-    """Length of the interruption."""
-    part: str
-    """Part of the step that took most of the time."""
-    factor: float | None
-    """Ratio of actual to expected time; None for an event other than a slow step."""
-    open: bool | None = None
-    """Whether the trace ends in it."""
-
-
 class StarvedThread(msgspec.Struct, kw_only=True):
     """Thread during the time in which the engine was starved of processor time."""
 
@@ -156,8 +141,6 @@ class StarvedThread(msgspec.Struct, kw_only=True):
     """Share of the time with too few processors in which the thread was on a processor."""
     waited_frac: float
     """Share of that time in which the thread was ready to run but had no processor."""
-    lost_ms: float
-    """Lower bound on the time for which the thread waited for a processor while it had work to do."""
 
 
 class Interruptions(Evidence, kw_only=True):
@@ -195,18 +178,10 @@ class Interruptions(Evidence, kw_only=True):
     """Whether the trace ends during the interruption; the finding is then always reported, and first."""
     scheduler: str
     """The scheduler's class."""
-    sentence: str | None = None
-    """Watchdog's sentence about the longest interruption, if ``hung`` or ``stalled``."""
     stacks: list[str] = msgspec.field(default_factory=list)
-    """Stacks of the threads of engine and workers at that time."""
-    examples: list[Interruption]
-    """Longest interruptions."""
-    mark: str | None
-    """Compared feature of ``slow-steps`` that nearly all of these slow steps have; None: there is none."""
-    mark_detail: str
-    """Name of the exit, trait or adapter."""
+    """Stacks of the threads of engine and workers in the longest interruption, if ``hung`` or ``stalled``."""
     marked: int
-    """Number of these steps that have it."""
+    """Number of these slow steps that share a compared feature of ``slow-steps``; 0: none is shared."""
     marked_of_all_frac: float | None
     """Share of all steps that have it."""
     short_ms: float | None
@@ -268,22 +243,11 @@ class Interruptions(Evidence, kw_only=True):
         return say("{time:ms}", time=self.period_ms or 0)
 
 
-class CacheReset(StepExample, kw_only=True):
-    """Reset of the prefix cache: ``step`` is the first step after it."""
-
-    preempted: int
-    """Number of requests that the reset preempted."""
-    lost_tokens: int
-    """Computed tokens that these requests lost."""
-
-
 class CacheResets(Evidence, kw_only=True):
     """Resets of the prefix cache that preempted running requests, of the cause ``cache_reset``."""
 
     resets: int
     """Number of resets that preempted a request."""
-    preempted: int
-    """Number of preemptions."""
     requests: int
     """Number of requests that were preempted."""
     most_request: str
@@ -296,8 +260,6 @@ class CacheResets(Evidence, kw_only=True):
     """Cached blocks that all resets dropped; None in older traces."""
     wait_ms: float
     """Time charged to the resets."""
-    examples: list[CacheReset]
-    """Resets that cost the most tokens; the step is the first step after the reset."""
 
     @property
     def repeated(self) -> bool:
@@ -334,7 +296,8 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
     cost_us = events.cost_us(timeline.request_states, timeline.engine_states, rows)
     time_us = total_us(rows)
     share = min(1.0, cost_us / timeline.requests_us)
-    longest = rows.with_columns(length_us=LENGTH_US).sort("length_us", "begin_us", descending=[True, False])
+    cases = rows.drop_nulls("step").sort(LENGTH_US, "begin_us", descending=[True, False])
+    cases = cases.with_columns(pl.col("begin_us") + timeline.offset_us, length_us=LENGTH_US)
     parts = (
         rows.group_by("part").agg(LENGTH_US.sum().alias("us")).sort("us", "part", descending=[True, False])
     )
@@ -347,8 +310,6 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
     mark = _shared_mark(timeline, kind, rows)
     evidence = Interruptions(
         kind=kind,
-        mark=mark.term.feature.kind if mark else None,
-        mark_detail=mark.term.feature.detail if mark else "",
         marked=mark.inside if mark else 0,
         marked_of_all_frac=mark.all_frac if mark else None,
         first_step=rows["step"].min(),  # type: ignore[arg-type]  # of integers
@@ -366,11 +327,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         period_ms=None if period_us is None else float(period_us) / 1e3,  # type: ignore[arg-type]  # integers
         open=bool(rows["open"].any()),
         scheduler=timeline.header.scheduler_class.rpartition(".")[2],
-        sentence=(seen := _seen(timeline, rows)).get("sentence"),
-        stacks=seen.get("stacks") or [],
-        examples=Interruption.first(
-            longest.with_columns(pl.col("begin_us") + timeline.offset_us).drop_nulls("step")
-        ),
+        stacks=_stacks(timeline, rows),
         short_ms=total_us(in_window) / 1e3 if starving else None,
         threads=_starved_threads(timeline) if starving else [],
     )
@@ -390,9 +347,10 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         leads=hangs,
         holder=_place(evidence.stacks),
         cause=kind,
-        message=_message(evidence),
+        message=_message(evidence, cases),
         advice=_remedies(timeline, evidence, mark) or [advise(words.advice or _advice(evidence), evidence)],
         example=None if starving else "{length_us:us}, {begin_us:us} into the recording ({at}).",
+        cases=cases,
         cost_ms=evidence.time_ms,
         cost_frac=time_us / timeline.busy_us if timeline.busy_us else None,
     )
@@ -429,14 +387,12 @@ def _cache_resets(timeline: Timeline) -> Findings:
     time_us = int(spans_of_kind(timeline, CACHE_RESET)["time_us"].sum())
     evidence = CacheResets(
         resets=each.height,
-        preempted=preempted.height,
         requests=often.height,
         most_request=str(often["request_id"][0]),
         most_times=int(often["count"][0]),
         lost_tokens=int(preempted["lost_tokens"].sum()),
         prefix_keys=int(keys.sum()) if keys.len() else None,
         wait_ms=time_us / 1e3,
-        examples=CacheReset.first(each),
     )
     yield step_finding(
         timeline,
@@ -459,6 +415,7 @@ def _cache_resets(timeline: Timeline) -> Findings:
             )
         ],
         example="before {at} a reset preempted {preempted:n request}.",
+        cases=each,
         cost_ms=evidence.wait_ms,
     )
 
@@ -481,16 +438,16 @@ def _aborted(timeline: Timeline, rows: pl.DataFrame) -> int:
     return int((overlap_us(moments, merged(rows)) > 0).sum())
 
 
-def _seen(timeline: Timeline, rows: pl.DataFrame) -> dict[str, Any]:
-    """Return the watchdog's record of the longest interruption; empty without one."""
+def _stacks(timeline: Timeline, rows: pl.DataFrame) -> list[str]:
+    """Return the watchdog's stacks of the longest interruption; empty without its record."""
     longest = rows.filter(pl.col("kind").is_in([events.HUNG, events.STALLED])).sort(
         LENGTH_US, descending=True
     )
     for begin_us, end_us in longest[["begin_us", "end_us"]].head(1).iter_rows():
         meanwhile = (pl.col("since_us") < end_us) & (pl.col("until_us") > begin_us)
-        if stalls := timeline.stalls.filter(meanwhile).head(1).to_dicts():
-            return stalls[0]
-    return {}
+        for stall in timeline.stalls.filter(meanwhile).head(1).iter_rows(named=True):
+            return stall["stacks"] or []
+    return []
 
 
 _FRAME = re.compile(r'File "(?:.*/)?([^/"]+)", line (\d+) in (\S+)')
@@ -515,25 +472,25 @@ def _starved_threads(timeline: Timeline) -> list[StarvedThread]:
             pid=thread["pid"],
             ran_frac=thread["ran_us"] / thread["us"],
             waited_frac=thread["waited_us"] / thread["us"],
-            lost_ms=thread["lost_us"] / 1e3,
         )
         for thread in starved_threads(timeline.tables.thread_times, timeline.starved).to_dicts()
     ]
 
 
-def _message(evidence: Interruptions) -> Message:
+def _message(evidence: Interruptions, cases: pl.DataFrame) -> Message:
     longest = NOTHING
     if evidence.kind == events.STARVED:
         longest = say(" It happened in {stretch}, process {pid}.", evidence, pid=str(evidence.threads[0].pid))
-    elif evidence.examples:
+    elif cases.height:
         if evidence.kind in (events.HUNG, events.STALLED):
-            place = "after" if evidence.examples[0].open or evidence.kind == events.STALLED else "in"
+            place = "after" if cases["open"][0] or evidence.kind == events.STALLED else "in"
         else:
             place = "before" if evidence.kind in NOT_SLOW else "in"
         longest = say(
             " The longest took {length_us:us}[{slow:?} more than expected], {place} {at}."
             "[{went_on:?} Requests that ran went on; new ones were not admitted.]",
-            evidence.examples[0],
+            length_us=cases["length_us"][0],
+            at=first_step(cases),
             slow=evidence.kind not in NOT_SLOW,
             place=place,
             went_on=evidence.kind == events.PAUSED and evidence.detail == "PAUSED_NEW",

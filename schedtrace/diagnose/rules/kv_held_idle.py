@@ -1,6 +1,6 @@
 """``kv-held-idle``: requests without tokens keep the KV blocks that they or other requests wait for."""
 
-from typing import Any, TypedDict
+from typing import Any
 
 import polars as pl
 
@@ -34,8 +34,6 @@ class ParkedLoads(Waited, kw_only=True):
     """Mean number of running requests in these steps."""
     parked_blocks: int | None
     """Most KV blocks that parked requests held at once; None: the trace does not record loads."""
-    parked_requests: int | None
-    """Largest number of requests that were parked at once; None: the trace does not record loads."""
     blocks_total: int | None
     """KV blocks of the cache."""
     oldest_ms: float | None
@@ -63,8 +61,6 @@ class IdleHolders(Waited, kw_only=True):
     """KV blocks that it keeps."""
     idle_blocks: int
     """KV blocks that all these holders keep."""
-    blocks_total: int | None
-    """KV blocks of the cache."""
     median_hold_ms: float | None
     """Median time for which finished requests kept their blocks; None: no holder is one, or not recorded."""
     longest_hold_ms: float | None
@@ -84,12 +80,14 @@ def _parked_loads(timeline: Timeline) -> Finding | None:
     waits = charged(timeline, PARKED_LOADS)
     if waits is None:
         return None
+    blocks, oldest_ms = _parked(timeline)
     evidence = ParkedLoads(
         **wait_figures(waits),
         parked=mean(waits.steps, pl.col("kv_loads_parked")),
         running=mean(waits.steps, pl.col("num_running_after")),
         blocks_total=timeline.header.kv_blocks_total,
-        **_parked(timeline),
+        parked_blocks=blocks,
+        oldest_ms=oldest_ms,
     )
     total = evidence.blocks_total or 0
     held = (
@@ -130,31 +128,25 @@ def _parked_loads(timeline: Timeline) -> Finding | None:
     )
 
 
-class Parked(TypedDict):
-    """Figures of parked loads; None: the trace does not record loads."""
+def _parked(timeline: Timeline) -> tuple[int | None, float | None]:
+    """Return the most blocks that parked requests held at once, and the longest duration of a load in ms.
 
-    parked_blocks: int | None
-    parked_requests: int | None
-    oldest_ms: float | None
-
-
-def _parked(timeline: Timeline) -> Parked:
-    """Return the most blocks and requests parked at once, and the longest duration of a load."""
-    nothing = Parked(parked_blocks=None, parked_requests=None, oldest_ms=None)
+    None: the trace does not record loads.
+    """
     if "kv_loads" not in timeline.lists:
-        return nothing
+        return None, None
     loads = timeline.lists["kv_loads"].select("request_id", "event", "at_us", "blocks").collect()
     begun = loads.filter(pl.col("event") == "begun").unique("request_id", keep="first")
     if begun.is_empty():
-        return nothing
+        return None, None
     over = loads.filter(pl.col("event") != "begun").group_by("request_id").agg(over_us=pl.col("at_us").max())
     spans = begun.join(over, on="request_id", how="left").with_columns(
         pl.col("over_us").fill_null(timeline.end_us), held=pl.col("blocks").list.sum().fill_null(0)
     )
-    parked = level(spans, "at_us", "over_us", blocks="held", requests=1)
-    oldest_us = spans.select((pl.col("over_us") - pl.col("at_us")).max()).item()
-    blocks, requests = parked.select(pl.col("blocks", "requests").max().fill_null(0)).row(0)
-    return Parked(parked_blocks=blocks, parked_requests=requests, oldest_ms=oldest_us / 1e3)
+    blocks = (
+        level(spans, "at_us", "over_us", blocks="held").select(pl.col("blocks").max().fill_null(0)).item()
+    )
+    return blocks, spans.select((pl.col("over_us") - pl.col("at_us")).max()).item() / 1e3
 
 
 def _idle_holders(timeline: Timeline) -> Finding | None:
@@ -162,9 +154,7 @@ def _idle_holders(timeline: Timeline) -> Finding | None:
     waits = charged(timeline, IDLE_HOLDERS)
     if waits is None:
         return None
-    evidence = IdleHolders(
-        **wait_figures(waits), blocks_total=timeline.header.kv_blocks_total, **_longest(timeline)
-    )
+    evidence = IdleHolders(**wait_figures(waits), **_longest(timeline))
     verdict = (
         "KV blocks of requests that do not run limit this run: {who} kept theirs while requests spent "
         "{share:%} of their time waiting for KV blocks."

@@ -5,7 +5,7 @@ import polars as pl
 
 from schedtrace.diagnose.excess_features import fit_lad
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
-from schedtrace.diagnose.rules.common import StepExample, advise, share_of_requests, step_finding
+from schedtrace.diagnose.rules.common import advise, largest, share_of_requests, step_finding
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.spans import at_steps, level
@@ -26,17 +26,6 @@ ELSEWHERE = (
 )
 
 
-class LengthenedStep(StepExample, kw_only=True):
-    """Decode step with a long context."""
-
-    requests: int
-    """Number of other requests that the step decodes."""
-    busy_us: int
-    """Time from the step's start to its output."""
-    own_us: float
-    """Part of it that reading the long contexts takes, by the times of all decode steps."""
-
-
 class LongContext(Evidence, kw_only=True):
     """Requests with long contexts, and what these add to the decode steps of the other requests."""
 
@@ -44,8 +33,6 @@ class LongContext(Evidence, kw_only=True):
     """Request with the longest prompt."""
     prompt_tokens: int
     """Length of its prompt."""
-    long_requests: int
-    """Number of requests with long contexts, this one included."""
     median_prompt_tokens: float
     """Median length of all prompts."""
     requests: float
@@ -54,10 +41,6 @@ class LongContext(Evidence, kw_only=True):
     """Median time of these steps."""
     own_us: float
     """Median time that the long contexts add to them."""
-    per_token_us: float
-    """Time that each token of context adds to a step."""
-    examples: list[LengthenedStep]
-    """Steps to which the contexts add most."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -87,13 +70,10 @@ def _find(timeline: Timeline) -> Findings:
         LongContext(
             request_id=longest["request_id"],
             prompt_tokens=longest["prompt_tokens"],
-            long_requests=long.height,
             median_prompt_tokens=median(timeline.known_requests["prompt_tokens"]),
             requests=float(lengthened["requests"].mean()),  # type: ignore[arg-type]  # of integers
             step_us=step_us,
             own_us=own_us,
-            per_token_us=per_token_us,
-            examples=LengthenedStep.largest(lengthened, "own_us"),
         ),
         title="Long contexts lengthen the steps of all requests",
         verdict="With {request_id:id} ({prompt_tokens:n prompt token})[ or another of {all_long:n} such "
@@ -110,6 +90,7 @@ def _find(timeline: Timeline) -> Findings:
         advice=[advise(ELSEWHERE, costs="Another engine.")],
         example="{at} took {busy_us:us} for {requests:n other request}, about {own_us:us} of it for the long "
         "context.",
+        cases=largest(lengthened, "own_us"),
     )
 
 

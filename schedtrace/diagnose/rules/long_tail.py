@@ -24,8 +24,6 @@ FOUND_FROM_FRAC = 0.05
 class Tail(Evidence, kw_only=True):
     """The tails of all trials."""
 
-    trials: int
-    """Number of trials with a tail."""
     requests: list[str]
     """Requests of the longest tail, the longest output first."""
     output_tokens: int
@@ -70,7 +68,6 @@ def _find(timeline: Timeline) -> Findings:
     inside = pl.any_horizontal(pl.col("start_us").is_between(tail.begin_us, tail.end_us) for tail in tails)
     steps = timeline.steps.filter(inside)
     evidence = Tail(
-        trials=len(tails),
         requests=worst.requests,
         output_tokens=worst.output_tokens,
         usual_tokens=worst.usual_tokens,

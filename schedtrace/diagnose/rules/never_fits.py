@@ -1,8 +1,5 @@
 """``never-fits``: requests that can never run, because they need more than the engine has."""
 
-from typing import Any
-
-import msgspec
 import polars as pl
 
 from schedtrace.diagnose.kv_cache import blocks_needed, longest_sequence, usable_blocks
@@ -21,22 +18,22 @@ from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, total_us
 from schedtrace.timeline.timeline import Timeline
 
-MOST_EXAMPLES = 3
 
+class NeverFitting(Evidence, kw_only=True):
+    """Requests that can never run, for one cause, and the first of them."""
 
-class NeverFits(msgspec.Struct, kw_only=True):
-    """Request that can never run to its end."""
-
+    requests: int
+    """Number of requests that can never run for this cause."""
+    delayed_requests: int
+    """Number of other requests that waited between the first and the last refusal."""
+    blocks_usable: int | None
+    """KV blocks that requests can hold; None: unknown."""
+    longest_sequence_tokens: int | None
+    """Longest prompt that fits, output included; None: unknown, or KV blocks are not the cause."""
     request_id: str
-    """vLLM's id of the request."""
-    trial: int | None
-    """Trial of the request; None for a trace without trials."""
-    step: int
-    """Step of the first refusal."""
-    last_step: int
-    """Step of the last refusal."""
+    """First of these requests."""
     refusals: int
-    """Number of refusals."""
+    """Number of its refusals."""
     self_preemptions: int
     """Number of its preemptions to free blocks for itself."""
     tokens: int
@@ -47,11 +44,6 @@ class NeverFits(msgspec.Struct, kw_only=True):
     """Time from its first refusal to its last."""
     waiting_behind: int
     """Number of requests in the queue after the last refusal."""
-
-    @property
-    def at(self) -> Steps:
-        """Range of steps from its first refusal to its last."""
-        return Steps(self.step, self.last_step, self.trial)
 
     @property
     def needed(self) -> int:
@@ -65,21 +57,6 @@ class NeverFits(msgspec.Struct, kw_only=True):
         return joined(each, " + ") if len(each) > 1 else NOTHING
 
 
-class NeverFitting(Evidence, kw_only=True):
-    """Requests that can never run, for one cause."""
-
-    requests: int
-    """Number of requests that can never run for this cause."""
-    blocks_usable: int | None
-    """KV blocks that requests can hold; None: unknown."""
-    longest_sequence_tokens: int | None
-    """Longest prompt that fits, output included; None: unknown."""
-    delayed_requests: int
-    """Number of other requests that waited between the first and the last refusal."""
-    examples: list[NeverFits]
-    """First of these requests."""
-
-
 def _find(timeline: Timeline) -> list[Finding]:
     never = never_fitting(timeline)
     findings = [
@@ -91,30 +68,18 @@ def _find(timeline: Timeline) -> list[Finding]:
 
 def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     lost = _lost(timeline, rows).group_by("request_id").agg(LENGTH_US.sum().alias("us"))
-    examples = [_example(timeline, cause, row) for row in rows.head(MOST_EXAMPLES).to_dicts()]
-    worst: NeverFits = examples[0]
     behind = lost.filter(~pl.col("request_id").is_in(pl.lit(rows["request_id"]).implode())).height
     between = pl.col("step").is_between(rows["first_step"].min(), rows["last_step"].max())
-    longest = longest_sequence(timeline.header)
+    evidence = _evidence(timeline, cause, rows, behind)
     return finding_of(
-        NeverFitting(
-            requests=rows.height,
-            blocks_usable=usable_blocks(timeline.header),
-            longest_sequence_tokens=longest,
-            delayed_requests=behind,
-            examples=examples,
-        ),
+        evidence,
         engine_rank=timeline.rank,
         trials=trial_numbers(rows),
         severity="critical",
         title="A request can never run",
-        verdict=say("{request_id:id} can never run: {why}.", worst, why=_why(timeline, cause, worst)),
+        verdict="{request_id:id} can never run: {why}.",
         share_frac=share_of_requests(timeline, int(lost["us"].sum())),
-        holder=say(
-            "[{request_id:id} blocked the queue: {behind:n other request} waited behind it.]",
-            worst,
-            behind=behind,
-        ),
+        holder="[{request_id:id} blocked the queue: {delayed_requests:n other request} waited behind it.]",
         leads=True,
         cause=cause,
         via=only(rows["via"]) or "inferred",
@@ -122,17 +87,17 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
         count=int(rows["refusals"].sum()),
         steps=timeline.steps.filter(between)["step"].head(MAX_STEPS).to_list(),
         tokens=int(rows["tokens"].sum()),
-        message=say(
-            "vLLM refused {request_id:id} in {refusals:n step} while no other request held anything"
-            "[ and preempted it {self_preemptions:n time} for itself]; it waited {waited_ms:ms}."
-            "[ The longest prompt that fits, output included, has {longest:n token}.]"
-            "[ {others:n other request} cannot run either.]",
-            worst,
-            longest=longest if cause == Cause.KV_BLOCKS else None,
-            others=rows.height - 1,
-        ),
+        message="vLLM refused {request_id:id} in {refusals:n step} while no other request held anything"
+        "[ and preempted it {self_preemptions:n time} for itself]; it waited {waited_ms:ms}."
+        "[ The longest prompt that fits, output included, has {longest_sequence_tokens:n token}.]"
+        "[ {others:n other request} cannot run either.]",
         advice=_advice(timeline, cause, rows),
-        example="in {at} {waiting_behind:n request} waited behind {request_id:id}.",
+        example="in {span} {waiting_behind:n request} waited behind {request_id:id}.",
+        values={
+            "why": _why(timeline, cause, evidence),
+            "others": rows.height - 1,
+            "span": Steps(*rows[["first_step", "last_step", "trial"]].row(0)),
+        },
     )
 
 
@@ -151,35 +116,41 @@ def _lost(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([mine, behind]).filter(LENGTH_US > 0)
 
 
-def _example(timeline: Timeline, cause: str, row: dict[str, Any]) -> NeverFits:
-    computed = blocks_needed(timeline.header, row["tokens"]) if cause == Cause.KV_BLOCKS else None
+def _evidence(timeline: Timeline, cause: str, rows: pl.DataFrame, behind: int) -> NeverFitting:
+    row, is_kv = rows.row(0, named=True), cause == Cause.KV_BLOCKS
+    computed = blocks_needed(timeline.header, row["tokens"]) if is_kv else None
     queued = timeline.request_states.filter(
         (pl.col("request_id") == row["request_id"]) & pl.col("state").is_in(QUEUED)
     )
-    fields = {
-        "step": row["first_step"],
-        "blocks_needed": computed or ([row["blocks_needed"]] if row["blocks_needed"] else []),
-        "waited_ms": total_us(queued) / 1e3,
-        "waiting_behind": max(0, row["waiting"] - 1),
-    }
-    return msgspec.convert({**row, **fields}, NeverFits)
+    return NeverFitting(
+        requests=rows.height,
+        delayed_requests=behind,
+        blocks_usable=usable_blocks(timeline.header),
+        longest_sequence_tokens=longest_sequence(timeline.header) if is_kv else None,
+        request_id=row["request_id"],
+        refusals=row["refusals"],
+        self_preemptions=row["self_preemptions"],
+        tokens=row["tokens"],
+        blocks_needed=computed or ([row["blocks_needed"]] if row["blocks_needed"] else []),
+        waited_ms=total_us(queued) / 1e3,
+        waiting_behind=max(0, row["waiting"] - 1),
+    )
 
 
-def _why(timeline: Timeline, cause: str, worst: NeverFits) -> Message:
+def _why(timeline: Timeline, cause: str, evidence: NeverFitting) -> Message:
     """Return the request's need and the amount that exists; leave out values that are not recorded."""
-    total, budget, block = usable_blocks(timeline.header), timeline.token_budget, _mamba_block(timeline)
-    if cause == Cause.KV_BLOCKS and total is not None and worst.needed > total:
+    total, budget, block = evidence.blocks_usable, timeline.token_budget, _mamba_block(timeline)
+    if cause == Cause.KV_BLOCKS and total is not None and evidence.needed > total:
         return say(
             "its {tokens:n token} need {needed:n KV block}[ ({groups} by cache group)], and requests can "
-            "hold {total:n} in all",
-            worst,
-            total=total,
+            "hold {blocks_usable:n} in all",
+            evidence,
         )
-    if cause == Cause.CHUNKED_PREFILL_OFF and worst.tokens > budget:
+    if cause == Cause.CHUNKED_PREFILL_OFF and evidence.tokens > budget:
         return say(
             "its prompt of {tokens:n token} is above the token budget of {budget:n}, and chunked prefill is "
             "off",
-            worst,
+            evidence,
             budget=budget,
         )
     if cause == Cause.MAMBA_ALIGNMENT and block > budget:
@@ -190,7 +161,7 @@ def _why(timeline: Timeline, cause: str, worst: NeverFits) -> Message:
         )
     return say(
         "in {refusals:n step} {reason}, although no other request held anything",
-        worst,
+        evidence,
         reason=reason(timeline.header, loop="waiting", cause=cause, detail=None),
     )
 

@@ -1,6 +1,7 @@
 """``no-progress``: requests that restart again and again, or are ready but never scheduled."""
 
-import msgspec
+from typing import Any
+
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
@@ -8,7 +9,6 @@ from schedtrace.diagnose.rules.allowed_settings import current_value_note, kv_sp
 from schedtrace.diagnose.rules.common import (
     advise,
     finding_of,
-    first_examples,
     severity_by_weight,
     share_of_requests,
     step_numbers,
@@ -29,62 +29,47 @@ LEADS_FRAC = 0.5
 """Share of all computed tokens from which repeated work leads the report, even if all requests finished."""
 
 
-class NoProgressExample(msgspec.Struct, kw_only=True):
-    """A request that made no progress."""
-
-    request_id: str
-    """vLLM's id of the request."""
-    trial: int | None
-    """Trial of the request; None for a trace without trials."""
-    step: int
-    """Step of the first restart, or first step parked."""
-    last_step: int
-    """Step of the last restart, or last step parked."""
-    restarts: int = 0
-    """Number of restarts."""
-    fruitless: int = 0
-    """Number of restarts after which the request got no further than before."""
-    high_tokens: int = 0
-    """Largest number of its tokens that were computed at one time."""
-    recomputed_tokens: int = 0
-    """Tokens computed again."""
-    unfinished: bool
-    """Whether the request did not finish or, if it was parked, was not scheduled again."""
-    hopeless: bool = False
-    """Whether the request cannot make progress."""
-    preemptions: int = 0
-    """Number of its preemptions."""
-    for_itself: int = 0
-    """Number of preemptions for its own allocation."""
-    ready_us: int | None = None
-    """Time when a parked request was ready, on the trace's clock; None: it was not parked."""
-    parked_ms: float | None = None
-    """Time parked after it was ready; None: it was not parked."""
-
-    @property
-    def at(self) -> Steps:
-        """Range of steps from the first of these to the last."""
-        return Steps(self.step, self.last_step, self.trial)
-
-
-class NoProgress(Evidence, kw_only=True):
-    """Requests without progress, and the tokens that they recomputed."""
+class Restarts(Evidence, kw_only=True):
+    """Requests that computed the same tokens again, and the one that recomputed the most."""
 
     requests: int
     """Number of requests."""
     unfinished: int
-    """Number of these that did not finish or, if they were parked, were not scheduled again."""
+    """Number of these that did not finish."""
     hopeless: int
     """Number of these that cannot make progress, as no other request did either until the trace ended."""
-    recomputed_tokens: int = 0
-    """Tokens computed again."""
-    recomputed_frac: float | None = None
-    """Share of all tokens computed; None for parked requests."""
-    holders: list[str] = msgspec.field(default_factory=list)
-    """Requests for which vLLM preempted the first one; where it was preempted for itself, those that had
-    tokens in most steps meanwhile."""
-    examples: list[NoProgressExample]
-    """Requests that recomputed the most tokens."""
+    request_id: str
+    """Request that recomputed the most tokens."""
+    restarts: int
+    """Number of its restarts."""
+    fruitless: int
+    """Number of restarts after which it got no further than before."""
+    high_tokens: int
+    """Largest number of its tokens that were computed at one time."""
+    recomputed_tokens: int
+    """Tokens that it computed again."""
+    preemptions: int
+    """Number of its preemptions."""
+    holders: list[str]
+    """Requests for which vLLM preempted it; where it was preempted for itself, those that had tokens in most
+    steps meanwhile."""
+
+
+class Parked(Evidence, kw_only=True):
+    """Requests that were ready and stayed parked, and the one that stayed longest."""
+
+    requests: int
+    """Number of requests."""
+    unfinished: int
+    """Number of these that were not scheduled again."""
+    hopeless: int
+    """Number of these that cannot make progress, as no other request did either until the trace ended."""
+    request_id: str
+    """Request that stayed parked longest."""
+    ready_us: int
+    """Time when it was ready, on the trace's clock."""
+    parked_ms: float
+    """Time parked after it was ready."""
 
 
 def _find(timeline: Timeline) -> list[Finding]:
@@ -108,87 +93,73 @@ def _not_by_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
-    ids = pl.lit(rows["request_id"]).implode()
+    ids, worst = pl.lit(rows["request_id"]).implode(), rows.row(0, named=True)
     taken = timeline.preemptions.filter(pl.col("request_id").is_in(ids))
     lost = taken.filter("in_schedule")
-    by_itself = (pl.col("for_request_id") == pl.col("request_id")).sum()
-    times = lost.group_by("request_id").agg(preemptions=pl.len(), for_itself=by_itself)
-    examined = rows.rename({"first_step": "step"}).join(
-        times, on="request_id", how="left", maintain_order="left"
-    )
-    examples = first_examples(
-        NoProgressExample, examined.with_columns(pl.col("preemptions", "for_itself").fill_null(0))
-    )
-    worst: NoProgressExample = examples[0]
-    recomputed = int(rows["recomputed_tokens"].sum())
-    computed = int(timeline.steps["used_tokens"].sum())
+    of_worst = lost.filter(pl.col("request_id") == worst["request_id"])
+    recomputed, computed = int(rows["recomputed_tokens"].sum()), int(timeline.steps["used_tokens"].sum())
     part = recomputed / computed if computed else None
     rows = rows.sort("hopeless", descending=True, maintain_order=True)
-    unfinished, hopeless = rows.filter("unfinished").height, rows.filter("hopeless").height
-    holders = _holders(timeline, worst, lost)
+    evidence = Restarts(
+        requests=rows.height,
+        unfinished=rows.filter("unfinished").height,
+        hopeless=rows.filter("hopeless").height,
+        preemptions=of_worst.height,
+        holders=_holders(timeline, worst, of_worst),
+        **{
+            name: worst[name]
+            for name in ("request_id", "restarts", "fruitless", "high_tokens", "recomputed_tokens")
+        },
+    )
     again = timeline.request_states.filter(
         pl.col("state").is_in(["recompute", "preempted"]) & pl.col("request_id").is_in(ids)
     )
     share = share_of_requests(timeline, total_us(again))
     return finding_of(
-        NoProgress(
-            requests=rows.height,
-            unfinished=unfinished,
-            hopeless=hopeless,
-            recomputed_tokens=recomputed,
-            recomputed_frac=part,
-            holders=holders,
-            examples=examples,
-        ),
+        evidence,
         engine_rank=timeline.rank,
         trials=trial_numbers(rows),
-        severity="critical" if hopeless else severity_by_weight(None, share),
-        title="A request makes no progress" if hopeless else CIRCLES,
-        verdict=say(
-            "{request_id:id} [{hopeless:?}makes no progress: it ]started again {restarts:n time} and "
-            "computed {recomputed_tokens:n token} again to get no further than {high_tokens:n token}.",
-            worst,
-        ),
+        severity="critical" if evidence.hopeless else severity_by_weight(None, share),
+        title="A request makes no progress" if evidence.hopeless else CIRCLES,
+        verdict="{request_id:id} [{stuck:?}makes no progress: it ]started again {restarts:n time} and "
+        "computed {recomputed_tokens:n token} again to get no further than {high_tokens:n token}.",
         share_frac=share,
-        holder=_held_by(worst, holders, resets=taken.filter(~pl.col("in_schedule"))),
-        leads=hopeless > 0 or (part or 0) >= LEADS_FRAC,
+        holder=_held_by(evidence, of_worst, resets=taken.filter(~pl.col("in_schedule"))),
+        leads=evidence.hopeless > 0 or (part or 0) >= LEADS_FRAC,
         cause=Cause.KV_BLOCKS if lost.height else None,
         count=int(rows["restarts"].sum()),
         steps=step_numbers(lost),
         tokens=recomputed,
-        message=say(
-            "{requests} computed {tokens:n token} again, {part:%} of all computed tokens. {request_id:id} "
-            "restarted {restarts:n time}, {fruitless:n} of them without getting beyond "
-            "{high_tokens:n computed token}[{unfinished:?}, and did not finish].",
-            worst,
-            requests=Requests(rows["request_id"].to_list(), rows.height),
-            tokens=recomputed,
-            part=part,
-        ),
+        message="{those} computed {tokens:n token} again, {part:%} of all computed tokens. {request_id:id} "
+        "restarted {restarts:n time}, {fruitless:n} of them without getting beyond "
+        "{high_tokens:n computed token}[{ends:!}, and did not finish].",
+        values={
+            "stuck": worst["hopeless"],
+            "ends": not worst["unfinished"],
+            "those": Requests(rows["request_id"].to_list(), rows.height),
+            "part": part,
+            "span": Steps(worst["first_step"], worst["last_step"], worst["trial"]),
+            "times": evidence.recomputed_tokens // max(1, evidence.high_tokens),
+        },
         advice=_advice(timeline, lost),
-        example=say(
-            "in {at} {request_id:id} computed {recomputed_tokens:n token} again, {times:n time} its most.",
-            worst,
-            times=worst.recomputed_tokens // max(1, worst.high_tokens),
-        ),
+        example="in {span} {request_id:id} computed {recomputed_tokens:n token} again, {times:n time} its "
+        "most.",
     )
 
 
-def _holders(timeline: Timeline, worst: NoProgressExample, lost: pl.DataFrame) -> list[str]:
+def _holders(timeline: Timeline, worst: dict[str, Any], lost: pl.DataFrame) -> list[str]:
     """Return the requests for which it was preempted, the most frequent first; else those in most steps."""
-    mine = pl.col("request_id") == worst.request_id
-    preemptors = lost.filter(mine, pl.col("for_request_id") != worst.request_id)
+    preemptors = lost.filter(pl.col("for_request_id") != worst["request_id"])
     if preemptors.height:
-        return (
-            preemptors.group_by("for_request_id", maintain_order=True)
-            .len()
-            .sort("len", descending=True, maintain_order=True)["for_request_id"]
-            .head(MOST_HOLDERS)
-            .to_list()
-        )
-    shared = pl.min_horizontal("last_step", worst.last_step) - pl.max_horizontal("step", worst.step) + 1
+        counts = preemptors.group_by("for_request_id", maintain_order=True).len()
+        often = counts.sort("len", descending=True, maintain_order=True)
+        return often["for_request_id"].head(MOST_HOLDERS).to_list()
+    first, last = worst["first_step"], worst["last_step"]
+    shared = pl.min_horizontal("last_step", last) - pl.max_horizontal("step", first) + 1
     return (
-        timeline.stretches.filter(~mine, pl.col("step") <= worst.last_step, pl.col("last_step") >= worst.step)
+        timeline.stretches.filter(
+            pl.col("request_id") != worst["request_id"], pl.col("step") <= last, pl.col("last_step") >= first
+        )
         .group_by("request_id", maintain_order=True)
         .agg(shared.sum().alias("steps"))
         .sort("steps", descending=True, maintain_order=True)
@@ -198,17 +169,15 @@ def _holders(timeline: Timeline, worst: NoProgressExample, lost: pl.DataFrame) -
     )
 
 
-def _held_by(worst: NoProgressExample, holders: list[str], resets: pl.DataFrame) -> Message:
-    if times := resets.filter(pl.col("request_id") == worst.request_id).height:
-        return say("{times:n reset} of the prefix cache preempted {request_id:id}.", worst, times=times)
-    if not holders or not worst.preemptions:
+def _held_by(evidence: Restarts, lost: pl.DataFrame, resets: pl.DataFrame) -> Message:
+    if times := resets.filter(pl.col("request_id") == evidence.request_id).height:
+        return say("{times:n reset} of the prefix cache preempted {request_id:id}.", evidence, times=times)
+    if not evidence.holders or not evidence.preemptions:
         return NOTHING
-    holding = Requests(holders, len(holders))
-    if worst.preemptions > worst.for_itself:
-        return say(
-            "vLLM preempted {request_id:id} {preemptions:n time}, for {others}.", worst, others=holding
-        )
-    return say("Meanwhile {others} held KV blocks.", others=holding)
+    holding = Requests(evidence.holders, len(evidence.holders))
+    if lost["for_request_id"].eq_missing(lost["request_id"]).all():
+        return say("Meanwhile {others} held KV blocks.", others=holding)
+    return say("vLLM preempted {request_id:id} {preemptions:n time}, for {others}.", evidence, others=holding)
 
 
 def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
@@ -256,41 +225,39 @@ _READY = {
 
 
 def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
-    ready, unended = _READY[CAUSES[cause]], rows.filter("unended").height
-    hopeless, share = (
-        rows.filter("hopeless").height,
-        share_of_requests(timeline, int(rows["parked_us"].sum())),
+    ready, worst = _READY[CAUSES[cause]], rows.row(0, named=True)
+    share = share_of_requests(timeline, int(rows["parked_us"].sum()))
+    evidence = Parked(
+        requests=rows.height,
+        unfinished=rows.filter("unended").height,
+        hopeless=rows.filter("hopeless").height,
+        request_id=worst["request_id"],
+        ready_us=worst["ready_us"],
+        parked_ms=worst["parked_us"] / 1e3,
     )
-    examined = rows.rename({"first_step": "step", "unended": "unfinished"})
-    examples = first_examples(NoProgressExample, examined.with_columns(parked_ms=pl.col("parked_us") / 1e3))
-    worst: NoProgressExample = examples[0]
     return finding_of(
-        NoProgress(requests=rows.height, unfinished=unended, hopeless=hopeless, examples=examples),
+        evidence,
         engine_rank=timeline.rank,
         trials=trial_numbers(rows),
-        severity="critical" if hopeless else severity_by_weight(None, share),
+        severity="critical" if evidence.hopeless else severity_by_weight(None, share),
         title="A ready request stays parked",
-        verdict=say(
-            "{request_id:id} is ready and vLLM does not schedule it: {ready} {ready_us:us} into the "
-            "recording, and it waited {parked_ms:ms} more.",
-            worst,
-            ready=ready,
-        ),
+        verdict="{request_id:id} is ready and vLLM does not schedule it: {ready} {ready_us:us} into the "
+        "recording, and it waited {parked_ms:ms} more.",
         share_frac=share,
-        leads=hopeless > 0,
+        leads=evidence.hopeless > 0,
         cause=cause,
         count=int(rows["steps"].sum()),
-        steps=list(range(worst.step, worst.last_step + 1))[:MAX_STEPS],
-        message=say(
-            "{requests:n request} stayed in the queue ({cause:cause}) after {ready}: {request_id:id} in "
-            "{at}, for {parked_ms:ms}[{unfinished:?}, and was never scheduled].",
-            worst,
-            requests=rows.height,
-            cause=cause,
-            ready=ready,
-        ),
-        advice=[advise("Abort {request_id:id} and send it again; report it to vLLM.", worst)],
-        example=say("{request_id:id} waited in {at} although {ready}.", worst, ready=ready),
+        steps=list(range(worst["first_step"], worst["last_step"] + 1))[:MAX_STEPS],
+        message="{requests:n request} stayed in the queue ({cause:cause}) after {ready}: {request_id:id} in "
+        "{span}, for {parked_ms:ms}[{ends:!}, and was never scheduled].",
+        values={
+            "ready": ready,
+            "cause": cause,
+            "ends": not worst["unended"],
+            "span": Steps(worst["first_step"], worst["last_step"], worst["trial"]),
+        },
+        advice=[advise("Abort {request_id:id} and send it again; report it to vLLM.", evidence)],
+        example="{request_id:id} waited in {span} although {ready}.",
     )
 
 

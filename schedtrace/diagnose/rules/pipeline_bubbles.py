@@ -12,7 +12,14 @@ from schedtrace.diagnose.batches_in_flight import (
 )
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens, smallest_batched_tokens
-from schedtrace.diagnose.rules.common import StepExample, advise, listed, share_of_requests, step_finding
+from schedtrace.diagnose.rules.common import (
+    advise,
+    first_step,
+    largest,
+    listed,
+    share_of_requests,
+    step_finding,
+)
 from schedtrace.model.message import NOTHING, Message, Requests, Steps
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
@@ -27,25 +34,9 @@ UNEVEN_FRAC = 0.2
 """
 
 
-class Cycle(StepExample, kw_only=True):
-    """Steps that follow each other, one for each batch in flight; ``step`` is the first."""
-
-    sizes: list[int]
-    """Requests of each of its steps."""
-    cycle_us: int
-    """Time of the cycle."""
-
-    @property
-    def cycle_span(self) -> Steps:
-        """Range of the cycle's steps."""
-        return Steps(self.step, self.step + len(self.sizes) - 1, self.trial)
-
-
 class PipelineBubbles(Evidence, kw_only=True):
     """Sizes of the batches in flight, and the cost of their unevenness."""
 
-    stages: int
-    """``pipeline_parallel_size``."""
     depth: int
     """Number of batches in flight."""
     cycles: int
@@ -54,23 +45,8 @@ class PipelineBubbles(Evidence, kw_only=True):
     """Number of uneven cycles."""
     unevenness_frac: float
     """Unevenness of these, as above."""
-    cohorts: list[Cohort]
-    """Figures of each batch in flight."""
     most_gain_frac: float
     """``sum(largest) / sum(best) - 1``: the gain if a stage's time were proportional to the batch."""
-    examples: list[Cycle]
-    """Cycles with the largest batch; the step is the first."""
-
-
-class BatchAlone(StepExample, kw_only=True):
-    """Batch that was alone in the pipeline."""
-
-    total_requests: int
-    """Number of requests in the batch."""
-    num_running_after: int
-    """Number of running requests."""
-    execute_us: int
-    """Time of its execution."""
 
 
 class OneAtATime(Evidence, kw_only=True):
@@ -93,8 +69,6 @@ class OneAtATime(Evidence, kw_only=True):
     """Total time of all executions."""
     most_gain_frac: float
     """Largest possible rise of throughput if these executions overlapped as configured."""
-    examples: list[BatchAlone]
-    """Batches that took the longest."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -111,25 +85,23 @@ def _find(timeline: Timeline) -> Findings:
         return
     every = cycles(timeline, depth)
     uneven = every.filter(pl.col("largest") > pl.col("best"))
-    requests, largest = int(uneven["requests"].sum()), int(uneven["largest"].sum())
-    frac = 1 - requests / depth / largest if largest else 0.0
+    requests, most = int(uneven["requests"].sum()), int(uneven["largest"].sum())
+    frac = 1 - requests / depth / most if most else 0.0
     if frac < UNEVEN_FRAC or 2 * uneven.height < every.height:
         return
     left = even_cycle_frac(every, uneven)
     groups = cohorts(timeline, uneven, depth)
-    examples = Cycle.largest(uneven, "largest")
+    cases = largest(uneven, "largest")
+    first, sizes = first_step(cases), cases["sizes"][0].to_list()
     yield step_finding(
         timeline,
         uneven,
         PipelineBubbles(
-            stages=stages,
             depth=depth,
             cycles=every.height,
             uneven_cycles=uneven.height,
             unevenness_frac=frac,
-            cohorts=groups,
-            most_gain_frac=largest / int(uneven["best"].sum()) - 1,
-            examples=examples,
+            most_gain_frac=most / int(uneven["best"].sum()) - 1,
         ),
         title="Uneven batches in the pipeline",
         verdict="In {uneven_cycles:n} of {cycles:n cycle} the {depth:n} batches in flight hold {means} "
@@ -145,10 +117,12 @@ def _find(timeline: Timeline) -> Findings:
             "means": listed([say("{mean_requests:n1}", cohort) for cohort in groups]),
             "saved": None if left is None else 1 - left,
             "gain": 1 / left - 1 if left else None,
-            "counts": listed([say("{size:n}", size=size) for size in examples[0].sizes]),
+            "counts": listed([say("{size:n}", size=size) for size in sizes]),
+            "cycle_span": Steps(first.first, first.first + len(sizes) - 1, first.trial),
         },
         advice=_advice(timeline, depth),
         example="{cycle_span} held {counts} requests and took {cycle_us:us}.",
+        cases=cases,
     )
 
 
@@ -168,7 +142,6 @@ def _one_at_a_time(
         alone_ms=alone_us / 1e3,
         executed_ms=executed_us / 1e3,
         most_gain_frac=executed_us / (executed_us - saved_us) - 1,
-        examples=BatchAlone.largest(alone, "execute_us"),
     )
     return step_finding(
         timeline,
@@ -192,6 +165,7 @@ def _one_at_a_time(
         ],
         example="{at} executed {total_requests:n} of {num_running_after:n request} in {execute_us:us}, with "
         "no other batch in flight.",
+        cases=largest(alone, "execute_us"),
     )
 
 

@@ -7,9 +7,9 @@ import polars as pl
 
 from schedtrace.diagnose.kv_cache import resumptions, steps_per_block
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import Cost, StepExample, prefill_cost, said, step_finding
+from schedtrace.diagnose.rules.common import Cost, largest, prefill_cost, step_finding
 from schedtrace.model.causes import Cause
-from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
@@ -17,8 +17,6 @@ from schedtrace.timeline.timeline import Timeline
 
 CRITICAL_RECOMPUTE_FRAC = 0.10
 """Share of recomputed tokens from which the finding is critical; it costs about as much throughput."""
-MOST_VICTIMS = 10
-"""Maximum number of requests that the evidence names."""
 OFTEN = 3
 """Preemptions of one request that make a storm; the third shows that resuming does not help."""
 FEWEST_PREEMPTIONS = 3
@@ -35,51 +33,11 @@ STORM_EXAMPLE = (
     "{at} preempted {request_id:id}[ (its preemption number {num_preemptions:n})][ {lasted_steps:n step} "
     "after its admission]: it lost {lost_tokens:n computed token} and was away for {away_us:us}."
 )
-
-
-class RepeatVictim(msgspec.Struct, kw_only=True):
-    """A request that was preempted more than once."""
-
-    request_id: str
-    """vLLM's id of the request."""
-    times: int
-    """Number of its preemptions."""
-
-
-class PreemptionExample(StepExample, kw_only=True):
-    """Preemption of a request."""
-
-    request_id: str
-    """Request that was preempted."""
-    for_request_id: str | None
-    """Request for which it was preempted; None: not recorded."""
-    lost_tokens: int
-    """Computed tokens that it lost."""
-
-    @property
-    def whom(self) -> Message:
-        """Words for the request that got the blocks."""
-        if self.for_request_id == self.request_id:
-            return say("for blocks that it needed itself")
-        return say("for [{for_request_id:id}][{for_request_id:!}a request that is not recorded]", self)
-
-
-class StormExample(StepExample, kw_only=True):
-    """Preemption, and the time until its victim was admitted again."""
-
-    request_id: str
-    """Request that was preempted."""
-    num_preemptions: int | None
-    """Number of its preemptions, this one included."""
-    lost_tokens: int
-    """Computed tokens that it lost."""
-    lasted_steps: int | None
-    """Steps from its admission to the preemption."""
-    resumed_step: int | None
-    """Step that admitted it again; None: no step did."""
-    away_us: int
-    """Time from the start of the step that preempted it to that of the step that admitted it again; to its
-    end, or to the trace's last output, if none did."""
+EXAMPLE = (
+    "{at} preempted {request_id:id} for [{itself:?}blocks that it needed itself][{itself:!}"
+    "[{for_request_id:id}][{for_request_id:!}a request that is not recorded]], which discarded "
+    "{lost_tokens:n computed token}."
+)
 
 
 class Storm(msgspec.Struct, kw_only=True):
@@ -98,8 +56,6 @@ class Storm(msgspec.Struct, kw_only=True):
     first_used_frac: float | None
     """Share of KV blocks in use before it: ``1 - kv_blocks_free_before / (kv_blocks_total - 1)`` (one block
     is vLLM's null block); None: not known."""
-    examples: list[StormExample]
-    """Longest absences, of the requests hit most often if any was hit again."""
 
 
 class Preemptions(Evidence, kw_only=True):
@@ -107,42 +63,36 @@ class Preemptions(Evidence, kw_only=True):
 
     victims: int
     """Number of different preempted requests."""
-    repeat_victims: list[RepeatVictim]
-    """Up to ten requests that were preempted more than once, most often preempted first."""
-    for_itself: int
-    """Number of preemptions in which the victim is the request whose allocation failed."""
     lost_tokens: int
     """Computed tokens that were lost."""
     recomputed_tokens: int
     """Tokens that were computed again."""
-    computed_tokens: int
-    """All computed tokens."""
     storm: Storm | None
     """Figures of a storm; None: there is no storm, or the record lacks the facts that show it."""
-    examples: list[PreemptionExample]
-    """Preemptions that lost the most tokens."""
 
 
 def _find(timeline: Timeline) -> Findings:
     lost = timeline.preemptions.filter(pl.col("in_schedule"))
     if lost.is_empty():
         return
-    repeated = repeat_victims(lost)
+    each = lost.group_by("request_id", maintain_order=True).agg(times=pl.len())
+    repeated = each.filter(pl.col("times") > 1).sort("times", descending=True, maintain_order=True)
     recomputed = int(timeline.steps["recomputed_tokens"].sum())
-    computed = int(timeline.steps["used_tokens"].sum())
-    part = recomputed / max(1, computed, recomputed)
+    part = recomputed / max(1, int(timeline.steps["used_tokens"].sum()), recomputed)
     storm = _storm(timeline, repeated, recomputed)
-    cost = prefill_cost(timeline, recomputed) if storm else Cost()
+    cost, cases = Cost(), largest(lost, "lost_tokens")
+    if storm is not None:
+        cost = prefill_cost(timeline, recomputed)
+        most = repeated.filter(pl.col("times") == pl.col("times").max())
+        away = largest(resumptions(timeline), "away_us")
+        cases = away.join(most, on="request_id", how="semi", maintain_order="left") if most.height else away
     critical = part >= CRITICAL_RECOMPUTE_FRAC or cost.severity(unknown="warning") == "critical"
+    often, times = repeated.row(0) if repeated.height else (None, None)
     evidence = Preemptions(
         victims=lost["request_id"].n_unique(),
-        repeat_victims=repeated[:MOST_VICTIMS],
-        for_itself=lost.filter(pl.col("for_request_id") == pl.col("request_id")).height,
         lost_tokens=int(lost["lost_tokens"].sum()),
         recomputed_tokens=recomputed,
-        computed_tokens=computed,
         storm=storm,
-        examples=PreemptionExample.largest(lost, "lost_tokens"),
     )
     yield step_finding(
         timeline,
@@ -152,33 +102,33 @@ def _find(timeline: Timeline) -> Findings:
         cause=Cause.KV_BLOCKS,
         tokens=evidence.lost_tokens,
         message="{steps:n preemption}{trials} discarded {lost_tokens:n computed token} of "
-        "{victims:n request}{repeated}. vLLM computed {recomputed_tokens:n token} again, {part:%} of all "
-        "tokens computed.{of_storm}",
+        "{victims:n request}[, {repeated:n} of them repeatedly ({often:id} {times:n time})]. vLLM computed "
+        "{recomputed_tokens:n token} again, {part:%} of all tokens computed.{of_storm}",
         values={
-            "repeated": repeatedly(repeated),
+            "repeated": repeated.height,
+            "often": often,
+            "times": times,
             "part": part,
             "of_storm": say(STORM, storm) if storm else NOTHING,
+            "itself": cases["for_request_id"][0] == cases["request_id"][0],
         },
-        example=said(STORM_EXAMPLE, storm.examples[0])
-        if storm
-        else "{at} preempted {request_id:id} {whom}, which discarded {lost_tokens:n computed token}.",
+        example=STORM_EXAMPLE if storm else EXAMPLE,
+        cases=cases,
         cost=cost,
     )
 
 
-def _storm(timeline: Timeline, repeated: list[RepeatVictim], recomputed: int) -> Storm | None:
+def _storm(timeline: Timeline, repeated: pl.DataFrame, recomputed: int) -> Storm | None:
     """Return the figures of a preemption storm; None if there is none, or the trace cannot show one."""
     if not timeline.facts >= STORM_NEEDS:
         return None
     lost = resumptions(timeline)
     prefill = int((timeline.steps["used_tokens"] - timeline.steps["decode_tokens"]).sum())
     part = recomputed / max(1, prefill, recomputed)
-    often = bool(repeated) and repeated[0].times >= OFTEN
+    often = repeated.height > 0 and repeated["times"][0] >= OFTEN
     if not often and (lost.height < FEWEST_PREEMPTIONS or part < MUCH_FRAC):
         return None
     first = timeline.steps.filter(pl.col("step").is_in(pl.lit(lost["step"]).implode())).row(0, named=True)
-    most = [victim.request_id for victim in repeated if victim.times == repeated[0].times]
-    shown = lost.filter(pl.col("request_id").is_in(most)) if most else lost
     return Storm(
         cycles=lost.filter("cycle").height,
         cycle_steps=steps_per_block(timeline),
@@ -186,7 +136,6 @@ def _storm(timeline: Timeline, repeated: list[RepeatVictim], recomputed: int) ->
         first_step=first["step"],
         first_running=first["num_running_before"],
         first_used_frac=_used_frac(first),
-        examples=StormExample.largest(shown, "away_us"),
     )
 
 
@@ -196,19 +145,6 @@ def _used_frac(step: dict[str, Any]) -> float | None:
     if free is None or total is None or total < 2:  # noqa: PLR2004  # no block but the null block
         return None
     return float(1 - free / (total - 1))
-
-
-def repeat_victims(lost: pl.DataFrame) -> list[RepeatVictim]:
-    """Return the requests with more than one of these preemptions, the most often preempted first."""
-    times = lost.group_by("request_id", maintain_order=True).agg(pl.len().alias("times"))
-    again = times.filter(pl.col("times") > 1).sort("times", descending=True, maintain_order=True)
-    return [RepeatVictim(**row) for row in again.to_dicts()]
-
-
-def repeatedly(victims: list[RepeatVictim]) -> Message:
-    """Return ``, 2 of them repeatedly (r4 3 times)``."""
-    worst: RepeatVictim | None = victims[0] if victims else None
-    return say("[, {count:n} of them repeatedly ({request_id:id} {times:n time})]", worst, count=len(victims))
 
 
 RULE = Rule(

@@ -4,8 +4,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, trial_numbers
-from schedtrace.model.message import NOTHING
+from schedtrace.diagnose.rules.common import advise, finding_of, largest, trial_numbers
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
@@ -30,42 +29,8 @@ class RankStall(msgspec.Struct, kw_only=True):
     """Number of common steps in which it only decoded while another rank prefilled."""
     stalled_ms: float
     """Time by which these steps took longer than common steps without prefill."""
-    prefill_passes: int
-    """Number of common steps in which it prefilled."""
     stalled_others_ms: float
     """Total stall of other ranks in common steps in which this rank's prefill was the largest."""
-
-
-class StallExample(StepExample, kw_only=True):
-    """A long stall, with the step of the rank that prefilled."""
-
-    rank: int
-    """Rank that prefilled."""
-    prefill_tokens: int
-    """Tokens that the rank prefilled."""
-    stalled_ranks: int
-    """Number of ranks that waited."""
-    pass_us: int
-    """Time of the common step."""
-    excess_us: int
-    """Time by which the step took longer than common steps without prefill."""
-
-
-class AlignedPrefills(msgspec.Struct, kw_only=True):
-    """Upper bound of the time that the same chunks would save if all ranks prefilled at the same time."""
-
-    alone_passes: int
-    """Number of common steps in which exactly one rank prefilled."""
-    prefill_ms: float
-    """Time by which common steps with a prefill took longer than those without."""
-    aligned_ms: float
-    """The same with aligned prefills: at least the time of the rank with most prefill work."""
-    saved_ms: float
-    """Difference of the two, which is the most that can be saved."""
-    saved_frac: float
-    """Share of the time of all common steps."""
-    most_gain_frac: float
-    """Largest possible rise of throughput."""
 
 
 class PrefillStall(Evidence, kw_only=True):
@@ -85,12 +50,12 @@ class PrefillStall(Evidence, kw_only=True):
     """Share of the time of all common steps."""
     ranks: list[RankStall]
     """Figures of each rank."""
-    aligned: AlignedPrefills | None
-    """Upper bound of the time that aligned prefills would save; None: too little to resolve, or a setting
-    aligns them already.
+    aligned_saved_ms: float | None
+    """Most time that the same chunks would save if all ranks prefilled at the same time; None: too little to
+    resolve, or a setting aligns them already.
     """
-    examples: list[StallExample]
-    """Longest stalls, with the step of the rank that prefilled."""
+    most_gain_frac: float | None
+    """Largest possible rise of throughput by it."""
 
 
 def _find(ranks: RecordedRanks) -> Findings:
@@ -108,6 +73,7 @@ def _find(ranks: RecordedRanks) -> Findings:
         .sort("prefill_tokens", descending=True, maintain_order=True)
         .unique(PASS, keep="first", maintain_order=True)
     )
+    saved_us = _saved_if_aligned_us(ranks, stalls)
     evidence = PrefillStall(
         passes=ranks.passes.height,
         prefill_passes=stalls.passes.height,
@@ -116,9 +82,11 @@ def _find(ranks: RecordedRanks) -> Findings:
         stalled_ms=stalled_us / 1e3,
         stalled_frac=frac,
         ranks=_ranks(ranks, stalls, blamed),
-        aligned=_aligned(ranks, stalls),
-        examples=_examples(stalls, blamed),
+        aligned_saved_ms=saved_us / 1e3 if saved_us else None,
+        most_gain_frac=ranks.passes_us / (ranks.passes_us - saved_us) - 1 if saved_us else None,
     )
+    beside = stalls.stalled.group_by(PASS).agg(stalled_ranks=pl.len())
+    cases = blamed.join(beside, on=PASS).join(stalls.passes.select(*PASS, "length_us"), on=PASS)
     worst = max(evidence.ranks, key=lambda rank: rank.stalled_others_ms)
     peers = [rank for rank in evidence.ranks if rank.rank != worst.rank]
     held = max(peers, key=lambda rank: rank.stalled_ms)
@@ -144,21 +112,14 @@ def _find(ranks: RecordedRanks) -> Findings:
         tokens=int(stalls.own["prefill_tokens"].sum()),
         message="In {prefill_passes:n} of {passes:n common step} a rank prefilled, on average "
         "{mean_prefilling:n1} of {all:n} at once. The {stalled_passes:n} that held a rank up took "
-        "{mean_ms:ms} longer than one without prefill.{bound}",
-        values={
-            "all": len(ranks.each),
-            "mean_ms": evidence.stalled_ms / evidence.stalled_passes,
-            "bound": NOTHING
-            if evidence.aligned is None
-            else say(
-                " Aligned prefills would save at most {saved_ms:ms}: {most_gain_frac:%} more throughput.",
-                evidence.aligned,
-            ),
-        },
+        "{mean_ms:ms} longer than one without prefill."
+        "[ Aligned prefills would save at most {aligned_saved_ms:ms}: {most_gain_frac:%} more throughput.]",
+        values={"all": len(ranks.each), "mean_ms": evidence.stalled_ms / evidence.stalled_passes},
         advice=_advice(ranks),
         example="{at} of rank {rank:n} prefilled {prefill_tokens:n token} and held "
-        "{stalled_ranks:n other rank} up: the common step took {pass_us:us}, {excess_us:us} of that for "
+        "{stalled_ranks:n other rank} up: the common step took {length_us:us}, {excess_us:us} of that for "
         "the prefill.",
+        cases=largest(cases, "excess_us"),
         cost_ms=evidence.stalled_ms,
         cost_frac=frac,
         cost_error_frac=noise_us / stalled_us,
@@ -167,51 +128,26 @@ def _find(ranks: RecordedRanks) -> Findings:
 
 def _ranks(ranks: RecordedRanks, stalls: PrefillStalls, blamed: pl.DataFrame) -> list[RankStall]:
     waited = stalls.stalled.group_by("rank").agg(passes=pl.len(), us=pl.col("excess_us").sum())
-    prefilled = stalls.own.group_by("rank").agg(passes=pl.len())
     caused = blamed.group_by("rank").agg(us=pl.col("excess_us").sum())
     passes_of, us_of = (dict(waited.select("rank", name).iter_rows()) for name in ("passes", "us"))
-    prefills_of, caused_of = dict(prefilled.iter_rows()), dict(caused.iter_rows())
+    caused_of = dict(caused.iter_rows())
     return [
         RankStall(
             rank=rank,
             stalled_passes=passes_of.get(rank, 0),
             stalled_ms=us_of.get(rank, 0.0) / 1e3,
-            prefill_passes=prefills_of.get(rank, 0),
             stalled_others_ms=caused_of.get(rank, 0.0) / 1e3,
         )
         for rank in (engine.number for engine in ranks.each)
     ]
 
 
-def _examples(stalls: PrefillStalls, blamed: pl.DataFrame) -> list[StallExample]:
-    beside = stalls.stalled.group_by(PASS).agg(stalled_ranks=pl.len())
-    lengths = stalls.passes.select(*PASS, "length_us")
-    rows = (
-        blamed.join(beside, on=PASS)
-        .join(lengths, on=PASS)
-        .sort("excess_us", "step", descending=[True, False])
-        .with_columns(pl.col("excess_us").round().cast(pl.Int64))
-        .rename({"length_us": "pass_us"})
-    )
-    return StallExample.first(rows)
-
-
-def _aligned(ranks: RecordedRanks, stalls: PrefillStalls) -> AlignedPrefills | None:
-    """Return the bound, if some rank prefilled alone and no setting aligns prefills already."""
-    saved_us, prefill_us = stalls.saved_us(), float(stalls.passes["excess_us"].sum())
-    noise_us = stalls.noise_us * stalls.passes.height**0.5
-    alone = stalls.passes.filter(pl.col("prefilling") == 1).height
-    frac = saved_us / ranks.passes_us
-    if _is_aligned(ranks.header) or not alone or frac < FOUND_FROM_FRAC or saved_us < RESOLVED * noise_us:
-        return None
-    return AlignedPrefills(
-        alone_passes=alone,
-        prefill_ms=prefill_us / 1e3,
-        aligned_ms=(prefill_us - saved_us) / 1e3,
-        saved_ms=saved_us / 1e3,
-        saved_frac=frac,
-        most_gain_frac=ranks.passes_us / (ranks.passes_us - saved_us) - 1,
-    )
+def _saved_if_aligned_us(ranks: RecordedRanks, stalls: PrefillStalls) -> float:
+    """Return the bound; 0 if it is small, no rank prefilled alone, or a setting aligns prefills already."""
+    saved_us, noise_us = stalls.saved_us(), stalls.noise_us * stalls.passes.height**0.5
+    is_alone = (stalls.passes["prefilling"] == 1).any()
+    is_small = saved_us < max(FOUND_FROM_FRAC * ranks.passes_us, RESOLVED * noise_us)
+    return 0.0 if _is_aligned(ranks.header) or not is_alone or is_small else saved_us
 
 
 def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:

@@ -12,9 +12,10 @@ from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replay_advi
 from schedtrace.diagnose.rules.arrival_limited import late_requests
 from schedtrace.diagnose.rules.common import (
     Fields,
-    StepExample,
     Values,
     advise,
+    first_step,
+    largest,
     share_of_requests,
     step_finding,
 )
@@ -64,19 +65,6 @@ class PrefillTime(NamedTuple):
     """Time that each prefill token adds."""
 
 
-class StretchedStep(StepExample, kw_only=True):
-    """Step, and the time that its prefill added."""
-
-    prefill_tokens: int
-    """Tokens of prefills."""
-    decode_tokens: int
-    """Tokens of decodes."""
-    busy_us: int
-    """Time from the step's start to its output."""
-    stretch_us: float
-    """Time that its prefill added, by the step-time model."""
-
-
 class StretchedDecodes(Evidence, kw_only=True):
     """Time that prefill added to the time between tokens."""
 
@@ -98,8 +86,6 @@ class StretchedDecodes(Evidence, kw_only=True):
     """Longest of these steps."""
     median_decode_step_us: float | None
     """Median time of steps that only decode; None if there are no such steps."""
-    examples: list[StretchedStep]
-    """Steps with the largest stretch."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -123,8 +109,8 @@ def _find(timeline: Timeline) -> Findings:
         median_prefill_tokens=median(mixed["prefill_tokens"]),
         max_busy_us=int(mixed["busy_us"].max()),  # type: ignore[arg-type]  # an integer column with rows
         median_decode_step_us=decoding.filter(pl.col("prefill_tokens") == 0)["busy_us"].median(),  # type: ignore[arg-type]  # of integers
-        examples=StretchedStep.largest(mixed, "stretch_us"),
     )
+    worst = largest(mixed, "stretch_us")
     model = timeline.step_time
     severity = "critical" if evidence.stretch_frac >= CRITICAL_FROM_FRAC else "warning"
     fields: Fields = {
@@ -135,6 +121,7 @@ def _find(timeline: Timeline) -> Findings:
         "{median_decode_step_us:us} at the median.]",
         "example": "{at} took {busy_us:us} for {prefill_tokens:n prefill token} and "
         "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
+        "cases": worst,
         "cost_error_frac": None if model is None else model.error_frac,
     }
     again_frac = _computed_again_frac(timeline, mixed)
@@ -161,7 +148,7 @@ def _find(timeline: Timeline) -> Findings:
             "({median_prefill_tokens:n token} at the median): {steps:n step} with one took "
             "{stretch_frac:%} of the time between tokens.",
             "share_frac": share_of_requests(timeline, stretch_us),
-            "advice": [advise(FEWER_STEPS, step=evidence.examples[0].at)],
+            "advice": [advise(FEWER_STEPS, step=first_step(worst))],
         }
     elif smaller is not None and smaller.saved_frac >= WORTH_FRAC:
         fields |= {
@@ -191,7 +178,7 @@ def _find(timeline: Timeline) -> Findings:
         }
     else:
         fields["severity"] = severity
-    most = max(evidence.examples, key=lambda step: step.busy_us).prefill_tokens
+    most = largest(mixed, "busy_us")["prefill_tokens"][0]
     sizes: Values = {} if smaller is None else {name: getattr(smaller, name) for name in SIZES}
     yield step_finding(timeline, mixed, evidence, values={"most": most, **sizes}, **fields)
 

@@ -7,7 +7,6 @@ from schedtrace.diagnose.latencies import TIMES_MEDIAN, request_latencies
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import (
-    StepExample,
     advise,
     listed,
     prefill_cost,
@@ -45,17 +44,6 @@ REASONS = {
     "unknown": "{requests:n request} found nothing for an unknown reason",
 }
 """Reasons (``Admission.miss``) in words."""
-
-
-class Found(StepExample, kw_only=True):
-    """Tokens that one request found in the cache when it was admitted or resumed."""
-
-    request_id: str
-    """vLLM's id of the request."""
-    computed_before_tokens: int
-    """Tokens that had been computed before."""
-    found_tokens: int
-    """Tokens of these that it found in the cache."""
 
 
 class PrefixCache(Evidence, kw_only=True):
@@ -117,8 +105,6 @@ class PrefixCache(Evidence, kw_only=True):
     """
     reused_ttft_ms: float | None
     """Median time to first token of new requests that found their whole shared beginning."""
-    examples: list[Found]
-    """Requests that computed the most tokens again."""
 
     @property
     def makes_tail(self) -> bool:
@@ -166,7 +152,9 @@ def _find(timeline: Timeline) -> Findings:
     nothing = not missed and _could_share(evidence, block_size)
     if not missed and not nothing and not evidence.evicted_tokens:
         return
-    shown = _shown(use, back, nothing=nothing)
+    recomputed = _recomputed(use, back)
+    columns = ["step", "trial", "request_id"]
+    shown = pl.concat([use[columns], recomputed[columns]]) if nothing else recomputed
     hides_shared = evidence.salted > 0 or bool(evidence.without_hit.get("short"))
     alone = nothing and evidence.shareable_tokens == 0 and not hides_shared  # no cache would help
     again = evidence.evicted_tokens + (evidence.missed_tokens or 0 if missed else 0)
@@ -199,6 +187,7 @@ def _find(timeline: Timeline) -> Findings:
         advice=_advice(timeline, evidence, block_size, missed=missed, nothing=nothing),
         example="{request_id:id} found {found_tokens:n} of "
         "{computed_before_tokens:n token/tokens that had been computed before} in {at}.",
+        cases=recomputed,
         tail=_tail(evidence) if missed else NOTHING,
         cost=prefill_cost(timeline, again),
     )
@@ -301,7 +290,6 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         evicted_tokens=int(back["evicted_tokens"].sum()),
         missed_ttft_ms=missed_ttft,
         reused_ttft_ms=reused_ttft,
-        examples=Found.first(_examples(use, back)),
     )
 
 
@@ -344,15 +332,7 @@ def _keys_lost(timeline: Timeline) -> tuple[int, int | None]:
     )
 
 
-def _shown(use: pl.DataFrame, back: pl.DataFrame, *, nothing: bool) -> pl.DataFrame:
-    """Return admissions and resumptions that show the finding: ``step``, ``trial`` and ``request_id``."""
-    columns = ["step", "trial", "request_id"]
-    admitted = use if nothing else use.filter(pl.col("missed_tokens") > 0)
-    gone = back.filter(pl.col("evicted_tokens") > 0).with_columns(step="resumed_step")
-    return pl.concat([admitted.select(columns), gone.select(columns)]).sort("step", "request_id")
-
-
-def _examples(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
+def _recomputed(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
     """Return the requests that had to recompute the most tokens."""
     admitted = use.filter(pl.col("missed_tokens") > 0).select(
         *("step", "trial", "request_id"),

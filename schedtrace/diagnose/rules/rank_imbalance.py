@@ -9,9 +9,9 @@ from schedtrace.diagnose.batches_in_flight import UNEVEN_FRAC, UnevenContext, ev
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import (
     Fields,
-    StepExample,
     advise,
     finding_of,
+    largest,
     step_numbers,
     trial_numbers,
 )
@@ -68,15 +68,6 @@ class RankFigures(msgspec.Struct, kw_only=True):
     """Part of that time in which another rank had a free seat and no waiting request."""
 
 
-class WaitExample(StepExample, kw_only=True):
-    """Example of the longest waits on the rank: ``step`` is the first one that refused the request."""
-
-    request_id: str
-    """vLLM's id of the request."""
-    waited_us: int
-    """Time that it waited."""
-
-
 class RankDummies(msgspec.Struct, kw_only=True):
     """Dummy batches of a rank."""
 
@@ -84,21 +75,10 @@ class RankDummies(msgspec.Struct, kw_only=True):
     """Data-parallel rank."""
     batches: int
     """Number of its dummy batches."""
-    steps_frac: float
-    """Share of its batches, with a request or without, that were dummies."""
     time_ms: float
     """Time of its dummy batches."""
     time_frac: float
     """Share of the time of its batches."""
-
-
-class DummyExample(StepExample, kw_only=True):
-    """Dummy batches between two steps of a rank, with the step after them."""
-
-    rank: int
-    """Data-parallel rank."""
-    batches: int
-    """Number of dummy batches before the step."""
 
 
 class DummyBatches(Evidence, kw_only=True):
@@ -108,8 +88,6 @@ class DummyBatches(Evidence, kw_only=True):
     """Number of dummy batches of all ranks."""
     steps_frac: float
     """Share of all ranks' batches, with a request or without, that were dummies."""
-    time_ms: float
-    """Time of the dummy batches, added up over the ranks."""
     time_frac: float
     """Share of the time of all ranks' batches."""
     longer_ms: float | None
@@ -122,8 +100,6 @@ class DummyBatches(Evidence, kw_only=True):
     """Share of all requests' time that this took."""
     ranks: list[RankDummies]
     """Figures of each rank."""
-    examples: list[DummyExample]
-    """Longest gaps between two steps of a rank; the step is the one after the gap."""
 
     @property
     def most(self) -> RankDummies:
@@ -140,8 +116,6 @@ class RankImbalance(Evidence, kw_only=True):
     """Measure of the imbalance: avoidable ``waits``, ``requests`` in the scheduler, ``context`` of the
     requests in common steps, or ``tokens`` computed.
     """
-    unevenness_frac: float
-    """``1 - mean / max`` over the ranks, of their mean numbers of requests or, for ``tokens``, of these."""
     since_s: float | None
     """Time from the run's first request to the first part of the run in which this rank was above the mean
     by a quarter of its load and one request; None: never."""
@@ -161,16 +135,10 @@ class RankImbalance(Evidence, kw_only=True):
     why: str
     """``client`` (it chose the rank), ``requests`` (the rank got more of them), ``lengths`` (they are
     longer) or ``unknown``."""
-    strip: list[float]
-    """The rank's mean number of requests, or its tokens, in equal parts of the run."""
-    mean_strip: list[float]
-    """Mean of all ranks in these parts."""
     ranks: list[RankFigures]
     """Figures of each rank."""
     dummies: DummyBatches | None
     """Dummy batches of ranks in lock-step; None: they took less than 1 % of the ranks' time."""
-    examples: list[WaitExample]
-    """Longest waits on the rank."""
 
 
 def _find(ranks: RecordedRanks) -> Findings:
@@ -185,7 +153,8 @@ def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
     longer = evidence.dummies.longer_requests_frac if evidence.dummies is not None else None
     context = evidence.context.requests_frac if evidence.context is not None else 0.0
     share = min(1.0, evidence.avoidable_frac + (evidence.lockstep_frac or 0.0) + (longer or 0.0) + context)
-    steps = ranks.timeline(evidence.largest).steps
+    timeline = ranks.timeline(evidence.largest)
+    steps = timeline.steps
     if evidence.avoidable_ms:
         steps = steps.filter(pl.col("num_waiting_after") > 0)
     return finding_of(
@@ -199,21 +168,25 @@ def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
         engine_ranks=[evidence.largest],
         message=_message(evidence),
         advice=[_advice(evidence)] if evidence.why != "unknown" else [],
-        example="{request_id:id} was refused from step {step:n} on and waited {waited_us:us}.",
+        example="{request_id:id} was refused from step {step:n} on and waited {waited_us:us}."
+        if evidence.avoidable_ms
+        else None,
+        cases=_longest_waits(timeline),
     )
 
 
 def _dummies_finding(ranks: RecordedRanks, dummies: DummyBatches) -> Finding:
     """Return the finding about dummy batches of ranks that are loaded evenly otherwise."""
-    rank = dummies.most.rank
+    rank, gaps = dummies.most.rank, _dummy_gaps(ranks)
     fields: Fields = {
         "engine_rank": rank,
-        "steps": step_numbers(_dummy_gaps(ranks).filter(pl.col("rank") == rank)),
+        "steps": step_numbers(gaps.filter(pl.col("rank") == rank)),
         "engine_ranks": [figures.rank for figures in dummies.ranks if figures.batches],
         "count": dummies.batches,
         "trials": trial_numbers(ranks.turns),
         "message": _dummies_message(dummies),
         "example": "Before {at} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
+        "cases": largest(gaps, "batches"),
     }
     if dummies.longer_ms is None:
         fields["severity"] = "info"
@@ -420,8 +393,6 @@ class _Uneven:
     """Requests above the mean."""
     since_us: int | None
     parts_frac: float
-    own: list[float]
-    mean: list[float]
 
 
 def _imbalance(ranks: RecordedRanks, dummies: DummyBatches | None) -> RankImbalance | None:
@@ -449,7 +420,6 @@ def _imbalance(ranks: RecordedRanks, dummies: DummyBatches | None) -> RankImbala
     return RankImbalance(
         largest=uneven.rank,
         measure=measure,
-        unevenness_frac=uneven.unevenness,
         since_s=None if uneven.since_us is None else uneven.since_us / 1e6,
         uneven_frac=uneven.parts_frac,
         avoidable_ms=avoidable_us / 1e3,
@@ -457,11 +427,8 @@ def _imbalance(ranks: RecordedRanks, dummies: DummyBatches | None) -> RankImbala
         lockstep_frac=_lockstep_frac(ranks) if far else None,
         context=None if context is None else context[1],
         why=_why(figures, uneven.rank),
-        strip=uneven.own,
-        mean_strip=uneven.mean,
         ranks=figures,
         dummies=dummies,
-        examples=_examples(ranks.timeline(uneven.rank)) if avoidable_us else [],
     )
 
 
@@ -506,8 +473,6 @@ def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
         above=means[rank] - mean,
         since_us=int(parts["begin_us"][0]) - int(of_part["begin_us"][0]) if parts.height else None,
         parts_frac=parts.height / of_part.height,
-        own=of_part["own"].to_list(),
-        mean=of_part["mean"].to_list(),
     )
 
 
@@ -542,28 +507,26 @@ def _why(figures: list[RankFigures], rank: int) -> str:
     return "unknown"
 
 
-def _examples(timeline: Timeline) -> list[WaitExample]:
+def _longest_waits(timeline: Timeline) -> pl.DataFrame:
+    """Return the waits of each request on a rank, the longest first, with the first step that refused it."""
     waits = timeline.request_states.filter(pl.col("state").is_in(["waiting", "preempted"])).drop_nulls(
         "begin_step"
     )
-    each = (
+    return (
         waits.group_by("request_id")
         .agg(pl.col("trial").first(), step=pl.col("begin_step").min(), waited_us=LENGTH_US.sum())
         .sort("waited_us", "request_id", descending=[True, False])
     )
-    return WaitExample.first(each)
 
 
 def _dummies(ranks: RecordedRanks) -> DummyBatches | None:
     """Return the dummy batches of ranks in lock-step; None: too few to matter, or independent ranks."""
     if not ranks.lockstep or ranks.passes.is_empty():
         return None
-    turns = dict(ranks.turns.group_by("rank").len().iter_rows())
     each = [
         RankDummies(
             rank=rank,
             batches=batches,
-            steps_frac=batches / (batches + turns.get(rank, 0)),
             time_ms=time_us / 1e3,
             time_frac=time_us / ranks.lockstep_us,
         )
@@ -580,11 +543,9 @@ def _dummies(ranks: RecordedRanks) -> DummyBatches | None:
         longer_frac=None if longer is None else longer.frac,
         longer_requests_frac=felt,
         batches=batches,
-        steps_frac=batches / (batches + sum(turns.values())),
-        time_ms=time_ms,
+        steps_frac=batches / (batches + ranks.turns.height),
         time_frac=frac,
         ranks=each,
-        examples=DummyExample.largest(_dummy_gaps(ranks), "batches"),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, severity_by_weight
+from schedtrace.diagnose.rules.common import advise, finding_of, largest, severity_by_weight
 from schedtrace.diagnose.rules.interruption import KINDS, LEAST_FRAC, RULE, WHOLE_FROM
 from schedtrace.model.message import Message, Number
 from schedtrace.model.report import Advice, Evidence, Finding
@@ -23,17 +23,6 @@ from schedtrace.timeline.step_time import median
 
 EXPERTS = "parallel_config.enable_eplb"
 """Setting with which vLLM rearranges the experts of a model among the ranks."""
-
-
-class SlowPass(StepExample, kw_only=True):
-    """Common step of all ranks that took too long; ``step`` is that of the rank with the most requests."""
-
-    rank: int
-    """Rank with the most requests in this step."""
-    length_us: int
-    """Time beyond the expected one."""
-    factor: float
-    """Ratio of actual to expected time."""
 
 
 class SlowPasses(Evidence, kw_only=True):
@@ -56,8 +45,6 @@ class SlowPasses(Evidence, kw_only=True):
     step_interval: int | None
     """Number of common steps after which vLLM rearranges the experts (``eplb_config.step_interval``); None:
     it does not, or not recorded."""
-    examples: list[SlowPass]
-    """Longest of them."""
 
     @property
     def period(self) -> Message:
@@ -125,7 +112,6 @@ def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFram
         period_steps=rows["period_steps"].mean(),  # type: ignore[arg-type]  # of numbers
         period_ms=None if period_us is None else float(period_us) / 1e3,  # type: ignore[arg-type]  # of numbers
         step_interval=interval if isinstance(interval, int) else None,
-        examples=SlowPass.largest(shown.join(rows.select(*PASS, "factor"), on=PASS), "length_us"),
     )
     return finding_of(
         evidence,
@@ -143,6 +129,7 @@ def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFram
         "explains, {time_ms:ms} longer in total.",
         advice=_advice_for_passes(evidence, settings),
         example="{at} of rank {rank:n} took {length_us:us} longer, {factor:n1} times as long as expected.",
+        cases=largest(shown.join(rows.select(*PASS, "factor"), on=PASS), "length_us"),
         cost_ms=evidence.time_ms,
         cost_frac=time_us / ranks.passes_us,
     )

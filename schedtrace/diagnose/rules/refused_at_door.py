@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import seats_cost
 from schedtrace.diagnose.rules.common import advise, listed, severity, step_finding
+from schedtrace.model.manifest import RequestRefusal
 from schedtrace.model.message import NOTHING, Message, Steps
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
@@ -18,18 +18,8 @@ from schedtrace.timeline.timeline import Timeline
 
 LEADS_FROM_FRAC = 0.05
 """Share of all requests from which refusals precede every other finding."""
-MOST_EXAMPLES = 3
 CRITICAL_FRAC = 0.25
 """Share of all requests from which the finding is critical."""
-
-
-class RefusedRequest(msgspec.Struct, kw_only=True):
-    """Request that the front end turned away."""
-
-    at_us: int
-    """Time of the refusal, on the trace's clock."""
-    reason: str
-    """Limit for which it was turned away."""
 
 
 class AtDoor(Evidence, kw_only=True):
@@ -41,16 +31,10 @@ class AtDoor(Evidence, kw_only=True):
     """Share of these among all requests: turned away, or received by an engine."""
     by_reason: dict[str, int]
     """Number of requests that were turned away, by limit."""
-    first_us: int
-    """Time of the first refusal, on the trace's clock."""
-    last_us: int
-    """Time of the last refusal, on the trace's clock."""
     waited_for: dict[str, float]
     """Share of all waiting in the engine's queue between the first and the last refusal, by cause; empty: no
     request waited.
     """
-    examples: list[RefusedRequest]
-    """First of these requests."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -58,15 +42,13 @@ def _find(timeline: Timeline) -> Findings:
     refused = _refused(timeline)
     if not refused or timeline.front_end is None:
         return
-    first_us, last_us = refused[0].at_us, refused[-1].at_us
+    anchor = timeline.header.wall_anchor_us
+    first_us, last_us = refused[0].at_unix_us - anchor, refused[-1].at_unix_us - anchor
     evidence = AtDoor(
         refused=len(refused),
         refused_frac=len(refused) / (len(refused) + timeline.front_end.arrived),
         by_reason=dict(Counter(line.reason for line in refused).most_common()),
-        first_us=first_us,
-        last_us=last_us,
         waited_for=_waited_for(timeline, first_us, last_us),
-        examples=refused[:MOST_EXAMPLES],
     )
     ends = pl.coalesce("output_us", "end_us")
     in_progress = (pl.col("start_us") <= last_us) & (ends >= first_us)
@@ -109,17 +91,13 @@ def _find(timeline: Timeline) -> Findings:
     )
 
 
-def _refused(timeline: Timeline) -> list[RefusedRequest]:
+def _refused(timeline: Timeline) -> list[RequestRefusal]:
     """Return refusals since the first request after the warm-up, at rank 0 for all ranks."""
     first_us = timeline.known_requests.select(pl.coalesce("arrived_us", "queued_us").min()).item()
     if timeline.front_end is None or timeline.rank or first_us is None:
         return []
-    anchor = timeline.header.wall_anchor_us
-    moments = [
-        RefusedRequest(at_us=line.at_unix_us - anchor, reason=line.reason)
-        for line in timeline.front_end.refused
-    ]
-    return [moment for moment in moments if moment.at_us >= first_us]
+    first_us += timeline.header.wall_anchor_us
+    return [line for line in timeline.front_end.refused if line.at_unix_us >= first_us]
 
 
 def _waited_for(timeline: Timeline, first_us: int, last_us: int) -> dict[str, float]:

@@ -7,8 +7,8 @@ from schedtrace.diagnose.rule import Findings, Rule, Threshold, cost_frac
 from schedtrace.diagnose.rules.allowed_settings import async_scheduling
 from schedtrace.diagnose.rules.common import (
     Cost,
-    StepExample,
     advise,
+    largest,
     severity,
     share_of_requests,
     step_finding,
@@ -31,17 +31,6 @@ WARNING_FRAC, CRITICAL_FRAC = 0.25, 0.50
 """Shares of the run from which host time is a warning, and critical (it then exceeds the device's time)."""
 
 
-class HostGap(StepExample, kw_only=True):
-    """Step before which the device waited."""
-
-    gap_us: int
-    """Time that the device waited before the step."""
-    schedule_us: int
-    """Time of its ``schedule()``."""
-    num_running_before: int
-    """Number of running requests before the step."""
-
-
 class HostGaps(Evidence, kw_only=True):
     """Time that the device waited for the host."""
 
@@ -52,8 +41,6 @@ class HostGaps(Evidence, kw_only=True):
     update_ms: float
     """Part of it in ``update_from_output()`` of the step before. The rest is the engine's other work: taking
     requests, sending outputs, exchanging batches and outputs with the worker."""
-    examples: list[HostGap]
-    """Gaps that lasted longest."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -74,7 +61,6 @@ def _find(timeline: Timeline) -> Findings:
             gap_ms=gap_us / 1e3,
             schedule_ms=scheduling / 1e3,
             update_ms=updating / 1e3,
-            examples=HostGap.largest(gaps, "gap_us"),
         ),
         title="Host work between steps",
         verdict="The device waits for the host: {share:%} of the busy time ({gap_ms:ms}) passed between "
@@ -93,6 +79,7 @@ def _find(timeline: Timeline) -> Findings:
         },
         advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
         example="before {at} the device waited {gap_us:us} with {num_running_before:n request} running.",
+        cases=largest(gaps, "gap_us"),
         cost=Cost(gap_us / 1e3, frac),
     )
 

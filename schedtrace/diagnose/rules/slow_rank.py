@@ -2,7 +2,6 @@
 
 from statistics import median
 
-import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
@@ -41,15 +40,6 @@ INDEPENDENT = (
 )
 
 
-class RankPace(msgspec.Struct, kw_only=True):
-    """Pace of one rank."""
-
-    rank: int
-    """Data-parallel rank."""
-    factor: float
-    """Ratio of its step times to those that the other ranks' step times predict."""
-
-
 class SlowRank(Evidence, kw_only=True):
     """Slowest rank, compared with the others."""
 
@@ -68,8 +58,8 @@ class SlowRank(Evidence, kw_only=True):
     step."""
     others_us: float
     """The same time on the other ranks."""
-    ranks: list[RankPace]
-    """Factor of each rank."""
+    compared: int
+    """Number of ranks that are compared."""
 
 
 def _find(ranks: RecordedRanks) -> Findings:
@@ -100,7 +90,6 @@ def _find(ranks: RecordedRanks) -> Findings:
             "there": "there"
             if evidence.work_of == evidence.rank
             else say("on rank {rank:n}", rank=evidence.rank),
-            "compared": len(evidence.ranks),
         },
         advice=[
             advise(
@@ -151,7 +140,7 @@ def _independent(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
         work_of=whose,
         own_us=pace.expected_us(work),
         others_us=others_us,
-        ranks=[RankPace(rank=number, factor=factors[number]) for number in factors],
+        compared=len(factors),
     )
     return evidence, lost / ranks.total_requests_us
 
@@ -198,7 +187,7 @@ def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
         work_of=slowest,
         own_us=1000 * own,
         others_us=1000 * peers,
-        ranks=[],
+        compared=len(numbers),
     )
     return evidence, min(1.0, lost_us / ranks.total_requests_us)
 

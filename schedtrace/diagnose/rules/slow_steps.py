@@ -23,7 +23,7 @@ from schedtrace.diagnose.excess_words import (
 from schedtrace.diagnose.gains import sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed_settings import async_scheduling, current_value_note
-from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, step_finding
+from schedtrace.diagnose.rules.common import Cost, advise, largest, listed, step_finding
 from schedtrace.diagnose.rules.slow_step_remedies import profile_advice, remedies, would_tell
 from schedtrace.diagnose.rules.spec_decode import larger_steps
 from schedtrace.model.message import NOTHING, Message, Number, Request, Steps, joined
@@ -52,17 +52,6 @@ WHOLE_FROM = 10.0
 """Factor of the time from which the verdict rounds it to a whole number."""
 MOST_BY_CHANCE = 0.1
 """Largest chance that requests start and end at the two ends of a range of steps by coincidence."""
-
-
-class SlowStep(StepExample, kw_only=True):
-    """Step that took longer than its work explains."""
-
-    total_requests: int
-    """Number of requests that the step scheduled."""
-    took_us: float
-    """Time of the part in microseconds."""
-    expected_us: float
-    """Time in microseconds that the model predicts for the work."""
 
 
 class Condition(msgspec.Struct, kw_only=True):
@@ -103,16 +92,10 @@ class SlowSteps(Evidence, kw_only=True):
     """Part of the step: ``execution``, ``schedule``, ``update`` or ``between``."""
     conditions: list[Condition]
     """Conditions that the slow steps share; for a trend, the value from which the time grows."""
-    trend: bool
-    """Whether the time grows with the feature instead of jumping at a value."""
     per_unit_us: float | None
     """Time in microseconds that each unit of a trend's feature adds; None without a trend."""
-    also: list[Condition]
-    """Conditions that explain as much."""
     looked_at: int
     """Number of examined steps."""
-    all_steps: int
-    """Number of steps that have this part."""
     inside: int
     """Number of examined steps that meet the conditions."""
     longer: int
@@ -125,8 +108,6 @@ class SlowSteps(Evidence, kw_only=True):
     """Median time in milliseconds by which the steps inside exceed their work."""
     factor: float
     """Median ratio of actual to expected time of the steps inside."""
-    explained_frac: float
-    """Share of the model's error on held-out steps that the conditions remove."""
     unexplained_frac: float | None
     """Share of the slow steps' excess in this part that nothing in this trace explains."""
     model_error_frac: float
@@ -135,16 +116,12 @@ class SlowSteps(Evidence, kw_only=True):
     """Largest batch size below the slow ones; None if the batch size is not a condition."""
     captured_tokens: int | None
     """Size in tokens of the largest captured CUDA graph, if only larger decode steps are slow; else None."""
-    request_ids: list[str]
-    """Requests that the slow steps share, if a request is a condition."""
     starting: list[str]
     """Requests whose first step is the first of a range of slow steps; empty: no range, or a coincidence."""
     ending: list[str]
     """Requests whose last step is the last of this range."""
     phases: list[SlowPhase]
     """Phases of these steps if they return at a period; empty if not."""
-    examples: list[SlowStep]
-    """Steps with the largest excess."""
 
 
 class UnmarkedSteps(Evidence, kw_only=True):
@@ -154,8 +131,6 @@ class UnmarkedSteps(Evidence, kw_only=True):
     """Part of the step: ``execution``, ``schedule``, ``update`` or ``between``."""
     looked_at: int
     """Number of examined steps."""
-    all_steps: int
-    """Number of steps that have this part."""
     slow: int
     """Number of examined steps that are slow without a mark."""
     excess_ms: float
@@ -166,12 +141,8 @@ class UnmarkedSteps(Evidence, kw_only=True):
     """Last of the examined slow steps."""
     phases: list[SlowPhase]
     """Phases of slow steps; empty if less than half of the excess lies in phases."""
-    compared: list[str]
-    """Features that were compared, as in the table above."""
     model_error_frac: float
     """Typical relative error of the model of the work."""
-    examples: list[SlowStep]
-    """Steps with the largest excess."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -200,10 +171,14 @@ def _find(timeline: Timeline) -> Findings:
             continue
         evidence: SlowSteps = _evidence(timeline, excess, effect)
         subject = steps_subject(excess, effect)
+        slow = excess.steps.with_columns(
+            took_us=pl.Series(excess.times_us),
+            expected_us=pl.Series(excess.expected_us),
+        ).filter(pl.Series(effect.inside))
         advice, gain = _advice(timeline, excess, effect, evidence)
         yield step_finding(
             timeline,
-            excess.steps.filter(pl.Series(effect.inside)),
+            slow,
             evidence,
             title=title(excess, effect, subject),
             verdict=JUMP
@@ -229,6 +204,7 @@ def _find(timeline: Timeline) -> Findings:
             },
             advice=advice,
             example="{at} with {total_requests:n request} took {took_us:us} instead of {expected_us:us}.",
+            cases=slow.sort(pl.col("took_us") - pl.col("expected_us"), descending=True, maintain_order=True),
             cost=Cost(effect.cost_us / 1e3, effect.cost_us / timeline.busy_us, excess.error_frac),
         )
 
@@ -263,15 +239,12 @@ def _unmarked_finding(timeline: Timeline, excess: "PartExcess") -> Finding:
     evidence = UnmarkedSteps(
         part=excess.part,
         looked_at=excess.steps.height,
-        all_steps=excess.all_steps,
         slow=slow.height,
         excess_ms=total_us * excess.all_steps / excess.steps.height / 1e3,
         first_step=int(slow["step"][0]),
         last_step=int(slow["step"][-1]),
         phases=phases if in_phases_us >= LEAST_IN_PHASES_FRAC * total_us else [],
-        compared=excess.compared,
         model_error_frac=excess.error_frac,
-        examples=SlowStep.largest(slow, "left_us"),
     )
     return step_finding(
         timeline,
@@ -290,6 +263,7 @@ def _unmarked_finding(timeline: Timeline, excess: "PartExcess") -> Finding:
         values={"where": PARTS[excess.part], "compared_facts": joined(compared_facts(excess.compared), ", ")},
         advice=[would_tell(excess.part)],
         example="{at} with {total_requests:n request} took {took_us:us} instead of {expected_us:us}.",
+        cases=largest(slow, "left_us"),
         cost=Cost(left.cost_us / 1e3, left.cost_us / timeline.busy_us, excess.error_frac),
     )
 
@@ -341,12 +315,6 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
 
     explanation, inside = effect.explanation, effect.inside
     added = effect.excess_us[inside]
-    rows = excess.steps[["step", "trial", "total_requests"]].with_columns(
-        took_us=pl.Series(excess.times_us), expected_us=pl.Series(excess.expected_us)
-    )
-    worst = rows.filter(pl.Series(inside)).sort(
-        pl.col("took_us") - pl.col("expected_us"), descending=True, maintain_order=True
-    )
     per_unit_us = None
     if explanation.slope:
         (term,) = explanation.terms
@@ -357,29 +325,21 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
     return SlowSteps(
         part=excess.part,
         conditions=_conditions(explanation),
-        trend=explanation.slope,
         per_unit_us=per_unit_us,
-        also=[condition for also in explanation.also for condition in _conditions(also)],
         looked_at=excess.steps.height,
-        all_steps=excess.all_steps,
         inside=int(inside.sum()),
         longer=int(effect.longer[inside].sum()),
         outside=int((~inside).sum()),
         longer_outside=int(effect.longer[~inside].sum()),
         excess_ms=float(np.median(added)) / 1e3,
         factor=effect.factor,
-        explained_frac=explanation.explained,
         unexplained_frac=unexplained_frac if unexplained_frac >= LEAST_FRAC else None,
         model_error_frac=excess.error_frac,
         batch_size=_cliff(explanation),
         captured_tokens=captured_tokens(timeline, excess, effect),
-        request_ids=[
-            term.feature.detail for term in explanation.terms if term.feature.kind in ("request", "length")
-        ],
         starting=starting,
         ending=ending,
         phases=_phases(timeline, slow_phases(excess.steps, inside)) if returns else [],
-        examples=SlowStep.first(worst),
     )
 
 

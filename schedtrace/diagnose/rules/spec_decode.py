@@ -6,7 +6,7 @@ from typing import NamedTuple
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import Cost, StepExample, advise, share_of_requests, step_finding
+from schedtrace.diagnose.rules.common import Cost, advise, largest, share_of_requests, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
@@ -34,19 +34,6 @@ LEAST_ABOVE_FRAC = 0.05
 BETTER = 0.5
 """Most error, as a share of the linear model's, with which the model with a bend replaces it."""
 PER_BATCH = "num_speculative_tokens_per_batch_size"
-
-
-class DraftStep(StepExample, kw_only=True):
-    """Step that verified drafts."""
-
-    total_requests: int
-    """Number of requests that the step scheduled."""
-    draft_tokens: int
-    """Number of tokens that were drafted."""
-    output_tokens: int
-    """Number of output tokens."""
-    busy_us: int
-    """Time from the step's start to its output."""
 
 
 class SpecDecode(Evidence, kw_only=True):
@@ -81,8 +68,6 @@ class SpecDecode(Evidence, kw_only=True):
     of the budget besides the tokens."""
     draft_slot_tokens: int
     """Token budget that was left in these steps."""
-    examples: list[DraftStep]
-    """Steps that took the longest."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -196,7 +181,6 @@ def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> 
         from_requests=costs.from_requests,
         draft_slot_steps=of_slots["step"].n_unique(),
         draft_slot_tokens=int(of_slots.unique("step", keep="last")["budget_left"].sum()),
-        examples=DraftStep.largest(steps, "busy_us"),
     )
     speed = costs.rate / costs.plain_rate if loses or fall is None else fall.speed(accepted / costs.drafts)
     lost_us = costs.busy_us * (1 - speed)
@@ -231,6 +215,7 @@ def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> 
         advice=_advice(timeline, evidence, loses=loses),
         example="{at} verified {draft_tokens:n draft token} for {total_requests:n request} in "
         "{busy_us:us} and finished {output_tokens:n token}.",
+        cases=largest(steps, "busy_us"),
         cost=Cost(lost_us / 1e3, lost_us / timeline.busy_us, costs.error_frac if loses else None),
     )
 

@@ -5,7 +5,7 @@ import polars as pl
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import (
     Cost,
-    StepExample,
+    largest,
     only,
     severity_of,
     step_finding,
@@ -114,30 +114,6 @@ EXPECTED = ASKED_FOR | {Cause.STREAMING_INPUT_PENDING}
 """Causes that are expected: a user requested the pause, or the client has not sent its input yet."""
 
 
-class Stall(StepExample, kw_only=True):
-    """Stall: ``step`` is its first step."""
-
-    steps: int
-    """Number of its steps."""
-    since_us: int
-    """Its beginning, on the trace's clock."""
-    stalled_us: int
-    """Length of the stall."""
-    unended: bool
-    """Whether it had not ended when its trial, or the trace, ended."""
-    num_waiting: int
-    """Number of waiting requests after its last step."""
-    num_running: int
-    """Number of running requests after its last step."""
-    request_id: str | None
-    """Request named by the exit of the first step with this cause; None: the exit names no request."""
-
-    @property
-    def span(self) -> Steps:
-        """Range of the stall's steps."""
-        return Steps(self.step, self.step + self.steps - 1, self.trial)
-
-
 class Stalls(Evidence, kw_only=True):
     """Stalls with the same cause."""
 
@@ -149,10 +125,6 @@ class Stalls(Evidence, kw_only=True):
     """Total time of all stalls."""
     longest_ms: float
     """Time of the longest stall."""
-    since_step: int
-    """First step of the first stall."""
-    examples: list[Stall]
-    """Longest stalls; the step is the first step of the stall."""
 
 
 def _find(timeline: Timeline) -> list[Finding]:
@@ -170,14 +142,14 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
     last = pl.max_horizontal("end_us", "output_us").max()
     span_us = timeline.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()
     part = stalled_us / max(1, int(span_us))
-    worst, *_ = examples = Stall.largest(stalls, "stalled_us")
+    cases = largest(stalls, "stalled_us")
+    worst = cases.row(0, named=True)
+    span = Steps(worst["step"], worst["step"] + worst["steps"] - 1, worst["trial"])
     evidence = Stalls(
         stalls=stalls.height,
         unended=int(stalls["unended"].sum()),
         stalled_ms=stalled_us / 1e3,
-        longest_ms=worst.stalled_us / 1e3,
-        since_step=int(stalls["step"].min()),  # type: ignore[arg-type]  # an integer column
-        examples=examples,
+        longest_ms=worst["stalled_us"] / 1e3,
     )
     severity = "critical" if evidence.unended else severity_of(part)
     every = stalls.select(pl.int_ranges("step", pl.col("step") + pl.col("steps")).explode().alias("step"))
@@ -197,12 +169,13 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
         "ended.]",
         values={
             "part": part,
-            "since": worst.since_us + timeline.offset_us,
-            "span": worst.span,
+            "since": worst["since_us"] + timeline.offset_us,
+            "span": span,
             "record": "trial" if trial_numbers(stalls) else "trace",
         },
         example="in {span} {num_waiting:n request} waited, {num_running:n} ran"
         "[ and vLLM refused {request_id:id}].",
+        cases=cases,
         cost=Cost(stalled_us / 1e3, part),
         cost_of="run",
     )

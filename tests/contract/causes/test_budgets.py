@@ -7,6 +7,7 @@ pytest.importorskip("vllm")
 from schedtrace.balance import balanced
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.model.causes import Cause
+from schedtrace.present.phrases import plain
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.driver import tiny_model
 from tests.contract.causes.scenes import running, waiting
@@ -155,6 +156,5 @@ def test_a_prompt_larger_than_the_budget_left_is_told_apart_from_late_arrivals(t
     blocked = findings["blocked-budget"]
     assert blocked.cause == "chunked_prefill_off"
     assert run.trials[0].new_per_step == [3, 1, 1]
-    example = blocked.evidence.examples[0]
-    assert (example.request_id, example.budget_left) == ("t1-3", 2048 - 300)
+    assert "t1-3 next in line, 3 running, 1,748 tokens of budget left" in plain(blocked.example)
     assert "arrival-limited" not in findings

@@ -247,7 +247,7 @@ def test_steps_with_equal_budgets_left_count_each(view_of):
     assert row.mean_budget_left == 200
 
 
-def test_a_queue_of_skipped_requests_only_is_blocked_by_what_they_were_skipped_for(found):
+def test_a_queue_of_skipped_requests_only_is_blocked_by_what_they_were_skipped_for(found, recorded_words):
     skips = [
         exact(Cause.LORA_CAP, "a", 900, kind="continue"),
         exact(Cause.GRAMMAR_PENDING, "b", 900, kind="continue", location=f"{LINE}:20"),
@@ -256,8 +256,7 @@ def test_a_queue_of_skipped_requests_only_is_blocked_by_what_they_were_skipped_f
     ]
     [finding] = found("blocked-budget", step(0, got={"x": 100}, waiting=3, exits=skips))
     assert (finding.cause, finding.via, finding.location) == ("lora_cap", "source", f"{LINE}:10")
-    [example] = finding.evidence.examples
-    assert (example.step, example.num_waiting_after, example.request_id) == (0, 3, "a")
+    recorded_words(finding.example)
 
 
 def test_where_the_loop_was_left_for_a_reason_skips_before_it_do_not_count(found):

@@ -1,4 +1,3 @@
-import msgspec
 import pytest
 
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
@@ -32,17 +31,7 @@ def test_budget_left_while_requests_waited_is_found_with_exact_figures(found, re
     assert (finding.tokens, finding.advice) == (300 + 500, [])
     assert finding.evidence.mean_budget_left_frac == pytest.approx(0.7)
     assert finding.evidence.mean_waiting == 3
-    assert msgspec.to_builtins(finding.evidence.examples[0]) == {
-        "step": 1,
-        "trial": None,
-        "request_id": "next",
-        "budget_left": 500,
-        "num_waiting_after": 4,
-        "num_running_after": 1,
-        "kv_blocks_free_after": 3,
-        "location": None,
-    }
-    recorded_words(finding.message)
+    recorded_words(finding.message, finding.example)
 
 
 @pytest.mark.parametrize("cause", REFUSALS)
@@ -128,7 +117,7 @@ def test_one_inferred_exit_makes_the_whole_finding_inferred(found, recorded_word
 
 def test_limits_that_share_a_cause_are_findings_of_their_own(found, recorded_words):
     findings = found(CODE, refused(0, kv_exit("watermark")), *(refused(n, kv_exit("free")) for n in (1, 2)))
-    assert [finding.evidence.details for finding in findings] == [["free"], ["watermark"]]
+    assert [finding.steps for finding in findings] == [[1, 2], [0]]
     assert {finding.cause for finding in findings} == {"kv_blocks"}
     recorded_words(finding.message for finding in findings)
 

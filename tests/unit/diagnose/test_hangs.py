@@ -127,7 +127,7 @@ def test_a_stall_that_has_ended_is_not_the_end(reported):
     )
     assert "When this trace ends" not in text
     [found] = [one for one in run.findings if one.cause == "hung"]
-    assert (found.evidence.times, found.evidence.sentence) == (1, seen.sentence)
+    assert (found.evidence.times, found.evidence.stacks) == (1, seen.stacks)
 
 
 def test_a_hang_before_the_first_step_has_the_bar_that_its_verdict_is_about(reported):

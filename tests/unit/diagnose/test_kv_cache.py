@@ -116,19 +116,11 @@ def lines(*refusals):
     ]
 
 
-def test_what_they_hold_and_what_their_tokens_fill(view_of):
+def test_what_each_request_holds_of_each_group(view_of):
     refusal = HeadRefusal("c", [5, 9], 3, ["a", "b"], [[4, 2], [30, 32]])
     assert group_use(view_of(*lines(refusal), cache_groups=GROUPS)) == [
-        use("FullAttention", 10, 3.0, 3.0, 0.06),
-        use("Mamba", 100, 31.0, 1.0, 0.62),
-    ]
-
-
-def test_those_that_are_not_named_hold_a_share_of_the_pool_too(view_of):
-    refusal = HeadRefusal("c", [], 3, ["a"], [[4], [30]], other_holders=2, other_held=[6, 20])
-    assert group_use(view_of(*lines(refusal), cache_groups=GROUPS)) == [
-        use("FullAttention", 10, 4.0, 4.0, 0.1),
-        use("Mamba", 100, 30.0, 1.0, 0.5),
+        use("FullAttention", 3.0),
+        use("Mamba", 31.0),
     ]
 
 
@@ -136,9 +128,7 @@ def test_means_over_refusals(view_of):
     first = HeadRefusal("c", [5, 9], 3, ["a"], [[4], [30]])
     second = HeadRefusal("d", [7, 1], 3, ["b"], [[2], []])
     [full, mamba] = group_use(view_of(*lines(first, second), cache_groups=GROUPS))
-    assert (full.blocks_per_request, full.tokens_need_blocks) == (3, 3)
-    assert full.share_of_pool == pytest.approx(0.03)
-    assert (mamba.blocks_per_request, mamba.share_of_pool) == (30, 0.3)
+    assert (full.blocks_per_request, mamba.blocks_per_request) == (3, 30)
 
 
 def test_nothing_is_known_without_refusals_or_groups(view_of):

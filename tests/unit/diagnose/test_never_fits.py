@@ -39,8 +39,8 @@ def test_a_prompt_that_needs_more_blocks_than_there_are(found):
         2,
     )
     # The trace ends with the last output, 91 ms after the first step.
-    [example] = finding.evidence.examples
-    assert (example.blocks_needed, example.waited_ms, example.waiting_behind) == ([120], 91.01, 2)
+    evidence = finding.evidence
+    assert (evidence.blocks_needed, evidence.waited_ms, evidence.waiting_behind) == ([120], 91.01, 2)
     assert finding.share_frac == pytest.approx((91.01 + 2 * 91.0) / (3 * 91.02))
     more, shorter = finding.advice
     assert (more.setting, more.value) == ("num_gpu_blocks_override", 121)
@@ -104,7 +104,7 @@ def test_groups_are_added_up(found, recorded_words):
     """A window is counted with its cap at admission: 60 + 7 blocks, and a sequence of 920 tokens fits."""
     window = CacheGroup("SlidingWindow", 10, 4, window=64, admission_cap=7)
     [finding] = found(CODE, *refusals(10, prompt=1000), cache_groups=[DENSE, window])
-    assert finding.evidence.examples[0].blocks_needed == [100, 7]
+    assert finding.evidence.blocks_needed == [100, 7]
     assert finding.evidence.longest_sequence_tokens == 920
     recorded_words(finding.verdict)
 
@@ -134,8 +134,8 @@ def test_one_that_preempts_itself_alone_again_and_again(found, times, there):
     findings = found(CODE, *lines, cache_groups=[DENSE])
     assert bool(findings) is there
     if there:
-        [example] = findings[0].evidence.examples
-        assert (example.self_preemptions, example.tokens, example.blocks_needed) == (2, 981, [99])
+        evidence = findings[0].evidence
+        assert (evidence.self_preemptions, evidence.tokens, evidence.blocks_needed) == (2, 981, [99])
 
 
 def test_a_prompt_above_the_budget_with_chunked_prefill_off(found, recorded_words):

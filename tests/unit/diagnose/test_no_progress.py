@@ -35,11 +35,9 @@ def test_one_that_starts_again_and_again(found, recorded_words):
     assert (finding.count, finding.tokens, finding.steps) == (3, 300, [1, 3, 5])
     evidence = finding.evidence
     assert (evidence.requests, evidence.unfinished, evidence.holders) == (1, 1, ["a"])
-    assert evidence.recomputed_frac == 300 / (400 + 7)
-    [example] = evidence.examples
-    assert (example.restarts, example.fruitless, example.high_tokens) == (3, 3, 100)
-    assert (example.step, example.last_step, example.preemptions, example.for_itself) == (2, 6, 3, 0)
-    recorded_words(finding.verdict, finding.message, finding.holder)
+    assert (evidence.restarts, evidence.fruitless, evidence.high_tokens) == (3, 3, 100)
+    assert (evidence.recomputed_tokens, evidence.preemptions) == (300, 3)  # of 400 + 7 computed tokens
+    recorded_words(finding.verdict, finding.message, finding.holder, finding.example)
 
 
 def test_advice_names_no_present_value_that_is_not_recorded(found, recorded_words):
@@ -66,7 +64,7 @@ def test_one_that_nobody_could_make_room_for_makes_no_progress(found, recorded_w
         lines.append(step(number + 1, got={"b": 100}, resumed="b", requests=rows, waiting=1))
     [finding] = found(CODE, *lines)
     assert (finding.severity, finding.leads, finding.evidence.hopeless) == ("critical", True, 1)
-    assert finding.evidence.examples[0].restarts == 3
+    assert finding.evidence.restarts == 3
     recorded_words(finding.title, finding.verdict)
 
 
@@ -172,8 +170,8 @@ def test_a_ready_request_that_stays_parked(found, cause, many, there, recorded_w
         assert (finding.cause, finding.count, finding.steps, finding.leads) == (
             cause, 10, list(range(3, 13)), True
         )  # fmt: skip
-        [example] = finding.evidence.examples
-        assert (example.request_id, example.ready_us, example.parked_ms) == ("p", 25_000, 96.0)
+        evidence = finding.evidence
+        assert (evidence.request_id, evidence.ready_us, evidence.parked_ms) == ("p", 25_000, 96.0)
         assert finding.share_frac == pytest.approx(96_000 / (2 * 121_020))
         recorded_words(finding.message)
 

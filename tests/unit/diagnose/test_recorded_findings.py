@@ -52,7 +52,6 @@ def test_a_storm_is_a_degree_of_preemption(of):
     evidence = finding.evidence
     storm = evidence.storm
     assert (finding.severity, finding.count, evidence.recomputed_tokens) == ("critical", 6, 182)
-    assert [(one.request_id, one.times) for one in evidence.repeat_victims] == [("r4", 3), ("r3", 2)]
     assert (storm.cycles, storm.first_step, storm.first_running, storm.first_used_frac) == (4, 3, 6, 0.75)
     assert all(one.evidence.storm is None for one in of("preemption", "no-storm"))
 
@@ -78,7 +77,7 @@ def test_a_reset_of_the_cache_is_an_interruption(of, recorded_words):
     [finding] = of("interruption", "reset")
     evidence = finding.evidence
     assert (finding.cause, finding.count, finding.tokens) == ("cache_reset", 1, 4 * 74)
-    assert (evidence.resets, evidence.preempted, evidence.lost_tokens) == (1, 4, 4 * 74)
+    assert (evidence.resets, evidence.requests, evidence.lost_tokens) == (1, 4, 4 * 74)
     assert evidence.wait_ms == pytest.approx(4 * 3.56 + 1.59)
     recorded_words(finding)
     assert of("interruption", "no-reset") == []
@@ -105,19 +104,17 @@ FIGURES = {
     # The long prompt needs 15 blocks of the 9 left; the two behind it need 2 each, for 24 steps.
     "head-of-line": (
         {"cause": "kv_blocks", "count": 24},
-        {"refused_steps": 25, "requests_held_up": 2, "head": "long", "head_tokens": 240, "head_blocks": 15}
-        | {"examples.0.request_id": "b", "examples.1.request_id": "a"}
-        | {f"examples.{at}.{name}": n for at in (0, 1) for name, n in (("kv_blocks_free", 9), ("blocks", 2))},
+        {"requests_held_up": 2, "head": "long", "head_tokens": 240, "blocks_free": 9},
     ),
     # Nobody is scheduled until the request that can never fit is aborted after 20 steps.
     "stall": (
         {"cause": "kv_blocks", "severity": "critical", "steps": [*range(20)]},
-        {"examples.0.request_id": "long"},
+        {"stalls": 1, "unended": 0},
     ),
     # b loses 5 full blocks of 16; a has taken two of them when b comes back.
     "prefix-cache": (
         {},
-        {"lost_tokens": 80, "found_tokens": 48, "evicted_tokens": 32, "examples.0.request_id": "b"},
+        {"lost_tokens": 80, "found_tokens": 48, "evicted_tokens": 32},
     ),
     # 24 blocks hold four of the eight requests to their end.
     "kv-bound": (
@@ -142,7 +139,7 @@ FIGURES = {
         {"request_id": "long", "prompt_tokens": 1500, "steps": 6, "requests": 3},
     ),
     # Three loads hold 5 blocks each.
-    "kv-held-idle": ({"cause": "remote_kv_pending"}, {"parked_requests": 3, "parked_blocks": 15}),
+    "kv-held-idle": ({"cause": "remote_kv_pending"}, {"parked_blocks": 15}),
     # Both seats belong to requests of priority 5 until these are done.
     "priority-inversion": (
         {"cause": "max_num_seqs"},
@@ -166,15 +163,15 @@ FIGURES = {
     # Two seats, five requests of 40 tokens: 3, 2 (one is aborted) wait until the first two are done.
     "blocked-budget": (
         {"cause": "max_num_seqs", "via": "source", "steps": [0, 1, 2, 3, 4, 5]},
-        {"examples.0.budget_left": 256 - 2 * 40},
+        {"mean_budget_left_frac": 0.94140625},
     ),
     # 8 blocks of 16: both outgrow 64 tokens, the second one loses all of its.
-    "preemption": ({"count": 1, "tokens": 64, "steps": [5]}, {"examples.0.for_request_id": "r0"}),
+    "preemption": ({"count": 1, "tokens": 64, "steps": [5]}, {"victims": 1}),
     # At 60 ms two of five requests are done; one had 17 of its 20 output tokens, two had no seat yet.
     "aborted-requests": (
         {},
         {"aborted": 3, "requests": 8, "retries": 3, "by_content": True, "computed_tokens": 40 + 16}
-        | {"output_tokens": 17, "time_ms": pytest.approx(3 * 60.9), "median_age_ms": pytest.approx(60.9)},
+        | {"output_tokens": 17, "median_age_ms": pytest.approx(60.9)},
     ),
     # The scheduler hears of the pause after 50.6 ms; two requests are there, and four come meanwhile.
     "interruption": (
@@ -209,7 +206,6 @@ def test_figures_within_bounds(of):
     """6 of 8 tokens go to decodes, at first."""
     [starved] = of("decode-starves-prefill", "shows")
     assert 0.5 <= starved.evidence.decode_share_frac <= 0.75
-    assert starved.evidence.examples[0].decode_tokens >= 4
     [overhead] = of("scheduler-overhead", "shows")
     assert overhead.evidence.schedule_ms + overhead.evidence.update_ms <= overhead.evidence.gap_ms
 

@@ -127,7 +127,7 @@ def present(trait=None, factor=3, noise=0.05):
 def test_one_request_that_slows_the_steps(found, recorded_words):
     [finding] = found(CODE, *present())
     assert conditions(finding) == [("request", "r", 0, None)]
-    assert (finding.evidence.request_ids, finding.count) == (["r"], 70)
+    assert finding.count == 70
     recorded_words(finding.title, finding.advice)
 
 
@@ -141,7 +141,7 @@ def test_a_time_that_grows_by_less_than_is_read_for_each_unit(found, recorded_wo
     lines[0].arrived.append(arrival("r", 0, prompt_tokens=160_000))
     findings = found(CODE, *lines)
     [host] = [finding for finding in findings if finding.evidence.part == "schedule"]
-    assert host.evidence.trend
+    assert host.evidence.per_unit_us
     recorded_words(host.verdict)
 
 
@@ -210,14 +210,12 @@ def test_a_range_of_slow_steps_and_the_requests_at_its_ends(found, recorded_word
 def test_what_such_a_request_asks_for_comes_before_its_name(found, trait, asked, recorded_words):
     [finding] = found(CODE, *present(asked))
     assert conditions(finding) == [("trait", trait, 0, None)]
-    assert finding.evidence.also == []
     recorded_words(finding.title, finding.advice)
 
 
 def test_near_ties_are_named_beside_it(found, recorded_words):
     [finding] = found(CODE, *present({"logprobs": 5, "structured": True}))
     assert conditions(finding) == [("trait", "logprobs", 0, None)]
-    assert [(one.feature, one.detail) for one in finding.evidence.also] == [("trait", "structured")]
     recorded_words(finding.holder, finding.advice)
 
 
@@ -282,7 +280,7 @@ def test_what_the_host_does_for_each_of_some_requests(found, recorded_words):
     settings = {"kv_transfer_config.kv_connector": "Sleepy"}
     [finding] = found(CODE, *skips(), settings=settings)
     evidence = finding.evidence
-    assert (evidence.part, evidence.trend) == ("schedule", True)
+    assert (evidence.part, evidence.per_unit_us is not None) == ("schedule", True)
     assert [(one.feature, one.detail) for one in evidence.conditions] == [
         ("exits", "connector_undecided waiting")
     ]
@@ -297,7 +295,7 @@ def test_a_trend(found, recorded_words):
         line.schedule_us = 100 + 50 * number
         line.output_us += line.schedule_us
     [finding] = found(CODE, *lines)
-    assert (finding.evidence.part, finding.evidence.trend) == ("schedule", True)
+    assert finding.evidence.part == "schedule"
     assert [one.feature for one in finding.evidence.conditions] == ["clock"]
     assert finding.evidence.per_unit_us == pytest.approx(2_500, rel=0.02)
     recorded_words(finding.title, finding.verdict)
@@ -316,7 +314,7 @@ def test_a_time_that_falls_back_at_each_reset(found, recorded_words, resets, fea
         [*lines, *controls], key=lambda line: line.at_us if isinstance(line, Events) else line.start_us
     )
     [finding] = found(CODE, *ordered)
-    assert finding.evidence.trend
+    assert finding.evidence.per_unit_us
     assert [one.feature for one in finding.evidence.conditions] == [feature]
     if feature == "since":
         assert finding.evidence.per_unit_us == pytest.approx(1000, rel=0.05)
@@ -335,9 +333,8 @@ def test_a_request_whose_cost_grows_with_its_output(found, recorded_words):
         line.requests.append(ScheduledRequest("z", 100 + outputs, 1))
         line.output_us += 50 * outputs
     [finding] = found(CODE, *lines)
-    assert (conditions(finding), finding.evidence.trend) == ([("length", "z", 0, None)], True)
+    assert conditions(finding) == [("length", "z", 0, None)]
     assert finding.evidence.per_unit_us == pytest.approx(50, rel=0.05)
-    assert finding.evidence.request_ids == ["z"]
     recorded_words(finding.title, finding.verdict, finding.advice)
 
 
@@ -489,7 +486,6 @@ def test_phases_that_nothing_marks(found, recorded_words):
     assert (evidence.slow, evidence.looked_at, evidence.part) == (slow, 640, "execution")
     assert evidence.excess_ms == pytest.approx(0.7 * 4.45 * slow, rel=0.05)
     assert finding.share_frac == pytest.approx(0.2 * 4.5 / 8, rel=0.3)  # 4.5 of 8 requests run in a step
-    assert {"batch", "prefill", "clock"} & {*evidence.compared} == {"batch", "clock"}  # no step has a prefill
     recorded_words(finding)
 
 
@@ -649,10 +645,10 @@ def test_what_all_slow_steps_have_in_common_though_not_all_such_steps_are_slow(f
     findings = found("interruption", *stalled_now_and_then(), grammar_threads=86)
     [finding] = [one for one in findings if one.cause == "scattered"]
     evidence = finding.evidence
-    assert (evidence.mark, evidence.marked, evidence.marked_of_all_frac) == ("compiling", 17, 60 / 400)
+    assert (evidence.marked, evidence.marked_of_all_frac) == (17, 60 / 400)
     recorded_words(finding.verdict, *finding.advice)
 
 
 def test_slow_steps_elsewhere_have_nothing_in_common(found):
     findings = found("interruption", *stalled_now_and_then(beside=(5, 205)))
-    assert [one.evidence.mark for one in findings if one.cause == "scattered"] == [None]
+    assert [one.evidence.marked for one in findings if one.cause == "scattered"] == [0]

@@ -36,7 +36,7 @@ NOT_RESOLVED = {
 """Template, or call, to the reason why nothing but a run can tell where its values come from."""
 
 WORDS = ("title", "verdict", "holder", "message")
-"""Fields of a finding that a template may be given for; for ``example``, too."""
+"""Fields of a finding that a template may be given for; ``example``, too, about a row of ``cases``."""
 OF_A_FINDING = {"steps", "tokens", "share"}
 OF_STEPS = OF_A_FINDING | {"trials"}
 BUILDERS = {
@@ -99,8 +99,8 @@ def _of_builder(call, tree, parents, module):
         for template in literals(sentence, tree):
             missing = set(argument_names(parsed(template))) - known
             owners = scope.classes(evidence) if evidence is not None and missing else []
-            if name == "example":
-                owners = [one for owner in owners for one in classes(element(hint_of(owner, "examples")))]
+            if name == "example" and "cases" in keywords:  # about a row of these
+                owners = [OPEN]
             if missing and not owners:
                 found.append(f"{template!r}: where are {sorted(missing)} from?")
             found += [
