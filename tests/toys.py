@@ -100,6 +100,6 @@ def told(
     )
     vars(recorder).update(events=[], queued=True)
     vars(scheduler).update({"waiting": Queue()} | facts)
-    RECORDERS.put(scheduler, recorder)
+    RECORDERS.store(scheduler, recorder)
     returned = scheduler.schedule(*given)
     return returned, *to_lines(recorder.events, budget, 0)

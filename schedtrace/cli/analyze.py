@@ -17,8 +17,8 @@ from schedtrace.cli.options import (
     FromOption,
     LastOption,
     ToOption,
+    print_escaped,
     print_line,
-    put,
     read_runs,
     require_vllm,
     show,
@@ -247,7 +247,7 @@ def show_records(
         msg = f"{asked[0]} is about traces: {records[0].path} has no steps ({records[0].kind})"
         raise UsageError(msg)
     if records and runs:
-        put("\n")
+        print_escaped("\n")
         for record in records:
             same_file = [result for result in records if result.path == record.path]
             compare_with_trace(record, runs, same_file)

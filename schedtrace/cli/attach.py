@@ -56,7 +56,7 @@ def attach(
         return
     for_s = seconds("--for", for_)
     attached = attach_to(engine, output, for_s, hash_ids=hash_ids, trace=trace_bounds(trace))
-    for line in attached.lines():
+    for line in attached.result_lines():
         print_line(line)
     if for_s is not None:
         print_line(f"recording for {for_} (Ctrl-C ends it)")

@@ -155,7 +155,7 @@ def read_recorded_load(path: Path, step_times: Path | None, clients: int | None)
         step_times: Saved step times; None to fit them to the run.
         clients: As for ``whatif.prediction.recorded_load``.
     """
-    from schedtrace.step_times.fitted import load
+    from schedtrace.step_times.fitted import load_fit
     from schedtrace.whatif.prediction import recorded_load
 
-    return recorded_load(one_run(path), load(step_times) if step_times else None, clients)
+    return recorded_load(one_run(path), load_fit(step_times) if step_times else None, clients)

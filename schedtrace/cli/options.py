@@ -315,7 +315,7 @@ def show(page: "Page[Any]", output_format: str = Format.TEXT) -> None:
     The text is not written by rich, which would turn a closed pipe into exit code 1.
     """
     width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "100"))
-    put(renderer(output_format)(page, width=width))
+    print_escaped(renderer(output_format)(page, width=width))
 
 
 def show_trials(folder: Path) -> "RunReport":
@@ -329,7 +329,7 @@ def show_trials(folder: Path) -> "RunReport":
     return report
 
 
-def put(text: str) -> None:
+def print_escaped(text: str) -> None:
     """Print text on stdout whose parts are already escaped."""
     sys.stdout.write(text)
     sys.stdout.flush()

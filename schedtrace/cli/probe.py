@@ -34,7 +34,7 @@ def probe(
 
     probed = probe_engines(engine, timeout_s=seconds("--timeout", timeout) or 0.0, engines=engines)
     for each in probed:
-        print_line(each.line)
+        print_line(each.probe_line)
     if any(each.health.state in {"silent", "dead"} for each in probed):
         raise typer.Exit(ExitCode.ENGINE)
     if not all(each.health.is_ready if ready else each.health.is_alive for each in probed):

@@ -59,7 +59,7 @@ def simulate(
     from schedtrace.engine.plan import Given, check_arguments, folder_of, make_folders
     from schedtrace.present.phrases import plain
     from schedtrace.present.progress import CountBar
-    from schedtrace.step_times.fitted import load
+    from schedtrace.step_times.fitted import load_fit
     from schedtrace.step_times.roofline import Roofline
     from schedtrace.step_times.roofline import gpu as gpu_of
     from schedtrace.step_times.shapes import shape as shape_of
@@ -79,7 +79,7 @@ def simulate(
     options = shaped_options(shape, device, engine_args, online=not offline)
     parallel = int(engine_args.get("tensor_parallel_size", 1))
     roofline = Roofline(shape, device, parallel, engine_args.get("kv_cache_dtype"))
-    times = load(step_times) if step_times else roofline
+    times = load_fit(step_times) if step_times else roofline
     folder = folder_of(output, label or f"{shape.name}-{device.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     make_folders([folder], force=force)
     notes = [plain(note) for note in loads[0].all_notes]

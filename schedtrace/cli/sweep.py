@@ -84,7 +84,7 @@ def sweep(
         parse_changes,
         ray_replays,
     )
-    from schedtrace.whatif.sweep import sweep as replayed
+    from schedtrace.whatif.sweep import replay_configurations as replayed
     from schedtrace.whatif.sweep_rows import parse_slo
 
     bounds = parse_slo(slo) if slo else []
@@ -149,7 +149,7 @@ def _swept(
     clients: int | None,
 ) -> _Swept:
     """Return what a sweep is about."""
-    from schedtrace.step_times.fitted import load as load_times
+    from schedtrace.step_times.fitted import load_fit as load_times
     from schedtrace.step_times.roofline import gpu as gpu_of
     from schedtrace.step_times.shapes import shape
     from schedtrace.whatif.part import require_baseline

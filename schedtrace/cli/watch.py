@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import is_terminal, print_line, put
+from schedtrace.cli.options import is_terminal, print_escaped, print_line
 from schedtrace.errors import MissingExtraError
 
 
@@ -40,7 +40,7 @@ def watch(
 
     session = WatchSession(find_target(target, dict(os.environ), Path.cwd(), wait=not once))
     if once:
-        put(status_page(session.observe_engines(judge_now=True), SCREENFUL))
+        print_escaped(status_page(session.observe_engines(judge_now=True), SCREENFUL))
     elif is_terminal():
         try:
             from schedtrace.watch.app import WatchApp

@@ -272,7 +272,7 @@ def _untested(metric: Metric, *, base: Sample, new: Sample) -> MetricChange:
         higher_is_better=metric.higher_is_better,
         base=base,
         new=new,
-        change_frac=significance.change(base.values, new.values),
+        change_frac=significance.relative_change(base.values, new.values),
         beyond_spread=(new.min > base.max or new.max < base.min) if several else None,
         outcome=Outcome.TOO_FEW,
         significant=None,

@@ -25,13 +25,13 @@ Values = Sequence[float]
 Figures = NDArray[np.float64]
 
 
-def change(base: Values, new: Values) -> float | None:
+def relative_change(base: Values, new: Values) -> float | None:
     """Return ``new / base - 1`` of the means; None if the base is 0."""
     return float(np.mean(new) / np.mean(base) - 1) if any(base) else None
 
 
 def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
-    """Return the 95 % percentile bootstrap interval of ``change``, from a fixed seed.
+    """Return the 95 % percentile bootstrap interval of ``relative_change``, from a fixed seed.
 
     Trials are assumed to be independent. With four per side it contains the truth in about 84 of 100 cases,
     with eight in 94. None with fewer than four, without spread on either side, or with a base trial of 0.

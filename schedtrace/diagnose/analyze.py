@@ -376,7 +376,7 @@ def all_findings(engines: list[Judged], ranks: RecordedRanks, facts: frozenset[F
     return ranked(
         engines,
         [finding for rule in RANK_RULES.values() if rule.needs <= facts for finding in rule(ranks)],
-        ranks.prefill_stalls.steps() if ranks.prefill_stalls is not None else {},
+        ranks.prefill_stalls.stalled_steps() if ranks.prefill_stalls is not None else {},
     )
 
 

@@ -146,10 +146,10 @@ def _least_step_us(model: StepTime) -> pl.Expr:
 def most_step_us(timeline: Timeline) -> float | None:
     """Return the maximum fixed cost of a step: the largest base, and all host time."""
     model, steps = timeline.step_time, timeline.steps.filter(RAN > 0).height
-    return model.most_base_us + host_us(timeline) / steps if model is not None and steps else None
+    return model.most_base_us + host_time_us(timeline) / steps if model is not None and steps else None
 
 
-def host_us(timeline: Timeline) -> int:
+def host_time_us(timeline: Timeline) -> int:
     """Return the time in which the device did not work although a request was present, in microseconds."""
     host = timeline.engine_states.filter(~pl.col("state").is_in(["device", "idle", NOT_RECORDED]))
     return total_us(host)
@@ -215,7 +215,7 @@ def fixed_share(timeline: Timeline, shown: pl.DataFrame, *, at_budget: bool = Fa
     busy_us = mean(steps, pl.col("busy_us"))
     if busy_us is None:
         return None
-    usual, host = median(steps["used_tokens"]), host_us(timeline) / working.height
+    usual, host = median(steps["used_tokens"]), host_time_us(timeline) / working.height
     similar, *nearer = (
         fit_step_time(working.filter(pl.col("used_tokens") >= least * usual))
         for least in (SIMILAR_FRAC, *(NEARER_FRACS if at_budget else ()))

@@ -38,10 +38,10 @@ def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
     The result is null if blocks cannot be counted.
     """
     need = need_of_engine(header)
-    if need is None or not need.is_bounded or need.most(1) is None:
+    if need is None or not need.is_bounded or need.peak_blocks(1) is None:
         return pl.Series(lengths.name, [None] * lengths.len(), pl.Int64)
     distinct = lengths.drop_nulls().unique()
-    blocks = pl.Series([sum(need.most(tokens) or ()) for tokens in distinct], dtype=pl.Int64)
+    blocks = pl.Series([sum(need.peak_blocks(tokens) or ()) for tokens in distinct], dtype=pl.Int64)
     return lengths.replace_strict(distinct, blocks, default=None, return_dtype=pl.Int64)
 
 
@@ -52,7 +52,7 @@ def longest_sequence(header: Header) -> int | None:
     if usable is None or length is None or need is None or blocks_needed(header, 1) is None:
         return None
     needs = range(1, length + need.lookahead + 1)
-    fitting = bisect_right(needs, usable, key=lambda tokens: sum(need.most(tokens) or [0]))
+    fitting = bisect_right(needs, usable, key=lambda tokens: sum(need.peak_blocks(tokens) or [0]))
     return max(0, min(length, fitting - need.lookahead))
 
 

@@ -555,7 +555,7 @@ def _add_lockstep(ranks: RecordedRanks, figures: list[EngineFigures]) -> None:
         each = stalls.stalled.group_by("rank").agg(pl.col("excess_us").sum())
         stalled = {rank: max(0.0, us) for rank, us in each.iter_rows()}
     for row in figures:
-        own = [rank.number for rank in ranks.each if row.engine_rank in {None, rank.number}]
+        own = [rank.rank_number for rank in ranks.each if row.engine_rank in {None, rank.rank_number}]
         row.dummy_batches = sum(dummies[rank][0] for rank in own)
         row.dummy_ms = sum(dummies[rank][1] for rank in own) / 1e3
         if stalls is not None:

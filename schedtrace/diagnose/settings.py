@@ -353,7 +353,7 @@ def use_of(timeline: Timeline) -> Use | None:
     )
 
 
-def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
+def limit_use(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
     """Return how much of this limit the run used, over all engines, or nothing if too little is recorded."""
     if not engines or setting.value is False:
         return NOTHING
@@ -416,7 +416,7 @@ def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveS
     for setting in settings:
         inert = why_inert(setting, header, configured_by(run))
         setting.inert = bool(inert)
-        setting.explanation = joined([setting.explanation, inert, used(setting, engines)], "; ")
+        setting.explanation = joined([setting.explanation, inert, limit_use(setting, engines)], "; ")
     return [setting for setting in settings if _says_something(setting, header)]
 
 

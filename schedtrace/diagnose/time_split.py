@@ -10,7 +10,7 @@ from schedtrace.model.report import EngineTime, RequestTime, TimePart
 from schedtrace.timeline.charges import CHARGES, OF_KV
 from schedtrace.timeline.engine_states import BUSY, STATES, with_engine_time
 from schedtrace.timeline.events import INTERRUPTED, starved_us
-from schedtrace.timeline.frames import recorded
+from schedtrace.timeline.frames import states_outside_gaps
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, overlap_us, total_us, until
@@ -99,7 +99,7 @@ STRIP_CELLS = 40
 
 def request_time(timeline: Timeline) -> list[RequestTime]:
     """Return the states and causes of all requests, the longest first; interruptions precede both."""
-    states = recorded(timeline.interrupted_states)
+    states = states_outside_gaps(timeline.interrupted_states)
     total = total_us(states)
     if not total:
         return []

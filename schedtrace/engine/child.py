@@ -275,7 +275,7 @@ class _Stopped(BaseException):
     """Exception: this process was asked to end."""
 
 
-def main(pipe: int) -> None:
+def run_commands(pipe: int) -> None:
     """Start the engine as the first command requests, then obey commands until the end.
 
     Args:

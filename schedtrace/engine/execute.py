@@ -73,7 +73,7 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
         for plan, engine in engines:
             observer.phase(plan, "shutting down")
             engine.send_command(run_spec.StopCommand())
-            for _ in engine.events():
+            for _ in engine.read_events():
                 pass
             _require_whole([(plan, engine)])
             plan.save_manifest("finished")
@@ -103,7 +103,7 @@ def _remove_unused(plans: list[Plan], error: SchedtraceError) -> None:
 
 
 def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
-    for event in engine.events():
+    for event in engine.read_events():
         if isinstance(event, run_spec.Phase):
             observer.phase(plan, event.name)
         elif isinstance(event, run_spec.Ready):
@@ -165,7 +165,7 @@ def _run_trial(plan: Plan, engine: EngineProcess, trial: int, observer: Observer
         total = min(total, plan.spec.warmup)
     observer.progress(plan, trial, 0, total)
     engine.send_command(run_spec.RunTrial(trial))
-    for event in engine.events():
+    for event in engine.read_events():
         if isinstance(event, run_spec.Progress):
             observer.progress(plan, trial, event.finished, total)
         elif isinstance(event, run_spec.TrialDone):

@@ -35,7 +35,7 @@ processes.
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def main() -> None:
+def guard_engine() -> None:
     """Become both guards and the engine process."""
     events, ends = int(sys.argv[1]), [sys.stdin.fileno()]
     for watched in ([], ends):
@@ -51,7 +51,7 @@ def main() -> None:
 
     from schedtrace.engine import child as engine_process
 
-    engine_process.main(events)
+    engine_process.run_commands(events)
 
 
 def _take_orphans() -> None:
@@ -145,4 +145,4 @@ def _note_that_the_command_is_gone() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guard_engine()

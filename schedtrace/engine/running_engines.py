@@ -409,7 +409,7 @@ class ProbedEngine(NamedTuple):
     waiting: int = 0
 
     @property
-    def line(self) -> str:
+    def probe_line(self) -> str:
         """Line for a person."""
         load = f"{self.running:,} running, {self.waiting:,} waiting"
         return f"{self.name}: {self.health.state}: {self.health.cause or load}"
@@ -435,7 +435,7 @@ def probe_engines(target: str | None, *, timeout_s: float, engines: int) -> list
         listening, why = _find(target)
         silences = {pid: silences.get(pid) or _Silence(here) for pid, here in listening.silent_here.items()}
         for silence in silences.values():
-            silence.look()
+            silence.check_threads()
         complete = not listening.silent and len(listening.engines) >= engines
         if complete or time.monotonic() >= end_s:
             break
@@ -447,7 +447,7 @@ def probe_engines(target: str | None, *, timeout_s: float, engines: int) -> list
         for engine in listening.engines
     }
     for pid, what in listening.silent.items():
-        starved = silences[pid].starved if pid in silences else None
+        starved = silences[pid].starved_words if pid in silences else None
         health = Health("silent", what) if starved is None else Health("busy", f"{what}: it {starved}")
         probed[pid] = ProbedEngine(f"pid {pid}", health)
     missing = [ProbedEngine("an engine", Health("dead", why))] * (engines - len(probed))
@@ -465,14 +465,14 @@ class _Silence:
         self._waits = ProcessorWaits(lambda: thread_states(threads_of([here])))
         self._begin_s = self._looked_s = time.monotonic()
 
-    def look(self) -> None:
+    def check_threads(self) -> None:
         """Look at the engine's threads."""
         now_s = time.monotonic()
         self._waits.look(now_s, now_s - self._looked_s)
         self._looked_s = now_s
 
     @property
-    def starved(self) -> str | None:
+    def starved_words(self) -> str | None:
         """Words saying that the engine waits for a processor; None if that is not why it is silent."""
         lasted_s, waited_s = self._looked_s - self._begin_s, self._waits.waited_s
         if waited_s == 0.0 or waited_s < STARVED_SHARE * lasted_s:

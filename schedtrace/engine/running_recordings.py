@@ -44,7 +44,7 @@ class AttachedEngines:
         """Run folders of the engines."""
         return list(dict.fromkeys(Path(attached.path).parent for _, attached in self.answers))
 
-    def lines(self) -> Iterator[str]:
+    def result_lines(self) -> Iterator[str]:
         """Yield lines for the user on what happened."""
         for engine, attached in self.answers:
             there = "1 request was" if attached.present == 1 else f"{attached.present:,} requests were"

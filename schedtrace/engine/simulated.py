@@ -69,7 +69,7 @@ def use_executor(engine_args: Any, run: RunSpec) -> str:
     device = _device(run)
     engine_args.distributed_executor_backend = EXECUTOR
     named = msgspec.to_builtins(device) | {
-        "device": device.trace_name()
+        "device": device.name_in_traces()
     }  # as the executor does in its process
     engine_args.additional_config = {**(engine_args.additional_config or {}), KEY: named}
     return device.times(engine_args.model, engine_args.tensor_parallel_size).description

@@ -72,7 +72,7 @@ class EngineProcess:
             self._process.stdin.write(msgspec.json.encode(command) + b"\n")
             self._process.stdin.flush()
 
-    def events(self) -> Iterator[run_spec.Event]:
+    def read_events(self) -> Iterator[run_spec.Event]:
         """Yield the process's events until it has stopped.
 
         Raises:

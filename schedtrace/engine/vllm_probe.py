@@ -32,7 +32,7 @@ LONGEST_WHY = 600
 REPORT = "open an issue with this line and your vLLM's release"
 
 
-def probe(scheduler: str | None) -> list[Check]:
+def vllm_checks(scheduler: str | None) -> list[Check]:
     """Return the checks of this process's vLLM.
 
     Args:
@@ -181,10 +181,10 @@ def recording_checks() -> Iterator[Check]:
             yield Check(name="replay", state="ok", text="a replay of that recording makes the same decisions")
 
 
-def main(file: Path, scheduler: str | None) -> None:
+def write_checks(file: Path, scheduler: str | None) -> None:
     """Write the checks to a file."""
-    file.write_bytes(msgspec.json.encode(probe(scheduler)))
+    file.write_bytes(msgspec.json.encode(vllm_checks(scheduler)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)  # noqa: PLR2004  # the class
+    write_checks(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)  # noqa: PLR2004  # the class

@@ -212,7 +212,7 @@ def _wait(stay: list[LifeState], left_step: int | None) -> Wait:
         runs = [
             state for state in refused if (state.cause, state.of_state is not None) == (cause, interrupted)
         ]
-        steps, wait_ms = sum(run.steps for run in runs), sum(run.to_ms - run.from_ms for run in runs)
+        steps, wait_ms = sum(run.step_count for run in runs), sum(run.to_ms - run.from_ms for run in runs)
         causes.append(WaitedFor(cause or "", steps, wait_ms, interrupted))
     wait_ms = stay[-1].to_ms - stay[0].from_ms
     return Wait(

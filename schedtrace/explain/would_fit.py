@@ -48,7 +48,7 @@ class FittingRequests:
     def __bool__(self) -> bool:
         return bool(self.request_ids)
 
-    def described(self, noun: str) -> Message:
+    def described_as(self, noun: str) -> Message:
         """Return ``2 more requests (a and b, 1,536 tokens)``."""
         count = len(self.request_ids)
         return say(
@@ -140,7 +140,7 @@ class Question:
     stops: list[Stop]
 
     @property
-    def end(self) -> Stop | None:
+    def loop_exit(self) -> Stop | None:
         """Exit that ended the waiting loop."""
         ends = [stop for stop in self.stops if stop.loop == "waiting" and stop.kind != "continue"]
         return ends[-1] if ends else None
@@ -193,8 +193,8 @@ def what_if(
     question = Question(timeline, need, left, row["token_budget"], waiting, scheduled, stops)
     answers = list(_longer_chunks(question))
     all_ready = not row["num_not_ready_after"] and not timeline.known_requests["lora"].drop_nulls().len()
-    if question.end and waiting and all_ready and question.end.cause in _ANSWERS:
-        answers += _ANSWERS[question.end.cause](question)
+    if question.loop_exit and waiting and all_ready and question.loop_exit.cause in _ANSWERS:
+        answers += _ANSWERS[question.loop_exit.cause](question)
     return answers
 
 
@@ -220,7 +220,7 @@ def _more_seats(asked: Question) -> Iterator[WhatIf]:
         now + len(more.request_ids) if more else None,
         more.request_ids,
         more.tokens,
-        more=more.described("more request"),
+        more=more.described_as("more request"),
         next=more.limit,
     )
 
@@ -243,7 +243,7 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
         parts.append(
             say(
                 "{more} would have fitted within {seats:setting} and the free KV blocks; {next}",
-                more=more.described("more request"),
+                more=more.described_as("more request"),
                 seats=asked.timeline.seats_name,
                 next=more.limit,
             )
@@ -280,7 +280,7 @@ def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
 
 def _more_blocks(asked: Question) -> Iterator[WhatIf]:
     """Return how many more blocks the refused request needed; none without ``scheduler_reserve_full_isl``."""
-    stop, head, need = asked.end, asked.waiting[0], asked.need
+    stop, head, need = asked.loop_exit, asked.waiting[0], asked.need
     if stop is None or stop.blocks_needed is None or stop.blocks_free is None:
         return
     if stop.request_ids != [head.request_id] or stop.detail not in {"free", "full_sequence", "watermark"}:
@@ -302,7 +302,7 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
         tokens,
         more=then - now,
         head=head.request_id,
-        requests=every.described("request"),
+        requests=every.described_as("request"),
         blocks=every.blocks,
         next=every.limit,
         several=len(every.request_ids) > 1,

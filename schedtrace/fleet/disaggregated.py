@@ -62,7 +62,7 @@ class PlacedRequest:
 def disaggregated(engines: Mapping[str, EngineSummary]) -> Disaggregated | None:
     """Return the report's part about requests across engines; None if no request crosses engines."""
     fleet = match_requests(engines)
-    left_out = fleet.left_out()
+    left_out = fleet.unmatched_requests()
     if not fleet.requests and not left_out:
         return None
     by_pair: dict[tuple[str, str], list[MatchedRequest]] = defaultdict(list)

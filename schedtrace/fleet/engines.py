@@ -113,7 +113,9 @@ def read_fleet(
 
 def _known_digests(source: EngineSource, cache: SummaryCache) -> dict[str, str]:
     folder = source.address.rpartition("/")[0]
-    digests = {file.path: cache.known_digest(f"{folder}/{file.name}", file.stamp) for file in source.files}
+    digests = {
+        file.path: cache.known_digest(f"{folder}/{file.file_name}", file.stamp) for file in source.files
+    }
     return {path: digest for path, digest in digests.items() if digest is not None}
 
 
@@ -121,9 +123,9 @@ def _remember(source: EngineSource, result: EngineResult, cache: SummaryCache) -
     folder = source.address.rpartition("/")[0]
     for file in source.files:
         if file.path in result.digests:
-            cache.note_digest(f"{folder}/{file.name}", file.stamp, result.digests[file.path])
+            cache.note_digest(f"{folder}/{file.file_name}", file.stamp, result.digests[file.path])
     if not result.cached:
-        cache.save(result.summary)
+        cache.store_summary(result.summary)
 
 
 def _from_cache(task: EngineTask, parts: tuple[SourceFile, ...], cache: SummaryCache) -> EngineSummary | None:
@@ -131,8 +133,8 @@ def _from_cache(task: EngineTask, parts: tuple[SourceFile, ...], cache: SummaryC
     files = (*parts, *task.source.beside)
     if not all(file.path in task.digests for file in files):
         return None
-    digests = [(file.name, task.digests[file.path]) for file in files]
-    return cache.load(content_hash(digests, task.window, task.source.engines, task.tenant_key))
+    digests = [(file.file_name, task.digests[file.path]) for file in files]
+    return cache.cached_summary(content_hash(digests, task.window, task.source.engines, task.tenant_key))
 
 
 def read_engine(task: EngineTask) -> EngineResult:
@@ -161,14 +163,14 @@ def read_engine(task: EngineTask) -> EngineResult:
 def _read(task: EngineTask, trace: StagedTrace, cache: SummaryCache) -> EngineResult:
     """Summarize a trace that is readable here, unless the cache has a summary of equal content."""
     source, window = task.source, task.window
-    if not any(file.name in {part.name for part in source.parts} for file in trace.files):
+    if not any(file.name in {part.file_name for part in source.parts} for file in trace.files):
         msg = f"{source.address}: {VANISHED}"
         raise InputError(msg)
     digests = digests_of(trace.files)
-    paths = {file.name: file.path for file in source.files}
+    paths = {file.file_name: file.path for file in source.files}
     by_path = {paths[name]: digest for name, digest in digests}
     content = content_hash(digests, window, source.engines, task.tenant_key)
-    if (summary := cache.load(content)) is not None:
+    if (summary := cache.cached_summary(content)) is not None:
         return EngineResult(summary, by_path, cached=True)
     summary = summarize_run(_run(trace, source, window), window, content, task.tenant_key)
     folder = (str(trace.path.parent), source.address.rpartition("/")[0])

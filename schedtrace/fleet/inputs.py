@@ -37,7 +37,9 @@ class EngineSource:
     @property
     def trace_name(self) -> str:
         """Name of the trace's file; in parts, with ``*`` for their numbers."""
-        return trace_of(Path(self.parts[0].name)).name if len(self.parts) > 1 else self.parts[0].name
+        return (
+            trace_of(Path(self.parts[0].file_name)).name if len(self.parts) > 1 else self.parts[0].file_name
+        )
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -118,15 +120,15 @@ def _engines_in(store: TraceStore, root: str, folder: str, files: Sequence[Sourc
     """Return the engines whose traces lie in one folder."""
     traces: dict[str, list[SourceFile]] = defaultdict(list)
     for file in files:
-        if is_trace(Path(file.name)):
-            traces[trace_of(Path(file.name)).name].append(file)
+        if is_trace(Path(file.file_name)):
+            traces[trace_of(Path(file.file_name)).name].append(file)
     beside = tuple(file for file in files if _is_beside(file))
-    is_run = any(file.name == FILE_NAME for file in beside)
+    is_run = any(file.file_name == FILE_NAME for file in beside)
     return [
         EngineSource(
             name=_name(root, folder, None if is_run and len(traces) == 1 else trace),
             address=store.location(f"{folder}/{trace}" if folder else trace),
-            parts=tuple(sorted(parts, key=lambda part: part_number(Path(part.name)))),
+            parts=tuple(sorted(parts, key=lambda part: part_number(Path(part.file_name)))),
             beside=beside,
             engines=len(traces),
         )
@@ -135,7 +137,7 @@ def _engines_in(store: TraceStore, root: str, folder: str, files: Sequence[Sourc
 
 
 def _is_beside(file: SourceFile) -> bool:
-    return any(fnmatchcase(file.name, pattern) for pattern in BESIDE)
+    return any(fnmatchcase(file.file_name, pattern) for pattern in BESIDE)
 
 
 def _listed(store: TraceStore, address: str) -> list[SourceFile]:

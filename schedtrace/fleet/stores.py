@@ -39,7 +39,7 @@ class SourceFile:
     """Text that changes with the content; empty if the store has none."""
 
     @property
-    def name(self) -> str:
+    def file_name(self) -> str:
         """Last part of the path."""
         return self.path.rpartition("/")[2]
 
@@ -268,10 +268,10 @@ def staged(
         files, vanished = [], []
         for file in (*parts, *beside):
             try:
-                store.copy(file, folder / file.name)
-                files.append(folder / file.name)
+                store.copy(file, folder / file.file_name)
+                files.append(folder / file.file_name)
             except FileNotFoundError:
-                vanished.append(file.name)
+                vanished.append(file.file_name)
         yield StagedTrace(folder / trace_name, files, vanished)
 
 

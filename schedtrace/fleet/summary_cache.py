@@ -132,7 +132,7 @@ class SummaryCache:
         if stamp:
             self._hashes[address] = (stamp, digest)
 
-    def load(self, content: str) -> EngineSummary | None:
+    def cached_summary(self, content: str) -> EngineSummary | None:
         """Return a summary; None if it is not there, or cannot be read."""
         if self.folder is None:
             return None
@@ -144,7 +144,7 @@ class SummaryCache:
             return None
         return summary if summary.content == content and summary.summary_version == SUMMARY_VERSION else None
 
-    def save(self, summary: EngineSummary) -> None:
+    def store_summary(self, summary: EngineSummary) -> None:
         """Store a summary; a full disk or a read-only folder is not an error."""
         if self.folder is not None:
             with suppress(OSError):

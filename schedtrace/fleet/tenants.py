@@ -32,7 +32,7 @@ from schedtrace.timeline.charges import (
     RECOMPUTE,
 )
 from schedtrace.timeline.engine_states import DEVICE, device_spans
-from schedtrace.timeline.frames import recorded
+from schedtrace.timeline.frames import states_outside_gaps
 from schedtrace.timeline.pieces import with_work
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level, merged, overlap_us, time_within, total_us
@@ -135,7 +135,7 @@ def tenant_fields(timeline: Timeline, key: TenantKey) -> dict[str, Any]:
         "tenant_key": str(key),
         "divided_by": division.divided_by,
         "tenants": division.use(),
-        "tenant_waits": division.waits(),
+        "tenant_waits": division.tenant_waits(),
     }
 
 
@@ -185,7 +185,7 @@ class _Division:
         waits, runs = state.is_in([*QUEUED, "stalled"]), state.is_in(RUNS)
         parts = [
             self._sums(
-                recorded(timeline.request_states),
+                states_outside_gaps(timeline.request_states),
                 waiting_us=LENGTH_US.filter(waits).sum(),
                 running_us=LENGTH_US.filter(runs).sum(),
                 front_end_us=LENGTH_US.filter(~waits & ~runs).sum(),
@@ -211,7 +211,7 @@ class _Division:
         ]
 
     @cached_property
-    def work(self) -> pl.DataFrame:
+    def tenant_work(self) -> pl.DataFrame:
         """Table with a row per step and tenant that has requests in it.
 
         Columns: ``step``, ``place`` (of the tenant in ``names``), ``requests``, ``tokens``, ``prompt``
@@ -270,7 +270,7 @@ class _Division:
                 + model.per_context_token_us * pl.col("context")
             )
             weight = pl.when(weight.sum().over("step") > 0).then(weight).otherwise("tokens")
-        rows = self.work.with_columns(weight=weight).join(times, on="step").sort("step", "place")
+        rows = self.tenant_work.with_columns(weight=weight).join(times, on="step").sort("step", "place")
         ends = pl.col("weight").cum_sum().over("step")
         shares = rows.with_columns(end=(pl.col("us") * (ends / ends.last().over("step"))).round())
         parts = shares.with_columns(part=pl.col("end") - pl.col("end").shift(1).over("step").fill_null(0))
@@ -279,7 +279,7 @@ class _Division:
         rest = total_us(engine) - sum(by_tenant.values())  # of steps whose requests are not recorded
         return {**by_tenant, UNKNOWN: by_tenant.get(UNKNOWN, 0) + rest}
 
-    def waits(self) -> list[SummaryTenantWait]:
+    def tenant_waits(self) -> list[SummaryTenantWait]:
         """Return the charged time of all waits by the tenants of the waiting requests and of the holders."""
         rows = self._named(self.timeline.charges.filter(pl.col("charge") != RECOMPUTE))
         by_cause = pl.col("charge").is_in([PRIORITY_INVERSION, ABORTED_WORK])
@@ -334,7 +334,7 @@ class _Division:
             resource: ``seats``, ``idle blocks``, ``context`` (tokens in the KV cache) or ``tokens``.
         """
         if resource == "seats":  # running requests when the step begins
-            rows = self._named(recorded(self.timeline.request_states))
+            rows = self._named(states_outside_gaps(self.timeline.request_states))
             holding = rows.filter(pl.col("state").is_in(HOLDS_SEAT) & (LENGTH_US > 0))
             steps = self.timeline.steps.select("step", "start_us").drop_nulls().sort("start_us")
             tables = []
@@ -363,7 +363,7 @@ class _Division:
             )
         else:
             own = {"context": pl.col("context") + pl.col("tokens"), "tokens": pl.col("tokens")}[resource]
-            amounts = self.work.select("step", "place", amount=own)
+            amounts = self.tenant_work.select("step", "place", amount=own)
         return self._cumulated(amounts)
 
     def _cumulated(self, amounts: pl.DataFrame) -> pl.DataFrame:

@@ -180,7 +180,7 @@ class MatchedFleet:
     below: int | None = None
     """Bound of the hashes of a sample; None: no sample, all requests are included."""
 
-    def left_out(self) -> list[UnmatchedRequests]:
+    def unmatched_requests(self) -> list[UnmatchedRequests]:
         """Return the requests that are in no figure, by reason."""
         incomplete = [request.decode for request in self.requests if not request.is_complete]
         by_reason = {**self.unmatched, "incomplete": incomplete}

@@ -1,7 +1,7 @@
 """The one table of causes: why a ``schedule()`` call stops or skips, and all that is said about each reason.
 
 A row defines its word: ``Cause.KV_BLOCKS`` is the word ``kv_blocks`` with its ``Entry``. Texts name settings
-of vLLM in backticks and figures of the engine in braces, which ``reason`` and ``advice`` fill in. The
+of vLLM in backticks and figures of the engine in braces, which ``reason`` and ``cause_advice`` fill in. The
 tables of ``docs/causes.md`` are generated from it.
 """
 
@@ -518,7 +518,7 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
     return say("cause {cause:cause}", cause=cause)
 
 
-def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
+def cause_advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
     """Return the advice against a cause; for a cause that is not in the table, where it is documented."""
     for row in entries(cause, detail):
         if row.advice:

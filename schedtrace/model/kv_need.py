@@ -57,7 +57,7 @@ class KvNeed:
             tokens = min(tokens, self.max_model_len)
         return _known(_sequence_blocks(group, tokens) for group in self.groups)
 
-    def most(self, tokens: int) -> list[int] | None:
+    def peak_blocks(self, tokens: int) -> list[int] | None:
         """Return the most blocks that a request holds until it has this many tokens; None if unknown.
 
         An aligned Mamba group holds one more state than at the beginning while it starts a block.

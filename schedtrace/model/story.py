@@ -227,7 +227,7 @@ class LifeState(msgspec.Struct, kw_only=True):
     """State that continues afterwards, for ``interrupted``."""
 
     @property
-    def steps(self) -> int:
+    def step_count(self) -> int:
         """Number of steps from ``first_step`` to ``last_step``."""
         if self.first_step is None or self.last_step is None:
             return 0

@@ -219,7 +219,7 @@ class Replays(msgspec.Struct, kw_only=True):
     """Notes on facts missing in the load, and on the assumptions made instead."""
 
     @property
-    def recorded(self) -> Configuration | None:
+    def recorded_configuration(self) -> Configuration | None:
         """The recorded configuration, replayed; None: nothing was recorded."""
         return next((configuration for configuration in self.configurations if configuration.recorded), None)
 

@@ -189,7 +189,7 @@ class Running:
         self._end(self._rows)
         self._rows, self._at, self._line = [], None, None
 
-    def end(self) -> None:
+    def end_stretches(self) -> None:
         """End all stretches: there are no more steps."""
         self.lose()
         self._ended.flush()
@@ -210,7 +210,7 @@ class Running:
         if self._is_cut(trial, len(requests)):
             self._end(self._rows)
             before = before._replace(alone=[True] * len(self._rows))
-        self._ended.count(len(requests))  # before anything of this step is added
+        self._ended.count_rows(len(requests))  # before anything of this step is added
         begun = not_continued(before, now)
         for place in range(len(self._rows), len(now.ids)):
             self._add(now.ids[place])
@@ -268,7 +268,7 @@ class Running:
             changed[-1].begin(step, request.computed_tokens, request.scheduled_tokens, _details(request))
         self._at, self._cut = (step, trial), False
         self._unsteady = [row for row in changed if row.scheduled != 1 or row.details is not ORDINARY]
-        self._ended.count(len(self._rows))
+        self._ended.count_rows(len(self._rows))
 
     def agrees(self, step: int, changes: Any, requests: Sequence[Any]) -> bool:
         """Return whether these changes lead from the last step to these requests."""
@@ -413,7 +413,7 @@ class Chain:
         self._starts.insert(place, line.start_us)
         return True
 
-    def columns(self) -> Columns:
+    def pop_columns(self) -> Columns:
         """Return the values of the steps accepted since the last call, in the order of the lines."""
         columns = columns_of(self._taken, self._before)
         if self._taken:
@@ -500,7 +500,7 @@ def expanded_lines(path: Path) -> Iterator[bytes]:
     for raw, read in _lines(path):
         if read is None or isinstance(read, (_STEP, _DELTA)):
             if chain.take(read):
-                values = {name: column[0] for name, column in chain.columns().items()}
+                values = {name: column[0] for name, column in chain.pop_columns().items()}
                 if (late := outputs.get(values["step"])) is not None:
                     values |= {name: getattr(late, name) for name in _LATE}
                 if isinstance(read, _STEP):

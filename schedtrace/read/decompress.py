@@ -61,7 +61,7 @@ class ZstdFrames:
         """Compressed and decompressed bytes of the frame so far."""
 
     @property
-    def is_open(self) -> bool:
+    def in_frame(self) -> bool:
         """Return whether the current frame has not ended."""
         return self._frame is not None
 
@@ -77,7 +77,7 @@ class ZstdFrames:
                     pieces, size = [], 0
         if pieces:
             yield b"".join(pieces)
-        self.cut = self.is_open
+        self.cut = self.in_frame
 
     def content(self, block: bytes) -> Iterator[bytes]:
         """Yield the content that a block adds, without blank lines, which no recorder writes."""

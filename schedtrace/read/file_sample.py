@@ -45,14 +45,14 @@ class FileSample:
         return without_colours(self.content.removeprefix(b"\xef\xbb\xbf").decode(errors="replace"))
 
     @cached_property
-    def lines(self) -> list[str]:
+    def sample_lines(self) -> list[str]:
         """The text's lines."""
         return self.text.split("\n")
 
     @cached_property
     def first_line(self) -> str:
         """The first line that is not blank."""
-        return next((line.strip() for line in self.lines if line.strip()), "")
+        return next((line.strip() for line in self.sample_lines if line.strip()), "")
 
     @property
     def is_json(self) -> bool:

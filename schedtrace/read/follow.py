@@ -268,7 +268,7 @@ class Following:
             if line:
                 self._take(line, place, taken)
         self._chain.running.cut()
-        columns, first = self._chain.columns(), None
+        columns, first = self._chain.pop_columns(), None
         if taken.first_requests is not None:
             values = {name: column[0] for name, column in columns.items()}
             first = Step(**values, requests=taken.first_requests)
@@ -321,7 +321,7 @@ class Following:
                 if self._behind_gap:
                     self._listed_us, self._behind_gap = read.at_us, False
                 self._lives.were_there(read.at_us, read.present)
-                self._lives.events(read.arrived, read.finished)
+                self._lives.note_changes(read.arrived, read.finished)
                 self.dropped |= read.dropped_steps > 0
                 self._next_step += read.dropped_steps if self._next_step else 0
             if kind is End:

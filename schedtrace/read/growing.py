@@ -60,7 +60,7 @@ class LiveRequests:
         self, start_us: int, arrived: Iterable[Any], finished: Iterable[Any], preempted: Iterable[Any]
     ) -> None:
         """Note the requests that arrived, finished, or were preempted, according to a step's line."""
-        self.events(arrived, finished)
+        self.note_changes(arrived, finished)
         for preemption in preempted:
             if (live := self.alive.get(preemption.request_id)) is not None:
                 lost = max(live.lost_tokens, preemption.lost_tokens)
@@ -68,7 +68,7 @@ class LiveRequests:
                     live, waits_since_us=start_us, preempted=live.preempted + 1, lost_tokens=lost
                 )
 
-    def events(self, arrived: Iterable[Any], finished: Iterable[Any]) -> None:
+    def note_changes(self, arrived: Iterable[Any], finished: Iterable[Any]) -> None:
         """Note arrivals and departures."""
         for arrival in arrived:
             if not arrival.streaming_update:
@@ -426,9 +426,9 @@ class GrowingParts(Growing):
                 return
             frames = self._frames
             frames.cut = frames.cut or bool(self._begun)
-            damaged = frames.broken or frames.cut or frames.oversized or frames.is_open
+            damaged = frames.broken or frames.cut or frames.oversized or frames.in_frame
             is_whole = 0 < self._at <= os.fstat(self._file).st_size and not damaged
-            self._joint.end(self._part, lacks=not is_whole)
+            self._joint.end_part(self._part, lacks=not is_whole)
             while self._later:
                 try:
                     self._begin_part(self._later[0])

@@ -126,7 +126,7 @@ def _has_broken_lines(sample: FileSample) -> bool:
     """Return whether vLLM's lines appear once line breaks, within words or between them, are taken out."""
     if sample.is_binary or sample.is_json or not _MAY_BREAK.search(sample.content):
         return False
-    lines = [line[: quoted_from(line)] for line in sample.lines]
+    lines = [line[: quoted_from(line)] for line in sample.sample_lines]
     joined = ("".join(lines), " ".join(" ".join(lines).split()))
     return any(snapshot_in(text) is not None or iteration_in(text) is not None for text in joined)
 
@@ -282,12 +282,14 @@ KINDS: tuple[FileKind, ...] = (
     # logs
     FileKind(
         f"a {loguru_log.RECORD}",
-        lambda sample: any(key in sample.text for key in loguru_log.KEYS) and has_records(sample.lines),
+        lambda sample: (
+            any(key in sample.text for key in loguru_log.KEYS) and has_records(sample.sample_lines)
+        ),
         reader=read_loguru_log,
     ),
     FileKind(
         iteration_log.RECORD,
-        lambda sample: any(iteration_in(line) is not None for line in sample.lines),
+        lambda sample: any(iteration_in(line) is not None for line in sample.sample_lines),
         reader=read_iteration_log,
     ),
     FileKind(

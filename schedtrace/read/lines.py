@@ -168,7 +168,7 @@ class WholeLines:
                 if path == files[-1]:
                     raise InputError(_unreadable(path, error)) from error
                 continue  # the oldest parts go while they are read
-            joint.end(path, lacks=self.cut_off or frames.broken > 0 or frames.oversized)
+            joint.end_part(path, lacks=self.cut_off or frames.broken > 0 or frames.oversized)
             self.broken_frames += frames.broken
             oversized += [path.name] if frames.oversized else []
         if gathered:

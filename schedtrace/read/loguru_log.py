@@ -219,13 +219,13 @@ def read_loguru_log(path: Path) -> list[Trace]:
     """
     problems, steps, prose = Problems(), _Steps(), 0
 
-    def lines() -> Iterator[tuple[int, str]]:
+    def counted_lines() -> Iterator[tuple[int, str]]:
         nonlocal prose
         for number, line in text_lines(path):
             prose += not is_log_line(line) and _OF_A_RECORD.search(line) is None
             yield number, line
 
-    for line, logged_us, record in records(lines()):
+    for line, logged_us, record in records(counted_lines()):
         if record is None:
             problems.garbled_lines.append(line)
         else:

@@ -235,7 +235,7 @@ class Joint:
         lines[:blank] = [b""] * len(lines[:blank])
         return lines
 
-    def end(self, path: Path, *, lacks: bool) -> None:
+    def end_part(self, path: Path, *, lacks: bool) -> None:
         """Note whether the part is incomplete."""
         self._whole = None if lacks or not self._lines else part_number(path)
 

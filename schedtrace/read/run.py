@@ -77,7 +77,7 @@ class _Unread:
     header: Header
     options: ReadOptions
 
-    def read(self) -> Trace:
+    def load_trace(self) -> Trace:
         return read_trace(self.path, self.options)
 
 
@@ -105,7 +105,7 @@ class Traces(Sequence[Trace]):
         trace = self._traces[place]
         if isinstance(trace, Trace):
             return trace
-        return self[0] if place == 0 else trace.read()
+        return self[0] if place == 0 else trace.load_trace()
 
     def __len__(self) -> int:
         return len(self._traces)
@@ -119,7 +119,7 @@ class Traces(Sequence[Trace]):
             return [self[index] for index in range(len(self))[place]]
         trace = self._traces[place]
         if isinstance(trace, _Unread):
-            trace = self._traces[place] = trace.read()
+            trace = self._traces[place] = trace.load_trace()
         return trace
 
 

@@ -136,7 +136,7 @@ class EndedStretches:
         """Return whether all stretches must end before a step with this many rows."""
         return self._count + rows > ROWS_AT_ONCE
 
-    def count(self, rows: int) -> None:
+    def count_rows(self, rows: int) -> None:
         """Add the number of rows of a step to the count."""
         if self.is_due(rows):
             self.flush()
@@ -225,7 +225,7 @@ class Tables:
             }
         return scan(self._folder, in_order=in_order)
 
-    def finish(self) -> None:
+    def write_rest(self) -> None:
         """Write the remaining rows.
 
         Raises:

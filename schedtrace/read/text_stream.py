@@ -87,7 +87,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number (from 1) and text of every line, joined where a container runtime split it."""
     with reading(path), opened_text(path) as file:
         joiner = _LineJoiner()
-        for number, line in joiner.joined(_raw_lines(file)):
+        for number, line in joiner.whole_lines(_raw_lines(file)):
             yield number, unwrapped(line)
         for number, line in joiner.rest():
             yield number, unwrapped(line)
@@ -142,7 +142,7 @@ class LatestLines:
             self.left_out += dropped
         return True
 
-    def lines(self) -> Iterator[tuple[int, bytes]]:
+    def pop_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the lines of the blocks taken so far, which are then forgotten."""
         while self._blocks:
             number, block, _ = self._blocks.popleft()
@@ -171,17 +171,17 @@ def marked_lines(
         first, number = number, number + summary.lines
         if latest is not None and not is_split and latest.take(block, first, summary.lines, present):
             continue
-        for at, line in latest.lines() if latest is not None else ():
+        for at, line in latest.pop_lines() if latest is not None else ():
             yield at, unwrapped(line)
         if is_split:
             lines = list(enumerate(block.removesuffix(b"\n").split(b"\n"), first))
         else:
             lines = _marked_in(block, first, present)
-        for at, line in joiner.joined(lines) if is_wrapped else lines:
+        for at, line in joiner.whole_lines(lines) if is_wrapped else lines:
             text = unwrapped(line)
             if not is_wrapped or any(word in text for word in words):
                 yield at, text
-    for at, line in latest.lines() if latest is not None else ():
+    for at, line in latest.pop_lines() if latest is not None else ():
         yield at, unwrapped(line)
     for at, line in joiner.rest():
         text = unwrapped(line)
@@ -274,7 +274,7 @@ class _LineJoiner:
         """Whether a split line has not ended yet."""
         return bool(self._begun)
 
-    def joined(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    def whole_lines(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         """Yield lines with their numbers, split ones as a whole once they end."""
         for number, line in lines:
             prefix = _CRI.match(line)

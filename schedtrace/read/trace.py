@@ -61,23 +61,23 @@ class StepTables:
         """Add the steps and deltas of a chunk; None stands for a line that may have been a step."""
         for line in lines:
             self.chain.take(line)
-        columns = self.chain.columns()
+        columns = self.chain.pop_columns()
         self._tables.put({name: entries_of(columns, name) for name in LISTS})
         self._frames.append(frame_of(columns, FLAT))
         for name, frames in self._events.items():
             if any(columns[name]):
                 frames.append(entries_of(columns, name).drop("start_us"))
 
-    def end(self) -> None:
+    def end_last_step(self) -> None:
         """End the last step: there are no more lines."""
-        self.chain.running.end()
-        self._tables.finish()
+        self.chain.running.end_stretches()
+        self._tables.write_rest()
 
     def frame(self) -> pl.DataFrame:
         """Return all steps without their lists."""
         return self._sorted(pl.concat(self._frames))
 
-    def events(self, column: str, idle: list[Any]) -> pl.DataFrame:
+    def event_rows(self, column: str, idle: list[Any]) -> pl.DataFrame:
         """Return an ``EVENTS`` column of the whole trace: entries of steps and of the lines between steps."""
         with_steps = self._sorted(pl.concat(self._events[column]))
         if not any(getattr(line, column) for line in idle):
@@ -265,9 +265,9 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
             other_lines[kind] += found_lines
     if header is None:
         raise InputError(_nothing(lines))
-    steps.end()
+    steps.end_last_step()
     end = msgspec.convert(other_lines[End][-1], End, from_attributes=True) if other_lines[End] else None
-    events = {name: steps.events(name, other_lines[Events]) for name in EVENTS}
+    events = {name: steps.event_rows(name, other_lines[Events]) for name in EVENTS}
     arrivals, finishes = events["arrived"], events["finished"]
     all_steps = merge_outputs(steps.frame(), other_lines[Output])
     listed = _before_the_end(present_in(other_lines[Events], keep="all"), lines.begun_anew, all_steps)

@@ -215,7 +215,7 @@ def _without_effects(statements: list[ast.stmt], *, full_sequence: bool) -> list
     remaining: list[ast.stmt] = []
     for node in statements:
         if isinstance(node, ast.If):
-            within = full_sequence or "full_sequence_must_fit" in syntax.names(node.test)
+            within = full_sequence or "full_sequence_must_fit" in syntax.names_in(node.test)
             node.body = _without_effects(node.body, full_sequence=within) or [ast.Pass()]
             node.orelse = _without_effects(node.orelse, full_sequence=full_sequence)
         if _fails(node):

@@ -58,7 +58,7 @@ class TraceProgress:
         self.latest_us = 0
         """End of the latest call, or time of the latest other event, in microseconds."""
 
-    def advance_to(self, step: int, us: int) -> None:
+    def note_latest_step(self, step: int, us: int) -> None:
         """Take a step that ended at this time as the latest step."""
         self.next_step, self.latest_us = step + 1, us
 
@@ -148,7 +148,7 @@ class Assembler:
 
     def step_line(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
         """Return the line of one ``schedule()`` call, in full or as a delta, with its output if known."""
-        arrived, finished = self.note_events(capture.side_events)
+        arrived, finished = self.note_lives(capture.side_events)
         self._preempted(capture.preempted)
         for aside in capture.happened.set_aside if capture.happened else ():
             self._lives.note_waiting(aside.request_id, aside.wanted_tokens)
@@ -157,7 +157,7 @@ class Assembler:
         if capture.state is not self._state:
             self._state = capture.state
             self._state_fields = dict(zip(FIELDS, capture.state, strict=True))
-        self.progress.advance_to(capture.step, self._us(capture.end_ns))
+        self.progress.note_latest_step(capture.step, self._us(capture.end_ns))
         step = Step(
             step=capture.step,
             trial=self.progress.trial,
@@ -205,7 +205,7 @@ class Assembler:
                     scheduled=capture.rows.scheduled,
                 )
             if self.histories is not None:
-                self.histories.note_step(step, self.tally.causes, capture.rows, self._rows)
+                self.histories.add_step(step, self.tally.causes, capture.rows, self._rows)
         return line
 
     def count_with(self, tally: Tally | None) -> None:
@@ -270,7 +270,7 @@ class Assembler:
         """Return the line that replaces dropped steps; the next step is written in full."""
         self._deltas = Deltas()
         self._after_dropped = True
-        self.progress.advance_to(dropped.last_step, self._us(dropped.end_ns))
+        self.progress.note_latest_step(dropped.last_step, self._us(dropped.end_ns))
         side_events = dropped.side_events
         self._arrive(side_events.arrived)
         for request_id, computed, start_ns in dropped.started:
@@ -293,7 +293,7 @@ class Assembler:
             lost = [self._ids[preemption.request_id] for preemption, _ in dropped.preempted]
             self.tally.note_events(line, preempted=lost)
         if self.histories is not None:
-            self.histories.note_events(line)
+            self.histories.add_events(line)
         return line
 
     def present_line(self, present_requests: PresentRequests, wall_anchor_us: int) -> Events:
@@ -337,7 +337,7 @@ class Assembler:
         if self.tally is not None:
             self.tally.note_output(line)
         if self.histories is not None:
-            self.histories.note_output(line)
+            self.histories.add_output(line)
         return line
 
     def _output(self, capture: Capture, result: Result) -> Output:
@@ -360,7 +360,7 @@ class Assembler:
 
     def events_line(self, side_events: SideEvents, at_us: int) -> Events:
         """Return the line of events that do not belong to a step."""
-        arrived, finished = self.note_events(side_events)
+        arrived, finished = self.note_lives(side_events)
         self.progress.latest_us = at_us
         self.write_ids(arrived, finished)
         line = Events(
@@ -373,10 +373,10 @@ class Assembler:
         if self.tally is not None:
             self.tally.note_events(line)
         if self.histories is not None:
-            self.histories.note_events(line)
+            self.histories.add_events(line)
         return line
 
-    def note_events(self, side_events: SideEvents) -> tuple[list[Arrival], list[Finish]]:
+    def note_lives(self, side_events: SideEvents) -> tuple[list[Arrival], list[Finish]]:
         """Note the requests that arrived and left; finished requests get the times of their life."""
         self._arrive(side_events.arrived)
         self._leave(side_events.finished)

@@ -31,14 +31,14 @@ class Beside(Generic[_T]):
         self.by_id = self._known.get
         """The fastest lookup: ``by_id(id(thing))``."""
 
-    def get(self, thing: Any) -> _T | None:
+    def look_up(self, thing: Any) -> _T | None:
         """Return the facts about an object."""
         return self._known.get(id(thing))
 
     def __getitem__(self, thing: Any) -> _T:
         return self._known[id(thing)]
 
-    def put(self, thing: Any, value: _T) -> None:
+    def store(self, thing: Any, value: _T) -> None:
         """Store facts about an object."""
         number = id(thing)
         try:
@@ -128,7 +128,7 @@ def _given(thing: Any, kind: type) -> None:
     if kind is plain_class(type(thing)):
         return
     set_class(thing, kind)
-    if (recorder := RECORDERS.get(thing)) is not None:
+    if (recorder := RECORDERS.look_up(thing)) is not None:
         recorder.class_changed(kind)
 
 

@@ -157,7 +157,7 @@ def record_passes(core: type) -> None:
 
 
 def _recorder(engine: Any) -> Any:
-    return RECORDERS.get(getattr(engine, "scheduler", None))
+    return RECORDERS.look_up(getattr(engine, "scheduler", None))
 
 
 def _shutdown(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
@@ -265,7 +265,7 @@ def _listen_to_aborts(engine: Any) -> None:
 
 
 def _grammar_init(original: Method, manager: Any, request: Any, *args: object, **kwargs: object) -> Any:
-    inputs = INPUTS.get(manager)
+    inputs = INPUTS.look_up(manager)
     if inputs is not None and getattr(request, "structured_output_request", None) is not None:
         with contextlib.suppress(Exception):
             inputs.grammar_submitted(request)
@@ -274,7 +274,7 @@ def _grammar_init(original: Method, manager: Any, request: Any, *args: object, *
 
 def _create_grammar(original: Method, manager: Any, request: Any, *args: object, **kwargs: object) -> Any:
     """Create a grammar, on a thread of vLLM's pool or the input thread, and note how long this took."""
-    inputs = INPUTS.get(manager)
+    inputs = INPUTS.look_up(manager)
     if inputs is None:
         return original(manager, request, *args, **kwargs)
     began_ns, failed = time.monotonic_ns(), True

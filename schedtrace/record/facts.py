@@ -355,7 +355,7 @@ class SchedulerFacts:
         self.inputs = Inputs(since_anchor)
         self.kv_loads = KvLoads(scheduler)
         if (manager := getattr(scheduler, "structured_output_manager", None)) is not None:
-            INPUTS.put(manager, self.inputs)
+            INPUTS.store(manager, self.inputs)
 
     @property
     def prefix_keys(self) -> int | None:
@@ -389,7 +389,7 @@ class SchedulerFacts:
         if (taken := allocation.refused_head(scheduler, request.request_id, arguments)) is not None:
             self._refusals.append(taken)
 
-    def note_step(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
+    def note_call(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
         """Note the events of the call that just ended and of the time before it; usually there are none."""
         state = self._reader.state_after_schedule(
             capture.running_after, capture.waiting_after, self.kv_loads.parked, self.throttled

@@ -54,12 +54,14 @@ class InferredExits:
             self._may_watch = False
             return
         self._watched = watching
-        _WATCHES.put(self._manager, self._refuse)
+        _WATCHES.store(self._manager, self._refuse)
 
     def _refuse(self, request: Any) -> None:
         self._refused = request
 
-    def end(self, scheduler: Any, budget_left: int, scheduled: dict[str, int], preempted: int) -> list[Exit]:
+    def infer_exits(
+        self, scheduler: Any, budget_left: int, scheduled: dict[str, int], preempted: int
+    ) -> list[Exit]:
         """Return the exits of the call that just ended.
 
         Args:
@@ -133,7 +135,7 @@ def _watching(base: type) -> type:
 
         def allocate_slots(self, *args: object, **kwargs: object) -> Any:
             blocks = super().allocate_slots(*args, **kwargs)
-            if blocks is None and (refuse := _WATCHES.get(self)) is not None:
+            if blocks is None and (refuse := _WATCHES.look_up(self)) is not None:
                 refuse(args[0] if args else kwargs.get("request"))
             return blocks
 

@@ -69,7 +69,7 @@ def max_running_requests(scheduler: Any) -> int:
     return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
 
 
-def readable(scheduler: Any) -> bool:
+def can_read_queues(scheduler: Any) -> bool:
     """Return whether all waiting queues of the scheduler can be read."""
     queues = (getattr(scheduler, name, None) for name in _NAMES)
     return all(type(queue) in READERS for queue in queues if queue is not None)
@@ -92,7 +92,7 @@ class Queues:
         self._names = [name for name in _NAMES if hasattr(scheduler, name)]
         aside = ("deferred_waiting", "skipped_waiting")
         self._aside = next((name for name in aside if hasattr(scheduler, name)), None)
-        self._reads_all = readable(scheduler) and is_own_class(type(scheduler))
+        self._reads_all = can_read_queues(scheduler) and is_own_class(type(scheduler))
         """Whether the queues contain all waiting requests."""
         self._freed: set[str] = set()
         """Ids of finished requests; only needed if the queues do not contain all waiting requests."""

@@ -123,7 +123,7 @@ class Recorder:
             capture.kv_blocks_total = getattr(self._block_pool, "num_gpu_blocks", None)
             capture.free_after = self._free_blocks()
             try:
-                self.facts.note_step(capture, scheduler, output, events)
+                self.facts.note_call(capture, scheduler, output, events)
             except Exception as error:
                 self._facts_failed(error)
             self._note_departures(scheduler, capture)
@@ -175,7 +175,7 @@ class Recorder:
             self._expects_inference = True
             where = f"step {capture.step} ended at no known place of schedule()"
             self.writer.notice(f"{where}: the exits of such steps are inferred")
-        inferred = self._inference.end(
+        inferred = self._inference.infer_exits(
             scheduler,
             capture.token_budget - output.total_num_scheduled_tokens,
             output.num_scheduled_tokens,

@@ -73,7 +73,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
         @property
         def _schedtrace_recorder(self) -> Recorder | None:
             """Return the recorder of this scheduler, which is stored beside it."""
-            return RECORDERS.get(self)
+            return RECORDERS.look_up(self)
 
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)
@@ -268,7 +268,7 @@ def open_recorder(scheduler: Any) -> None:
         if not switches.enabled():  # a user's scheduler that is attached to has made another one of its class
             return
         recorder = prepared_recorder(scheduler, type(scheduler), from_environment())
-        RECORDERS.put(scheduler, recorder)
+        RECORDERS.store(scheduler, recorder)
     except Exception as error:
         logger.warning("schedtrace: not recording: {}", error_text(error))
         return

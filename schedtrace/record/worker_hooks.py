@@ -76,7 +76,7 @@ def _execute_model(original: Method, worker: Any, *args: object, **kwargs: objec
     began_ns = time.monotonic_ns()
     output = original(worker, *args, **kwargs)
     if output is None:  # sampling is another call
-        _BEGAN.put(worker, began_ns)
+        _BEGAN.store(worker, began_ns)
     else:
         _note(output, began_ns)
     return output
@@ -84,7 +84,7 @@ def _execute_model(original: Method, worker: Any, *args: object, **kwargs: objec
 
 def _sample_tokens(original: Method, worker: Any, *args: object, **kwargs: object) -> Any:
     output = original(worker, *args, **kwargs)
-    began_ns = _BEGAN.get(worker)
+    began_ns = _BEGAN.look_up(worker)
     if began_ns is not None and output is not None:
         _BEGAN.drop(worker)
         _note(output, began_ns)

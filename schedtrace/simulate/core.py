@@ -95,7 +95,7 @@ def make_rank_core(
     with built_here(scheduler_class):
         core = (_Lockstep if lockstep else _Independent)(config, executor, groups, around)
     record_passes(_Recorded)  # now plugins are loaded, which may have done so for all
-    if (recorder := RECORDERS.get(core.scheduler)) is not None:
+    if (recorder := RECORDERS.look_up(core.scheduler)) is not None:
         recorder.facts.engine_is(core)
     return core
 

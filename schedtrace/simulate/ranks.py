@@ -167,7 +167,7 @@ class Rank(TimedEngine):
         """End the rank's wait."""
         self.wake_us = max(min(self.wake_us, us), self.reached_us)
 
-    def send(self, kind: Any, message: Any) -> None:
+    def put_message(self, kind: Any, message: Any) -> None:
         """Put a message into the input queue now."""
         if self.inputs.is_blocking:
             woken = self._times.wake_us() if kind == EngineCoreRequestType.ADD else 0.0
@@ -179,7 +179,7 @@ class Rank(TimedEngine):
         if self.recorded_inputs is not None:
             self.recorded_inputs.abort_received([request_id])
         self.core.aborts_queue.put_nowait([request_id])
-        self.send(EngineCoreRequestType.ABORT, [request_id])
+        self.put_message(EngineCoreRequestType.ABORT, [request_id])
 
     def loop_begins(self) -> None:
         """Let the host's time since the last update pass, then give other ranks a turn."""
@@ -260,7 +260,7 @@ class Ranks(VirtualEngines):
             Rank(number, self, times, together, wrap, **options) for number in range(data_parallel_size)
         ]
         self.front_end = VirtualFrontEnd(
-            lambda rank, kind, message: self.ranks[rank].send(kind, message),
+            lambda rank, kind, message: self.ranks[rank].put_message(kind, message),
             data_parallel_size,
             ROUTERS[router](data_parallel_size),
             lockstep=lockstep,

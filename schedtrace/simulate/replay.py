@@ -117,7 +117,7 @@ class Player:
 
     def _send(self, request: LoadRequest, sent_us: float) -> bool:
         """Make the client send a request at that time and, if it aborted the recorded one, abort it later."""
-        if not self.enter(request, sent_us + request.front_end_us, sent_us):
+        if not self.send_request(request, sent_us + request.front_end_us, sent_us):
             self._send_next_turn(request.request_id, sent_us)
             return False
         self._open.add(request.request_id)
@@ -142,7 +142,7 @@ class Player:
         if request is not None:
             self._send(request, max(self._began_us + request.arrived_us, answered_us + request.delay_us))
 
-    def enter(self, request: LoadRequest, at_us: float, sent_us: float | None = None) -> bool:
+    def send_request(self, request: LoadRequest, at_us: float, sent_us: float | None = None) -> bool:
         """Make a request reach the engine at that time; at once if it is now.
 
         Args:
@@ -258,7 +258,7 @@ class FeedByStep:
             if event.request is None:
                 self._engine.abort(event.request_id)
             else:
-                self._player.enter(event.request, self._engine.clock.now_us)
+                self._player.send_request(event.request, self._engine.clock.now_us)
 
     def _now(self, rank: TimedEngine) -> Pass:
         if not self._engine.lockstep:
@@ -361,7 +361,7 @@ def _engine(clock: VirtualClock, times: StepTimes, options: Mapping[str, Any]) -
 def _with_trial_ids(load: Workload, trial: int) -> Workload:
     """Return the load with ids that contain its trial."""
 
-    def read() -> Iterator[LoadRequest]:
+    def requests_with_trial_ids() -> Iterator[LoadRequest]:
         names: dict[str, str] = {}
         for number, request in enumerate(load):
             name = f"t{trial}-{number}"
@@ -370,7 +370,7 @@ def _with_trial_ids(load: Workload, trial: int) -> Workload:
             after = None if request.after is None else names[request.after]
             yield msgspec.structs.replace(request, request_id=name, after=after)
 
-    return replace(load, read=read)
+    return replace(load, read=requests_with_trial_ids)
 
 
 @contextmanager

@@ -135,10 +135,12 @@ class ServedExecutor(SimulatedExecutor):
         times = device.times(
             vllm_config.model_config.model, parallel.tensor_parallel_size, kv_dtype(vllm_config)
         )
-        vllm_config.additional_config[KEY]["device"] = self._device.trace_name()  # the recorder reads it
+        vllm_config.additional_config[KEY]["device"] = self._device.name_in_traces()  # the recorder reads it
         if self._device.async_scheduling is not None:  # decides the scheduler's class, made after this
             vllm_config.scheduler_config.async_scheduling = self._device.async_scheduling
-        logger.info("schedtrace: {}, nothing is computed. {}", self._device.trace_name(), times.description)
+        logger.info(
+            "schedtrace: {}, nothing is computed. {}", self._device.name_in_traces(), times.description
+        )
         clock = MachineClock()
         self._common = None
         if parallel.data_parallel_size > 1:  # of a dense model's ranks each has 1 (vLLM 0.14 and newer)

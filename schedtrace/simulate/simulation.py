@@ -70,7 +70,7 @@ class TimedEngine(Engine):
     @property
     def recorded_inputs(self) -> Any:
         """Recorder's facts about the input thread; None if nothing is recorded."""
-        return INPUTS.get(self.scheduler.structured_output_manager)
+        return INPUTS.look_up(self.scheduler.structured_output_manager)
 
     def prepared(self, us: float, request: Any) -> None:
         """Note for the recorder that the input thread has made a request from a client's message."""

@@ -226,7 +226,7 @@ class Fitted:
         hidden = ", ".join(name.replace("_", " ") for name in unresolved if name not in GRAPHS)
         form = "" if len(self.fit.device.parts) == 1 else " as the larger of memory and compute time"
         return (
-            f"Fitted to {self.fit.device.steps} steps of {', '.join(source.runs)} "
+            f"Fitted to {self.fit.device.fitted_steps} steps of {', '.join(source.runs)} "
             f"({source.model} on {source.device}, vLLM {source.vllm_version}){form}: "
             f"half of them within {error.median_abs_log:.0%}, 90 % within {error.p90_abs_log:.0%}"
             f"{f'; no cost of its own could be found for {hidden}' if hidden else ''}"
@@ -295,7 +295,7 @@ class Fitted:
         """Error of steps outside the recorded range of each column; empty for a loaded fit."""
         return {} if self.rows is None else extrapolation_errors(self.rows, self.fit.device)
 
-    def leaned_us(self, batch: Batch, deviations: float) -> float:
+    def deviated_us(self, batch: Batch, deviations: float) -> float:
         """Return the time of execution if steps outside the range take this many standard errors longer.
 
         Steps with more tokens than any recorded one take at most what they would without economies of scale.
@@ -356,7 +356,7 @@ class Fitted:
             raise UsageError(msg) from error
 
 
-def load(path: Path) -> Fitted:
+def load_fit(path: Path) -> Fitted:
     """Load a saved fit.
 
     Raises:
@@ -440,7 +440,7 @@ class Leaned:
 
     def device_us(self, batch: Batch) -> float:
         """Return the time of execution in the worker, in microseconds."""
-        return self._fitted.leaned_us(batch, self._deviations)
+        return self._fitted.deviated_us(batch, self._deviations)
 
     def schedule_us(self, batch: Batch) -> float:
         """Return the time of ``schedule()``, in microseconds."""

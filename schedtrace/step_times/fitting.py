@@ -298,7 +298,7 @@ class Larger(msgspec.Struct, frozen=True):
     parts: list[Linear]
 
     @property
-    def steps(self) -> int:
+    def fitted_steps(self) -> int:
         """Number of steps in the fit."""
         return sum(part.steps for part in self.parts)
 

@@ -76,7 +76,7 @@ class SimulatedDevice(
     gpu: str | None = None
     """A name of ``roofline.GPUS``: its memory, and without ``step_times`` a roofline of the model on it."""
     step_times: str | None = None
-    """File of a saved fit (``fitted.load``)."""
+    """File of a saved fit (``fitted.load_fit``)."""
     noise: Annotated[float, msgspec.Meta(ge=0, le=MOST)] = 0.0
     """Standard deviation of the logarithm of each step's device time."""
     seed: int = 0
@@ -102,11 +102,11 @@ class SimulatedDevice(
         """
         if self.step_times is None:
             return None
-        from schedtrace.step_times.fitted import load  # noqa: PLC0415  # Polars, which a roofline does not need
+        from schedtrace.step_times.fitted import load_fit  # noqa: PLC0415  # Polars, which a roofline does not need
 
-        return load(Path(self.step_times))
+        return load_fit(Path(self.step_times))
 
-    def trace_name(self) -> str:
+    def name_in_traces(self) -> str:
         """Return the device's name in traces.
 
         Raises:

@@ -20,7 +20,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_states import slow_on_device
 from schedtrace.timeline.events import spans_by_kind
 from schedtrace.timeline.frames import Offset, offset
-from schedtrace.timeline.passes import PASS, PrefillStalls, prefill_stalls
+from schedtrace.timeline.passes import PASS, PrefillStalls, measure_prefill_stalls
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, level, merged, overlap_us, time_within
@@ -97,7 +97,7 @@ class RankSummary:
     """Step times; None if too few steps have a time."""
 
     @property
-    def number(self) -> int:
+    def rank_number(self) -> int:
         """Data-parallel rank number."""
         return self.header.engine_rank
 
@@ -221,7 +221,9 @@ def rank_loads(ranks: list[RankSummary], offsets_us: dict[int, int]) -> RankLoad
         offsets_us: Microseconds to add to each rank's times to convert them to a common clock.
     """
     spans = {
-        rank.number: rank.presence.with_columns(pl.col("begin_us", "end_us") + offsets_us[rank.number])
+        rank.rank_number: rank.presence.with_columns(
+            pl.col("begin_us", "end_us") + offsets_us[rank.rank_number]
+        )
         for rank in ranks
     }
     present = [presence for presence in spans.values() if presence.height]
@@ -266,11 +268,11 @@ def _tokens(ranks: list[RankSummary], offsets_us: dict[int, int], parts: pl.Data
     begins = parts.select("part", pl.col("begin_us").cast(pl.Int64)).sort("begin_us")
     return pl.concat(
         [
-            rank.steps.select(pl.col("start_us") + offsets_us[rank.number], tokens="used_tokens")
+            rank.steps.select(pl.col("start_us") + offsets_us[rank.rank_number], tokens="used_tokens")
             .sort("start_us")
             .join_asof(begins, left_on="start_us", right_on="begin_us")
             .drop_nulls("part")
-            .group_by("part", rank=pl.lit(rank.number, pl.Int64))
+            .group_by("part", rank=pl.lit(rank.rank_number, pl.Int64))
             .agg(pl.col("tokens").sum())
             for rank in ranks
         ]
@@ -283,7 +285,7 @@ def _with_room(
     """Return the spans in which at least one rank has a free seat and refuses no request."""
     each = []
     for rank in ranks:
-        presence = spans[rank.number]
+        presence = spans[rank.rank_number]
         full = (pl.col("waiting") > 0) | ((pl.col("running") >= rank.seats) if rank.seats else False)
         each += [
             pl.DataFrame({"begin_us": begin, "end_us": end, "open": 1}),
@@ -345,7 +347,7 @@ class RecordedRanks:
         return cls([rank_of(timeline) for timeline in by_rank.values()], by_rank.__getitem__)
 
     @property
-    def header(self) -> Header:
+    def first_header(self) -> Header:
         """Header of the first rank; settings are the same for all."""
         return self.each[0].header
 
@@ -361,7 +363,7 @@ class RecordedRanks:
 
     @cached_property
     def _offsets(self) -> dict[int, Offset]:
-        return {rank.number: offset(rank.header, self.header) for rank in self.each}
+        return {rank.rank_number: offset(rank.header, self.first_header) for rank in self.each}
 
     @cached_property
     def hosts(self) -> int:
@@ -411,12 +413,12 @@ class RecordedRanks:
         return pl.concat([self._turns(rank) for rank in self.each])
 
     def _turns(self, rank: RankSummary) -> pl.DataFrame:
-        later = self.offsets_us[rank.number]
+        later = self.offsets_us[rank.rank_number]
         return (
             rank.steps.filter(pl.col("wave").is_not_null())
             .with_columns(
                 pl.col("start_us", "output_us") + later,
-                rank=pl.lit(rank.number, pl.Int64),
+                rank=pl.lit(rank.rank_number, pl.Int64),
                 prefill_tokens=pl.col("used_tokens") - pl.col("decode_tokens"),
             )
             .select(*SCHEMA)
@@ -480,7 +482,7 @@ class RecordedRanks:
         )
         slow = slow_on_device(passes.clear() if self.missing_ranks else passes)
         for rank in self.each:
-            later_us = self.offsets_us[rank.number]
+            later_us = self.offsets_us[rank.rank_number]
             own = rank.interrupted.with_columns(pl.col("begin_us", "end_us") + later_us)
             slow = slow.filter(overlap_us(slow, own) < LENGTH_US / 2)
         place = pl.int_range(pl.len()).over("trial").alias("place")
@@ -518,7 +520,7 @@ class RecordedRanks:
         whole, whole_us = int(self.waves["passes"].sum()), self.lockstep_us
         took = self.turns.select(*PASS, "rank").join(self.passes.select(*PASS, "length_us"), on=PASS)
         each = took.group_by("rank").agg(turns=pl.len(), own_us=pl.col("length_us").sum())
-        ranks = pl.DataFrame({"rank": [rank.number for rank in self.each]}).join(
+        ranks = pl.DataFrame({"rank": [rank.rank_number for rank in self.each]}).join(
             each, on="rank", how="left", maintain_order="left"
         )
         return ranks.select(
@@ -568,7 +570,7 @@ class RecordedRanks:
         lost = self.slow_passes.select(*PASS, lost_us=LENGTH_US)
         usual = self.passes.join(lost, on=PASS, how="left", maintain_order="left")
         usual = usual.with_columns(pl.col("length_us") - pl.col("lost_us").fill_null(0)).drop("lost_us")
-        return prefill_stalls(usual, self.turns)
+        return measure_prefill_stalls(usual, self.turns)
 
     @cached_property
     def loads(self) -> RankLoads | None:

@@ -354,7 +354,7 @@ NOT_RECORDED = "not_recorded"
 """State of a request, and of the engine, in a gap."""
 
 
-def recorded(states: pl.DataFrame) -> pl.DataFrame:
+def states_outside_gaps(states: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of ``request_states`` or ``engine_states`` outside of gaps."""
     return states.filter(pl.col("state") != NOT_RECORDED)
 

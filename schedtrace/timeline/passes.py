@@ -24,7 +24,7 @@ class PassTime:
     base_us: float
     per_request_us: float
 
-    def expected_us(self, requests: pl.Expr) -> pl.Expr:
+    def predicted_us(self, requests: pl.Expr) -> pl.Expr:
         """Return the predicted length of a pass, in microseconds, by the requests of the fullest rank."""
         return self.base_us + self.per_request_us * requests
 
@@ -68,7 +68,7 @@ class PrefillStalls:
             self.stalled.select(PASS).unique(), on=PASS, how="semi", maintain_order="left"
         )
 
-    def steps(self) -> dict[int, frozenset[int]]:
+    def stalled_steps(self) -> dict[int, frozenset[int]]:
         """Return the steps that waited for another rank's prefill, by rank."""
         each = self.stalled.group_by("rank").agg("step")
         return {rank: frozenset(steps) for rank, steps in each.iter_rows()}
@@ -83,14 +83,14 @@ class PrefillStalls:
         return max(0.0, float(self.passes["excess_us"].sum()) - longest)
 
 
-def prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls | None:
+def measure_prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls | None:
     """Return the cost of prefills to other ranks; None if too few passes show what a pass takes."""
     model = pass_time(passes)
     if model is None:
         return None
-    off = pl.col("length_us") - model.expected_us(pl.col("largest"))
+    off = pl.col("length_us") - model.predicted_us(pl.col("largest"))
     noise = passes.filter(pl.col("prefilling") == 0).select(off.std()).item()
-    excess = pl.col("length_us") - model.expected_us(pl.col("decoding"))
+    excess = pl.col("length_us") - model.predicted_us(pl.col("decoding"))
     prefills = passes.filter(pl.col("prefilling") > 0).with_columns(excess_us=excess)
     turns = turns.join(
         prefills.select(*PASS, "excess_us", "most_prefill"), on=PASS, maintain_order="left"

@@ -90,7 +90,7 @@ def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Exp
     places = [np.searchsorted(begins, us, side="right") - 1 for us in moments]
     into = [np.minimum(us, lasts[at]) - begins[at] for us, at in zip(moments, places, strict=True)]
 
-    def within(share: Any) -> Any:
+    def time_inside(share: Any) -> Any:
         before = np.concatenate([[0.0], np.cumsum((lasts - begins) * share)])
         begin, end = (
             np.where((at >= 0) & ~np.isnan(us), before[at] + share[at] * part, 0.0)
@@ -98,7 +98,9 @@ def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Exp
         )
         return (end - begin).round().astype(np.int64)
 
-    return pl.DataFrame({name: within(np.broadcast_to(shares[name], len(begins))[order]) for name in kinds})
+    return pl.DataFrame(
+        {name: time_inside(np.broadcast_to(shares[name], len(begins))[order]) for name in kinds}
+    )
 
 
 def overlap_us(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:

@@ -41,7 +41,7 @@ from schedtrace.timeline.frames import (
     first_moment_us,
     last_moment_us,
     make_gone,
-    recorded,
+    states_outside_gaps,
 )
 from schedtrace.timeline.queue_waits import (
     behind_head,
@@ -144,7 +144,7 @@ class Timeline(EngineFrames):
     @cached_property
     def recorded_states(self) -> pl.DataFrame:
         """Rows of ``request_states`` outside of gaps."""
-        return recorded(self.request_states)
+        return states_outside_gaps(self.request_states)
 
     @cached_property
     def queue_times(self) -> pl.DataFrame:

@@ -34,7 +34,7 @@ class Target:
             return f"waiting for a trace in {self.path}"
         return f"waiting for {self.path} to appear: no such file or folder yet"
 
-    def files(self, without: Collection[Path] = ()) -> list[Path]:
+    def trace_paths(self, without: Collection[Path] = ()) -> list[Path]:
         """Return the traces of the run to watch, by rank; empty if there are none yet.
 
         Args:

@@ -145,7 +145,7 @@ def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before
     """
     windows = [window for engine in engines if (window := _window(engine, now_s, span_s)) is not None]
     standing = [
-        on_engine(engine.rank, sentence) if len(engines) > 1 else sentence
+        on_engine(engine.engine_rank, sentence) if len(engines) > 1 else sentence
         for engine in engines
         if (sentence := engine.standing(now_s))
     ]

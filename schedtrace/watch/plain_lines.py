@@ -58,7 +58,7 @@ def age(verdict: Verdict, now_s: float) -> str:
     return ("now" if seconds < 1 else f"{seconds:.0f} s ago") + since
 
 
-def title(verdict: Verdict, now_s: float) -> str:
+def window_title(verdict: Verdict, now_s: float) -> str:
     """Return ``last 10 s (now)``."""
     return f"last {span_text(verdict)} ({age(verdict, now_s)})"
 
@@ -126,7 +126,7 @@ def status_page(seen: Seen, most: int | None = None) -> str:
     parts = [
         [
             f"{visible(seen.name or f'no run yet, {seen.awaited}')}, {at}",
-            *(f"{title(verdict, seen.at_s)}: {verdict_text(verdict)}" for verdict in seen.verdicts),
+            *(f"{window_title(verdict, seen.at_s)}: {verdict_text(verdict)}" for verdict in seen.verdicts),
         ],
         [_row(figures) for figures in rows],
         requests,

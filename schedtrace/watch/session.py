@@ -52,7 +52,7 @@ class WatchSession:
         self._lost = self._last_words = False
 
     @property
-    def folder(self) -> Path | None:
+    def run_folder(self) -> Path | None:
         """The run folder; None if there is no run yet."""
         return next((path.parent for path in self.engines), None)
 
@@ -66,11 +66,11 @@ class WatchSession:
         self._find(now)
         for path, engine in list(self.engines.items()):
             try:
-                engine.read()
+                engine.read_new_lines()
             except (InputError, OSError) as error:
                 self._lose(path, engine, error, now)
         self._lose_twins(now)
-        engines = [engine for engine in self.engines.values() if engine.header is not None]
+        engines = [engine for engine in self.engines.values() if engine.trace_header is not None]
         for engine in engines:
             self._tell(engine, now)
         over = bool(engines) and all(engine.has_ended for engine in engines)
@@ -104,7 +104,7 @@ class WatchSession:
             InputError: If the trace cannot be read or is gone, or is too large to be read beside the watch.
             UsageError: If it is not in the trace.
         """
-        path = next((path for path, engine in self.engines.items() if engine.rank == slow.rank), None)
+        path = next((path for path, engine in self.engines.items() if engine.engine_rank == slow.rank), None)
         if path is None:
             msg = f"{slow.request_id}: the trace of engine {slow.rank} is no longer there"
             raise InputError(msg)
@@ -126,7 +126,9 @@ class WatchSession:
             EngineError: If an engine does not answer.
             InputError: If none of them listens on this machine.
         """
-        pids = {engine.header.pid for engine in self.engines.values() if engine.header is not None}
+        pids = {
+            engine.trace_header.pid for engine in self.engines.values() if engine.trace_header is not None
+        }
         listeners = listening_engines().with_pids({pid for pid in pids if pid is not None})
         if not listeners.engines and not listeners.silent:
             msg = "no engine of this run listens on this machine"
@@ -144,8 +146,8 @@ class WatchSession:
 
     def _find(self, now: float) -> None:
         """Open the traces of the run, including ranks that began later; leave a run for a newer one."""
-        files = self.target.files(self._saved)
-        if files and self.folder not in {None, files[0].parent} and grows(files):
+        files = self.target.trace_paths(self._saved)
+        if files and self.run_folder not in {None, files[0].parent} and grows(files):
             name = files[0].parent.name
             if not all(engine.has_ended or engine.silent(now) for engine in self.engines.values()):
                 self._note(f"a newer run began, {name}; the one shown still runs", now, once=True)
@@ -154,7 +156,7 @@ class WatchSession:
                 self.close()
                 self._reset()
                 self._note(f"a newer run began: {name}", now)
-        elif files and self.folder not in {None, files[0].parent}:
+        elif files and self.run_folder not in {None, files[0].parent}:
             files = []
         for path in files:
             if path not in self.engines and path not in self._refused:
@@ -179,8 +181,11 @@ class WatchSession:
         """Drop the second of two traces of the same rank."""
         first: dict[int, Path] = {}
         for path, engine in list(self.engines.items()):
-            if engine.header is not None and (shown_path := first.setdefault(engine.rank, path)) != path:
-                what = f"{path} is of rank {engine.rank}, as is {shown_path}, which alone is shown"
+            if (
+                engine.trace_header is not None
+                and (shown_path := first.setdefault(engine.engine_rank, path)) != path
+            ):
+                what = f"{path} is of rank {engine.engine_rank}, as is {shown_path}, which alone is shown"
                 self._lose(path, engine, InputError(what), now)
 
     def _reset(self) -> None:
@@ -192,7 +197,7 @@ class WatchSession:
 
     def _tell(self, engine: WatchedEngine, now: float) -> None:
         """Note the recorder's notices and the end of the trace, once each."""
-        rank = f"rank {engine.rank}: " if len(self.engines) > 1 else ""
+        rank = f"rank {engine.engine_rank}: " if len(self.engines) > 1 else ""
         for text in engine.following.notices:
             self._note(f"{rank}{text}", now, once=True)
         for text in engine.following.left_out:
@@ -226,7 +231,7 @@ class WatchSession:
         edge = max((engine.edge_s(now) for engine in engines), default=0)
         cells: dict[int | None, list[Cell]] = {
             None: summed_cells([engine.cells for engine in engines], edge, SECONDS_KEPT),
-            **{engine.rank: summed_cells([engine.cells], edge, SECONDS_KEPT) for engine in engines},
+            **{engine.engine_rank: summed_cells([engine.cells], edge, SECONDS_KEPT) for engine in engines},
         }
         here = dict.fromkeys(cause for cell in cells[None] for cause in cell.waiting)
         self._causes += [cause for cause in here if cause not in self._causes]
@@ -251,11 +256,11 @@ class WatchSession:
             return False
         if self.engines:
             return all(engine.has_ended for engine in self.engines.values())
-        return self._lost and not self.target.files(self._saved)
+        return self._lost and not self.target.trace_paths(self._saved)
 
     def _name(self) -> str:
         """Return the run's label, or its folder."""
-        folder = self.folder
+        folder = self.run_folder
         if folder is None:
             return ""
         try:

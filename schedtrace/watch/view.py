@@ -17,8 +17,8 @@ from schedtrace.watch.plain_lines import (
     running,
     shown_id,
     state_text,
-    title,
     verdict_text,
+    window_title,
 )
 from schedtrace.watch.seen import Cell, LiveFigures, Seen, Slow, Verdict
 
@@ -146,7 +146,7 @@ def verdicts(seen: Seen, width: int, room: int) -> Content:
 
 
 def _wrapped(verdict: Verdict, now_s: float, width: int, *, brief: bool) -> list[str]:
-    text = f"{title(verdict, now_s)}  {verdict_text(verdict, brief=brief)}"
+    text = f"{window_title(verdict, now_s)}  {verdict_text(verdict, brief=brief)}"
     return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
@@ -155,7 +155,7 @@ def _cut(text: list[str], height: int, width: int) -> list[str]:
 
 
 def _styled(verdict: Verdict, now_s: float, text: list[str]) -> list[Content]:
-    bold = len(title(verdict, now_s))
+    bold = len(window_title(verdict, now_s))
     first = Content.assemble((text[0][:bold], "bold"), text[0][bold:])
     lines = [first, *map(Content, text[1:])]
     return [line.stylize("dim") for line in lines] if verdict.old(now_s) else lines

@@ -59,21 +59,21 @@ class WatchedEngine:
         self._modified_s = 0.0
 
     @property
-    def header(self) -> Header | None:
+    def trace_header(self) -> Header | None:
         """Header of the trace; None if it is not there yet."""
         return self.following.header
 
     @property
-    def rank(self) -> int:
+    def engine_rank(self) -> int:
         """Data-parallel rank."""
-        return self.header.engine_rank if self.header else 0
+        return self.trace_header.engine_rank if self.trace_header else 0
 
     @property
     def has_ended(self) -> bool:
         """Whether it was shut down in order, or its process is gone."""
         return self.following.end is not None or self._process_is_gone()
 
-    def read(self) -> None:
+    def read_new_lines(self) -> None:
         """Read the new lines.
 
         Raises:
@@ -99,7 +99,7 @@ class WatchedEngine:
 
     def edge_us(self, now_s: float) -> int:
         """Return the time up to which the trace is complete, on its own clock."""
-        header, newest = self.header, self.following.newest_us
+        header, newest = self.trace_header, self.following.newest_us
         if header is None or self.has_ended or header.clock == "virtual" or self.silent(now_s):
             return newest
         return max(newest, int((now_s - LAG_S) * 1e6) - header.wall_anchor_us)
@@ -113,9 +113,9 @@ class WatchedEngine:
 
     def standing(self, now_s: float) -> Message:
         """Return a sentence if requests are present but no step begins, with the reason if it is known."""
-        if self.has_ended or self.header is None or self._last_step_us is None:
+        if self.has_ended or self.trace_header is None or self._last_step_us is None:
             return NOTHING
-        now_us = int(now_s * 1e6) - self.header.wall_anchor_us
+        now_us = int(now_s * 1e6) - self.trace_header.wall_anchor_us
         if (stalled := self.following.stalled) is not None:
             return say(
                 "No step has made progress for {time:us}: {sentence}.",
@@ -143,10 +143,10 @@ class WatchedEngine:
         last = self._last
         waiting = last.get("waiting") or 0
         return LiveFigures(
-            rank=self.rank,
+            rank=self.engine_rank,
             state=self._state(now_s),
             running=last.get("running") or 0,
-            seats=self.header.max_num_running_reqs if self.header else None,
+            seats=self.trace_header.max_num_running_reqs if self.trace_header else None,
             waiting=waiting,
             waiting_for=self._waiting_for(waiting),
             kv_used=last.get("kv_used"),
@@ -162,12 +162,12 @@ class WatchedEngine:
         """Return output tokens of the last ``RATES_S``, and spans with requests, by the wall clock."""
         begin_us = edge_us - RATES_S * 1_000_000
         chunks = self.following.since(begin_us)
-        if self.header is None or not chunks:
+        if self.trace_header is None or not chunks:
             return 0, pl.DataFrame(schema=SPAN)
         trace = self.following.trace(chunks)
         back = trace.steps.filter(pl.col("output_us").is_between(begin_us, edge_us, closed="right"))
         there = request_presence(trace, begin_us, edge_us)
-        return int(back["output_tokens"].sum()), there.select(pl.all() + self.header.wall_anchor_us)
+        return int(back["output_tokens"].sum()), there.select(pl.all() + self.trace_header.wall_anchor_us)
 
     def slowest(self, now_s: float, most: int) -> list[Slow]:
         """Return the requests with the longest waits, and the oldest."""
@@ -183,7 +183,7 @@ class WatchedEngine:
             arrived_us = next((us for us in arrival_times if us is not None), edge)
             requests.append(
                 Slow(
-                    rank=self.rank,
+                    rank=self.engine_rank,
                     request_id=name,
                     age_us=max(0, edge - arrived_us),
                     waits_us=None if since is None else max(0, edge - since),
@@ -208,7 +208,7 @@ class WatchedEngine:
 
     def edge_s(self, now_s: float) -> int:
         """Return ``edge_us`` in whole seconds of Unix time."""
-        anchor = self.header.wall_anchor_us if self.header else 0
+        anchor = self.trace_header.wall_anchor_us if self.trace_header else 0
         return (self.edge_us(now_s) + anchor) // 1_000_000
 
     def _state(self, now_s: float) -> str:
@@ -234,7 +234,7 @@ class WatchedEngine:
         return now_s - self._modified_s
 
     def _process_is_gone(self) -> bool:
-        header = self.header
+        header = self.trace_header
         if header is None or header.pid is None or header.host != socket.gethostname():
             return False
         return not os.path.exists(f"/proc/{header.pid}") and os.path.exists("/proc/self")  # noqa: PTH110  # one call

@@ -117,7 +117,7 @@ def _with_concurrency(finding: Finding, base: RecordedLoad, search: Search) -> F
     if finding.code != client_limited.RULE.code or now is None or not finding.advice:
         return finding
     outcomes = []
-    counts = {min(2 * now, base.requests // base.trials), max(1, now // 2)} - {now}
+    counts = {min(2 * now, base.requests // base.trial_count), max(1, now // 2)} - {now}
     for clients in sorted(counts, reverse=True):
         trial = search.trial((CONCURRENCY, clients))
         if trial is not None and not math.isinf(trial.saved_frac):

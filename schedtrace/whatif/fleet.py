@@ -163,8 +163,8 @@ def _recorded(engines: Sequence[tuple[Run, Trace]]) -> RecordedLoad:
 def _with_own_ids(load: Workload) -> Workload:
     """Return the load with an id of its own for every request: engines may use the same ids."""
 
-    def read() -> Iterator[LoadRequest]:
+    def requests_with_own_ids() -> Iterator[LoadRequest]:
         for number, request in enumerate(load.read()):
             yield msgspec.structs.replace(request, request_id=f"f{number}")
 
-    return replace(load, read=read)
+    return replace(load, read=requests_with_own_ids)

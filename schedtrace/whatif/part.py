@@ -210,7 +210,7 @@ def _cut(load: Workload, chosen: _Chosen) -> Workload:
     """Return the chosen requests as a load that begins with the first of them."""
     later = next(islice(load.read(), chosen.first, None)).arrived_us if chosen.first else 0.0
 
-    def read() -> Iterator[LoadRequest]:
+    def requests_in_part() -> Iterator[LoadRequest]:
         for request in islice(load.read(), chosen.first, chosen.first + chosen.requests):
             yield msgspec.structs.replace(
                 request,
@@ -219,10 +219,10 @@ def _cut(load: Workload, chosen: _Chosen) -> Workload:
                 answered_us=None if request.answered_us is None else request.answered_us - later,
             )
 
-    cut = make_workload(load.name, load.source, read)
+    cut = make_workload(load.name, load.source, requests_in_part)
     return replace(
         load,
-        read=read,
+        read=requests_in_part,
         requests=cut.requests,
         prompt_tokens=cut.prompt_tokens,
         output_tokens=cut.output_tokens,

@@ -44,7 +44,7 @@ from schedtrace.whatif.replays import (
     Work,
     engine_changes,
     load_notes,
-    replay,
+    replay_work,
     replayed_load,
 )
 from schedtrace.workloads.recorded_load import load_of_ranks, loads_of_run
@@ -88,7 +88,7 @@ class RecordedLoad:
         return self.timelines[0].header
 
     @property
-    def trials(self) -> int:
+    def trial_count(self) -> int:
         """Number of measured trials."""
         return len(run_trials(self.timelines))
 
@@ -122,7 +122,7 @@ class RecordedLoad:
             self.loads,
             RecordedEngine(self.header, self.times, len(self.timelines)),
             self.keep_prefix_cache,
-            warmups=len(self.loads) - self.trials,
+            warmups=len(self.loads) - self.trial_count,
             trial_ids=self.header.trial_ids,
         )
 
@@ -258,7 +258,7 @@ class Predictor:
         """
         figures = [
             *decided_figures(self._base.timelines, self.replayed.timelines),
-            *baseline_figures(self._reports, self.replayed.trials),
+            *baseline_figures(self._reports, self.replayed.replayed_trials),
         ]
         return self._configuration({}, self.replayed, figures)
 
@@ -307,7 +307,9 @@ class Predictor:
     def _both(self, name: str) -> tuple[Metric, list[float], list[float]]:
         """Return a metric with its recorded and its replayed values."""
         metric = next(metric for metric in METRICS if metric.name == name)
-        was, now = (trial_values(metric.value, trials) for trials in (self._reports, self.replayed.trials))
+        was, now = (
+            trial_values(metric.value, trials) for trials in (self._reports, self.replayed.replayed_trials)
+        )
         if not was or not now:
             msg = f"the load has no {name} to be judged by"
             raise InputError(msg)
@@ -339,7 +341,9 @@ class Predictor:
             leaned = [self._priced(changes, Counted(Leaned(times, end))) for end in ends]
         figures = [
             *decided_figures(replayed.timelines, changed.timelines),
-            *timing_figures(self._reports, replayed.trials, changed.trials, spread, bound, leaned),
+            *timing_figures(
+                self._reports, replayed.replayed_trials, changed.replayed_trials, spread, bound, leaned
+            ),
         ]
         if self._base.processors is not None:
             bound_output(figures, self._base.processors)
@@ -362,7 +366,7 @@ class Predictor:
     def _configuration(
         self, changes: Mapping[str, Any], replayed: Replayed, figures: list[Figure]
     ) -> Configuration:
-        finished = [trial.requests_finished for trial in replayed.trials]
+        finished = [trial.requests_finished for trial in replayed.replayed_trials]
         return Configuration(
             changes=dict(changes),
             recorded=not changes,
@@ -378,11 +382,11 @@ class Predictor:
 
     def _replay(self, changes: Mapping[str, Any], name: str, **how: Any) -> Replayed:
         parent = self._output if name in KEPT and self._output else Path(self._scratch.name)
-        return replay(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
+        return replay_work(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
 
     def _priced(self, changes: Mapping[str, Any], times: Counted) -> list[TrialReport]:
         """Return the changed load where steps take these times."""
-        return self._replay(changes, "changed-priced", times=times).trials
+        return self._replay(changes, "changed-priced", times=times).replayed_trials
 
     def _resampled(self, seed: int, *, side: int) -> Counted:
         """Return a fit to resampled steps, with residuals drawn in blocks as noise; each side has its own."""
@@ -399,10 +403,14 @@ class Predictor:
         if self._base.times.rows is None:  # a saved fit
             return ratios
         for seed in range(resamples):
-            after = self._replay(changes, f"changed-{seed}", times=self._resampled(seed, side=1)).trials
+            after = self._replay(
+                changes, f"changed-{seed}", times=self._resampled(seed, side=1)
+            ).replayed_trials
             if seed not in self._resampled_trials:
                 times = self._resampled(seed, side=0)
-                self._resampled_trials[seed] = self._replay({}, f"replayed-{seed}", times=times).trials
+                self._resampled_trials[seed] = self._replay(
+                    {}, f"replayed-{seed}", times=times
+                ).replayed_trials
             before = self._resampled_trials[seed]
             for metric in METRICS:
                 was, becomes = (trial_values(metric.value, trials) for trials in (before, after))

@@ -23,7 +23,7 @@ from schedtrace.step_times.roofline import OF_MEMORY
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import Work
 from schedtrace.whatif.search import menu
-from schedtrace.whatif.sweep import ReplayPool, SweepLog, sweep
+from schedtrace.whatif.sweep import ReplayPool, SweepLog, replay_configurations
 
 MOST = 3
 """Maximum number of proposals."""
@@ -67,7 +67,7 @@ def advise(
         single = [{**fixed, **change} for change in candidates(base, findings, predictor.options)]
         single = [dict(fixed), *single] if fixed else single
         log = SweepLog(Path(scratch))
-        first = sweep(base.work, single or [{}], log, make_pool, slo=slo, progress=progress)
+        first = replay_configurations(base.work, single or [{}], log, make_pool, slo=slo, progress=progress)
         best = [
             {name: value for name, value in row.changes.items() if name not in fixed}
             for row in _better(first.configurations)
@@ -79,7 +79,9 @@ def advise(
             for chosen in combinations(best, size)
             if len({name for change in chosen for name in change}) == size
         ]
-        both = sweep(base.work, [*single, *joined] or [{}], log, make_pool, slo=slo, progress=progress)
+        both = replay_configurations(
+            base.work, [*single, *joined] or [{}], log, make_pool, slo=slo, progress=progress
+        )
         proposals = _proposals(both.configurations, predictor)
         answer = predictor.document([], baseline)
     rows = [replace(row, figures=[], pareto=None) for row in both.configurations if not row.recorded]

@@ -165,7 +165,7 @@ class Replayed:
         return [make_timeline(trace, self.run.manifest) for trace in self.run.traces]
 
     @cached_property
-    def trials(self) -> list[TrialReport]:
+    def replayed_trials(self) -> list[TrialReport]:
         """Trials of all engines together, without queue times."""
         return pooled_reports(self.timelines, None, queued=False)
 
@@ -183,7 +183,7 @@ class Replayed:
         return sum(trace.preemptions().filter("in_schedule").collect().height for trace in traces)
 
 
-def replay(
+def replay_work(
     work: Work,
     changes: Mapping[str, Any],
     folder: Path,

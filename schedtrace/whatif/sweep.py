@@ -33,7 +33,7 @@ from schedtrace.whatif.replays import (
     Work,
     fitted_length,
     load_notes,
-    replay,
+    replay_work,
     replayed_load,
 )
 from schedtrace.whatif.sweep_rows import objectives, sweep_rows
@@ -72,7 +72,7 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> ReplayOutcom
             if isinstance(work.engine, ModelledEngine):
                 options, _ = work.engine.configured(changes)
                 outcome.fitted_max_model_len = fitted_length(work.engine.shape, changes, options)
-            replayed = replay(work, changes, Path(folder) / "run")
+            replayed = replay_work(work, changes, Path(folder) / "run")
             outcome.steps, outcome.too_long = replayed.played.steps, len(replayed.played.refused)
             outcome.kv_blocks, outcome.preemptions = replayed.kv_blocks, replayed.preemption_count
             if replayed.counted is not None:
@@ -128,11 +128,11 @@ class ReplayPool:
     def __init__(self, pool: WorkerPool, work: Work) -> None:
         self._pool, self._work = pool, pool.shared(work)
 
-    def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
+    def submit_replay(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
         """Call ``function(work, *arguments)`` in a process; return its future."""
         return self._pool.submit(_quietly, function, self._work, *arguments)
 
-    def is_loss(self, error: BaseException) -> bool:
+    def is_process_loss(self, error: BaseException) -> bool:
         """Return whether the error says that a process ended, and not what the call raised."""
         return self._pool.is_loss(error)
 
@@ -291,7 +291,7 @@ def combinations(vary: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]) ->
     return chosen
 
 
-def sweep(
+def replay_configurations(
     work: Work,
     changes: Sequence[Mapping[str, Any]],
     log: SweepLog,
@@ -327,7 +327,7 @@ def sweep(
     recorded = key(work_digest, {}) if isinstance(work.engine, RecordedEngine) else None
     with closing(make_pool(work)) as pool:
         try:
-            base = pool.submit(base_settings, names).result()
+            base = pool.submit_replay(base_settings, names).result()
             wanted: dict[str, dict[str, Any]] = {} if recorded is None else {recorded: {}}
             for of_one in changes:
                 real = {name: value for name, value in of_one.items() if base[name] != value}
@@ -335,7 +335,7 @@ def sweep(
             for done in _finished(pool, wanted, log):
                 progress(done, len(wanted))
         except Exception as error:
-            if not pool.is_loss(error):
+            if not pool.is_process_loss(error):
                 raise
             msg = (
                 f"a replaying process was killed, most likely for its memory; lower --jobs. Kept: {log.path}"
@@ -359,7 +359,7 @@ def _finished(pool: ReplayPool, wanted: Mapping[str, Mapping[str, Any]], log: Sw
     """Yield the number of finished configurations, first and after each replay."""
     missing = [(key, real) for key, real in wanted.items() if key not in log.finished]
     yield len(wanted) - len(missing)
-    futures = [pool.submit(outcome_of, key, real) for key, real in missing]
+    futures = [pool.submit_replay(outcome_of, key, real) for key, real in missing]
     try:
         for at, future in enumerate(as_completed(futures), 1):
             log.add(future.result())

@@ -286,7 +286,7 @@ def _sessions(path: Path, options: FormatOptions) -> WorkloadFormat:
     )
     return WorkloadFormat(
         "sessions",
-        sessions.rows,
+        sessions.turn_rows,
         sessions.block,
         timed=sessions.is_timed,
         sessions=True,

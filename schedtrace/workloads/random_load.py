@@ -53,14 +53,16 @@ def at_times_of(load: Workload, times: Workload) -> Workload:
 
     woke_us = max((_reached_us(timed) for timed in times if timed.queued_step == 0), default=0.0)
 
-    def read() -> Iterator[LoadRequest]:
+    def random_requests() -> Iterator[LoadRequest]:
         for request, timed in zip(load, times, strict=False):
             reached_us = max(_reached_us(timed), woke_us)
             yield msgspec.structs.replace(
                 request, arrived_us=timed.arrived_us, front_end_us=reached_us - timed.arrived_us, after=None
             )
 
-    return replace(load, name=f"{load.name} at the times of {times.name}", read=read, later_turns=0)
+    return replace(
+        load, name=f"{load.name} at the times of {times.name}", read=random_requests, later_turns=0
+    )
 
 
 def _reached_us(request: LoadRequest) -> float:
@@ -126,7 +128,7 @@ def random_workload(
         msg = "--prequeue queues all requests at once: it cannot go with --request-rate"
         raise UsageError(msg)
 
-    def read() -> Iterator[LoadRequest]:
+    def random_requests() -> Iterator[LoadRequest]:
         lengths = random_lengths(input_len, output_len, range_ratio=range_ratio, seed=seed)
         times = arrivals_s(rate, burstiness=burstiness, seed=seed)
         for number, ((prompt, output), at_s) in enumerate(
@@ -137,4 +139,4 @@ def random_workload(
             )
 
     at_once = rate is None and not prequeue and num_prompts > 1
-    return make_workload("random", "random", read, notes=[AT_ONCE] if at_once else [])
+    return make_workload("random", "random", random_requests, notes=[AT_ONCE] if at_once else [])

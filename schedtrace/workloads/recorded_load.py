@@ -95,7 +95,7 @@ def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workloa
     steps = _Steps.from_trial(trace, trial)
     rows = _timed(requests, steps, room=trace.header.max_model_len, prequeue=prequeue)
 
-    def read() -> Iterator[LoadRequest]:
+    def recorded_requests() -> Iterator[LoadRequest]:
         for row in rows.iter_rows(named=True):
             yield LoadRequest(
                 request_id=row["request_id"] if not row["nth"] else f"{row['request_id']}#{row['nth'] + 1}",
@@ -119,7 +119,7 @@ def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workloa
     return make_workload(
         name if trial is None else f"{name}, trial {trial}",
         "recorded",
-        read,
+        recorded_requests,
         prefix_block=block,
         notes=_notes(trace, requests, block, manifest),
         began_us=int(requests.select(_arrived().min()).item()),
@@ -393,11 +393,11 @@ def load_of_ranks(
 def without_ranks(load: Workload) -> Workload:
     """Return the load with requests that name no rank."""
 
-    def read() -> Iterator[LoadRequest]:
+    def recorded_requests() -> Iterator[LoadRequest]:
         for request in load:
             yield msgspec.structs.replace(request, data_parallel_rank=None)
 
-    return replace(load, read=read)
+    return replace(load, read=recorded_requests)
 
 
 def _passes(trace: Trace, trial: int | None) -> list[Pass]:

@@ -144,7 +144,7 @@ class Sessions:
     count_tokens: CountTokens | None
     output_len: int | None
 
-    def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
+    def turn_rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
         """Yield every turn of the file."""
         sessions: dict[str, _Session] = {}
         for number, key, turn in turns_of(path):
@@ -267,7 +267,7 @@ def sessions_in(
     is_whole = mode in WHOLE_MODES if mode else shown.whole > 0 and shown.whole >= FITS * shown.later
     size = (
         block
-        or shown.blocks.tokens(path)
+        or shown.blocks.block_tokens(path)
         or (MOONCAKE_BLOCK if shown.blocks.rows_with_ids else BAILIAN_BLOCK)
     )
     if mode:

@@ -94,7 +94,7 @@ class BlockSizes:
             self.rows_with_ids += 1
             self.fitting.update(size for size in _SIZES if (ids - 1) * size < length <= ids * size)
 
-    def tokens(self, path: Path) -> int | None:
+    def block_tokens(self, path: Path) -> int | None:
         """Return the tokens of a block; None where the usual sizes give the same prefixes.
 
         Raises:
@@ -139,7 +139,7 @@ class _Evidence:
         """Return whether requests come at different times."""
         return len(self.times) > 1
 
-    def unit(self, block: int | None) -> TimeUnit | None:
+    def time_unit(self, block: int | None) -> TimeUnit | None:
         """Return the unit of the times; None if nothing shows it."""
         if block == MOONCAKE_BLOCK and self.is_whole:
             return "ms"
@@ -158,8 +158,8 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
     with suppress(InputError):  # an error in a row is reported where the row is used
         for _, row in islice(json_rows(path, TimedRow), LOOKED_AT):
             shown.add(row)
-    size = block or shown.blocks.tokens(path)
-    file_unit = unit or shown.unit(size)
+    size = block or shown.blocks.block_tokens(path)
+    file_unit = unit or shown.time_unit(size)
     if file_unit is None and shown.has_gaps:
         what = "whole numbers" if shown.is_whole else "with fractions"
         blocks = f"blocks of {size} tokens" if size else "no block ids that tell"

@@ -55,9 +55,9 @@ class Visited(Deciding):
     def schedule(self, *args: Any) -> Any:
         for number, (begin, end) in enumerate(WINDOWS):
             if self.calls == begin:
-                self.attachment.attach(self.folder / str(number), None, hash_ids=False)
+                self.attachment.start_recording(self.folder / str(number), None, hash_ids=False)
             if self.calls == end:
-                self.attachment.detach()
+                self.attachment.stop_recording()
         self.calls += 1
         return super().schedule(*args)
 
@@ -85,7 +85,7 @@ def is_plain(engine):
 def test_where_no_file_can_be_made_nothing_is_changed(idle, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RefusedError, match="it cannot be recorded: NotADirectoryError"):
-        idle.attachment.attach(tmp_path / "file" / "run", None, hash_ids=False)
+        idle.attachment.start_recording(tmp_path / "file" / "run", None, hash_ids=False)
     assert is_plain(idle)
     assert not idle.attachment.attached
 
@@ -97,7 +97,7 @@ def test_a_scheduler_that_cannot_be_read_costs_no_file_and_no_thread(idle, tmp_p
     monkeypatch.setattr("schedtrace.record.traced.Recorder", unreadable)
     before = open_files(), threading.active_count()
     with pytest.raises(RefusedError, match="it cannot be recorded: AttributeError"):
-        idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+        idle.attachment.start_recording(tmp_path / "run", None, hash_ids=False)
     assert (open_files(), threading.active_count()) == before
     assert is_plain(idle)
 
@@ -108,7 +108,7 @@ def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_left_alone(idle,
 
     monkeypatch.setattr(idle.attachment._between_steps, "do", never, raising=False)
     with pytest.raises(RefusedError, match="was not attached to: within one step"):
-        idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+        idle.attachment.start_recording(tmp_path / "run", None, hash_ids=False)
     assert is_plain(idle)
 
 
@@ -119,7 +119,7 @@ def test_an_engine_whose_requests_cannot_be_counted_is_left_alone(idle, tmp_path
     shutdown = EngineCore.shutdown
     idle.scheduler.__class__, idle.scheduler.requests = Mine, UserDict(idle.scheduler.requests)
     with pytest.raises(RefusedError, match="was not attached to: descriptor '__len__' requires a 'dict'"):
-        idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+        idle.attachment.start_recording(tmp_path / "run", None, hash_ids=False)
     assert type(idle.scheduler) is Mine
     assert [name for name in vars(idle.scheduler) if name.startswith("_schedtrace")] == []
     assert not idle.attachment.attached
@@ -130,7 +130,7 @@ def test_a_signal_while_the_class_changes_undoes_it(idle, tmp_path, monkeypatch)
     counter = iter([0])
     monkeypatch.setattr(attachment.time, "perf_counter_ns", lambda: next(counter))  # the second call raises
     with pytest.raises(RefusedError, match="was not attached to"):
-        idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+        idle.attachment.start_recording(tmp_path / "run", None, hash_ids=False)
     assert is_plain(idle)
 
 
@@ -164,9 +164,9 @@ def stuck(idle, monkeypatch):
 
 def test_a_recording_whose_time_is_over_is_ended_as_soon_as_the_engine_allows(idle, stuck, tmp_path):
     attached = stuck(True, False, False, True)
-    path, _, _ = attached.attach(tmp_path / "run", 0.01, hash_ids=False)
+    path, _, _ = attached.start_recording(tmp_path / "run", 0.01, hash_ids=False)
     assert attached._between_steps.over.wait(60)
-    assert attached.detach()[0] == path
+    assert attached.stop_recording()[0] == path
     assert is_plain(idle)
 
 
@@ -179,7 +179,7 @@ def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_
     assert not is_plain(idle)
     assert (attached.attached, attached.trace_path, attached.recorder) == (False, None, None)
     with pytest.raises(RefusedError, match="nothing is attached to it"):
-        attached.detach()
+        attached.stop_recording()
     monkeypatch.setattr(attachment, "AGAIN_S", 0.01)
     attached._alarm.cancel()
     attached._alarm.set(0)
@@ -190,46 +190,46 @@ def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_
 
 
 def test_a_timer_that_comes_too_late_ends_no_later_recording(idle, tmp_path):
-    idle.attachment.attach(tmp_path / "run", 60, hash_ids=False)
+    idle.attachment.start_recording(tmp_path / "run", 60, hash_ids=False)
     late = idle.attachment._alarm.timer
-    idle.attachment.detach()
-    idle.attachment.attach(tmp_path / "again", None, hash_ids=False)
+    idle.attachment.stop_recording()
+    idle.attachment.start_recording(tmp_path / "again", None, hash_ids=False)
     late.function()
     assert idle.attachment.attached
-    idle.attachment.detach()
+    idle.attachment.stop_recording()
 
 
 def test_a_recording_that_gave_up_makes_way_for_another(idle, tmp_path):
-    idle.attachment.attach(tmp_path / "full", None, hash_ids=False)
+    idle.attachment.start_recording(tmp_path / "full", None, hash_ids=False)
     idle.scheduler._schedtrace_recorder.writer._give_up(OSError(28, "No space left on device"))
     idle.step()
     assert idle.attachment.trace_path is None
-    path, present, _ = idle.attachment.attach(tmp_path / "again", None, hash_ids=False)
+    path, present, _ = idle.attachment.start_recording(tmp_path / "again", None, hash_ids=False)
     assert (path, present) == (tmp_path / "again" / "engine-0.jsonl", 4)
     idle.step()
-    idle.attachment.detach()
+    idle.attachment.stop_recording()
     assert is_plain(idle)
     assert read_run(tmp_path / "again").traces[0].steps.height == 1
 
 
 def test_it_ends_by_itself_and_says_so_to_who_asks_then(idle, tmp_path):
-    path, _, _ = idle.attachment.attach(tmp_path / "run", 0.05, hash_ids=True)
+    path, _, _ = idle.attachment.start_recording(tmp_path / "run", 0.05, hash_ids=True)
     idle.attachment._alarm.timer.join()
     assert is_plain(idle)
-    assert idle.attachment.detach()[0] == path
+    assert idle.attachment.stop_recording()[0] == path
     with pytest.raises(RefusedError, match="nothing is attached to it"):
-        idle.attachment.detach()
+        idle.attachment.stop_recording()
     assert read_run(tmp_path / "run").traces[0].header.hashed_ids
 
 
 def test_a_wall_clock_that_is_set_back_makes_nobody_wait(idle, tmp_path, monkeypatch):
-    idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    idle.attachment.start_recording(tmp_path / "run", None, hash_ids=False)
     for name, hour in (("time", 3600), ("time_ns", 3600 * 10**9)):
         clock = getattr(time, name)
         monkeypatch.setattr(time, name, lambda now=clock, hour=hour: now() - hour)
     idle.add("later", 40)
     idle.finish()
-    idle.attachment.detach()
+    idle.attachment.stop_recording()
     [later] = read_run(tmp_path / "run").traces[0].arrivals.to_dicts()
     assert 0 <= later["queued_us"] - later["arrived_us"] < 60e6
 
@@ -237,7 +237,7 @@ def test_a_wall_clock_that_is_set_back_makes_nobody_wait(idle, tmp_path, monkeyp
 def test_an_engine_that_ends_while_it_is_attached_to_closes_the_trace(idle, tmp_path, monkeypatch):
     cleanup = "vllm.v1.engine.core.cleanup_dist_env_and_memory"
     monkeypatch.setattr(cleanup, lambda: None, raising=False)
-    idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    idle.attachment.start_recording(tmp_path / "run", None, hash_ids=False)
     idle.step()
     core = SimpleNamespace(
         structured_output_manager=idle.scheduler.structured_output_manager,
@@ -247,7 +247,7 @@ def test_an_engine_that_ends_while_it_is_attached_to_closes_the_trace(idle, tmp_
     EngineCore.shutdown(core)
     [trace] = read_run(tmp_path / "run").traces
     assert (trace.steps.height, trace.end.steps, trace.problems.unclosed) == (1, 1, False)
-    idle.attachment.detach()
+    idle.attachment.stop_recording()
     assert is_plain(idle)
 
 

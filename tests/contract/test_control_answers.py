@@ -213,7 +213,7 @@ def test_spans_are_made_of_lines_and_totals_alone_are_counted(engine, free_port)
 
     def recorder(asked):
         engine.answer(AskMeasure(address=asked))
-        return RECORDERS.get(engine.driver.scheduler)
+        return RECORDERS.look_up(engine.driver.scheduler)
 
     counting = recorder(str(free_port))
     assert isinstance(counting, CountingRecorder)

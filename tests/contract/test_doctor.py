@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.engine import doctor
-from schedtrace.engine.vllm_probe import exit_checks, probe
+from schedtrace.engine.vllm_probe import exit_checks, vllm_checks
 
 pytestmark = pytest.mark.vllm
 
@@ -24,7 +24,7 @@ def test_vllms_schedulers_are_recorded_by_source_and_a_decorated_one_is_not(tmp_
         "        return super().schedule(*args)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    checks = probe("foreign_scheduler.Decorated")
+    checks = vllm_checks("foreign_scheduler.Decorated")
     monkeypatch.delitem(sys.modules, "foreign_scheduler")
     states = [(check.name, check.state) for check in checks]
     assert states == [

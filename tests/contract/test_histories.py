@@ -48,11 +48,11 @@ def followed(name, seed=1):
     """The states of each finished request: as they were followed, and as the trace has them."""
     family = FAMILIES[name]
     engine = Driver(traced_class, **family.engine)
-    writer = RECORDERS.get(engine.scheduler).writer
+    writer = RECORDERS.look_up(engine.scheduler).writer
     meter = Meter()
     writer.measuring.meter = meter
     play(engine, make_script(family, seed, SHORT_STEPS))
-    RECORDERS.get(engine.scheduler).close()
+    RECORDERS.look_up(engine.scheduler).close()
     meter.take(last=True)
     trace, *_ = read_run(writer.path.parent).traces
     timeline = make_timeline(trace, None)

@@ -73,7 +73,7 @@ def toy(tmp_path):
 def test_a_traceback_shows_the_lines_of_the_source(toy):
     def frames(scheduler):
         scheduler.running = [request("a", sits_out=False)]
-        RECORDERS.put(scheduler, SimpleNamespace(events=[]))
+        RECORDERS.store(scheduler, SimpleNamespace(events=[]))
         with pytest.raises(AttributeError, match="wants") as raised:
             scheduler.schedule()
         return [(f.filename, f.lineno, f.name, f.line) for f in traceback.extract_tb(raised.tb)]

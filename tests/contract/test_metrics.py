@@ -83,12 +83,12 @@ def counted(name, seed=1):
     """The totals of a load as recorded and as counted alone, and the timeline of its trace."""
     family = FAMILIES[name]
     engine = Driver(traced_class, **family.engine)
-    lines = RECORDERS.get(engine.scheduler).writer
+    lines = RECORDERS.look_up(engine.scheduler).writer
     meter = Meter(by_priority=engine.config.scheduler_config.policy == "priority")
     lines.measuring.meter = meter
     alone = count_beside(engine.scheduler)
     play(engine, make_script(family, seed, SHORT_STEPS))
-    RECORDERS.get(engine.scheduler).close()
+    RECORDERS.look_up(engine.scheduler).close()
     trace, *_ = read_run(lines.path.parent).traces
     timeline = make_timeline(trace, None)
     for tally in (meter.tally, alone.tally):
@@ -107,7 +107,7 @@ def count_beside(scheduler, writers=None):
 
     Its writer is added to ``writers``.
     """
-    recorder = RECORDERS.get(scheduler)
+    recorder = RECORDERS.look_up(scheduler)
     chosen = Settings(Path(), trial_ids=False, hash_ids=recorder.writer.hash_ids, keeps_lines=False)
     alone = prepared_recorder(scheduler, type(scheduler), chosen)
     assert type(alone) is CountingRecorder
@@ -225,7 +225,7 @@ def test_totals_equal_the_sums_of_the_trace_at_ten_points_and_at_the_end(name):
 def test_what_dropped_steps_leave_is_the_same_for_metrics_alone(monkeypatch):
     engine = Driver(traced_class, max_num_seqs=4, max_num_batched_tokens=64, num_blocks=16)
     recorded = Meter(by_priority=False)
-    RECORDERS.get(engine.scheduler).writer.measuring.meter = recorded
+    RECORDERS.look_up(engine.scheduler).writer.measuring.meter = recorded
     alone = count_beside(engine.scheduler)
     for number in range(40):
         if number in (10, 20):
@@ -234,7 +234,7 @@ def test_what_dropped_steps_leave_is_the_same_for_metrics_alone(monkeypatch):
             engine.add(f"r{number}", 30 + number % 3, 60)
         engine.step()
     engine.finish()
-    RECORDERS.get(engine.scheduler).close()
+    RECORDERS.look_up(engine.scheduler).close()
     for tally in (recorded.tally, alone.tally):
         tally.advance_to(max(recorded.tally.clock_us, alone.tally.clock_us))
     assert recorded.tally.dropped_steps == alone.tally.dropped_steps == 10
@@ -249,7 +249,7 @@ def test_a_step_whose_output_comes_late_counts_as_any_other(monkeypatch):
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     engine = Driver(traced_class, max_num_seqs=4, max_num_batched_tokens=64)
     recorded = Meter(by_priority=False)
-    writers = [RECORDERS.get(engine.scheduler).writer]
+    writers = [RECORDERS.look_up(engine.scheduler).writer]
     writers[0].measuring.meter = recorded
     alone = count_beside(engine.scheduler, writers)
     engine.add("slow", 40, 8)
@@ -265,7 +265,7 @@ def test_a_step_whose_output_comes_late_counts_as_any_other(monkeypatch):
         time.sleep(0.01)
     assert [each.working for each in writers] == [True, True]
     engine.finish()
-    RECORDERS.get(engine.scheduler).close()
+    RECORDERS.look_up(engine.scheduler).close()
     for tally in (recorded.tally, alone.tally):
         tally.advance_to(max(recorded.tally.clock_us, alone.tally.clock_us))
     assert recorded.tally.busy.device_us > 0
@@ -284,7 +284,7 @@ def test_a_step_that_decides_what_the_one_before_did_keeps_only_its_times():
         engine.add(name, 16, 8)
     for _ in range(12):
         engine.step()
-    RECORDERS.get(engine.scheduler).close()
+    RECORDERS.look_up(engine.scheduler).close()
     admitted_then_decode = [False, False]
     assert repeats == [*admitted_then_decode, *[True] * 6, *admitted_then_decode, True, True]
 
@@ -334,21 +334,21 @@ def switched(before):
 
 def test_metrics_alone_change_no_decision_and_leave_nothing(plain):
     parts = Parts()
-    engine = switched({20: lambda the: the.measure(parts), 90: lambda the: the.measure(None)})
+    engine = switched({20: lambda the: the.attach_meter(parts), 90: lambda the: the.attach_meter(None)})
     assert first_difference(plain, engine.decisions) is None
     assert [tally.steps for tally in parts.tallies] == [70]
     assert type(engine.scheduler).__module__.startswith("vllm.")
-    assert RECORDERS.get(engine.scheduler) is None
+    assert RECORDERS.look_up(engine.scheduler) is None
 
 
 def test_metrics_go_on_through_a_recording_that_begins_and_ends(plain, tmp_path):
     parts = Parts()
     engine = switched(
         {
-            20: lambda the: the.measure(parts),
-            40: lambda the: the.attach(tmp_path / "run", None, hash_ids=True),
-            90: lambda the: the.detach(),
-            130: lambda the: the.measure(None),
+            20: lambda the: the.attach_meter(parts),
+            40: lambda the: the.start_recording(tmp_path / "run", None, hash_ids=True),
+            90: lambda the: the.stop_recording(),
+            130: lambda the: the.attach_meter(None),
         }
     )
     assert first_difference(plain, engine.decisions) is None
@@ -362,7 +362,7 @@ def test_metrics_go_on_through_a_recording_that_begins_and_ends(plain, tmp_path)
 
 def joined(the, parts):
     """Switch metrics on, and wait for the writer's next round."""
-    the.measure(parts)
+    the.attach_meter(parts)
     while not parts.tallies:
         time.sleep(0.01)
 
@@ -371,9 +371,9 @@ def test_metrics_join_a_recording_that_is_under_way(tmp_path):
     parts = Parts()
     engine = switched(
         {
-            20: lambda the: the.attach(tmp_path / "run", None, hash_ids=False),
+            20: lambda the: the.start_recording(tmp_path / "run", None, hash_ids=False),
             40: lambda the: joined(the, parts),
-            90: lambda the: (the.detach(), the.measure(None)),
+            90: lambda the: (the.stop_recording(), the.attach_meter(None)),
         }
     )
     assert 0 < sum(tally.steps for tally in parts.tallies) <= 70
@@ -384,10 +384,10 @@ def test_a_recording_from_the_start_gets_metrics_and_loses_them(recording):
     parts = Parts()
     engine = Driver(traced_class)
     attachment = Attachment(SimpleNamespace(scheduler=engine.scheduler, batch_queue=[]), Now())
-    assert attachment.measure(parts) == 0.0
+    assert attachment.attach_meter(parts) == 0.0
     engine.add("r0", 40)
     engine.finish()
-    RECORDERS.get(engine.scheduler).close()
+    RECORDERS.look_up(engine.scheduler).close()
     [tally] = parts.tallies
     assert tally.tokens["prefill"] == 40
     assert list(recording.iterdir())
@@ -414,7 +414,7 @@ def test_hostile_ids_adapters_priorities_and_headers_reach_no_label(monkeypatch)
     engine = Switched(
         {}, enable_lora=True, max_loras=1, max_lora_rank=8, max_num_seqs=2, scheduling_policy="priority"
     )
-    engine.attachment.measure(meter)
+    engine.attachment.attach_meter(meter)
     for number, text in enumerate(HOSTILE * 5):
         adapter = LoRARequest(text + str(number), 1 + number % 3, "/secret/place")
         engine.add(
@@ -422,8 +422,8 @@ def test_hostile_ids_adapters_priorities_and_headers_reach_no_label(monkeypatch)
             max_tokens=2, trace_headers={"traceparent": text, text: text}, cache_salt=text,
         )  # fmt: skip
     engine.finish()
-    engine.attachment.measure(None)
-    with urlopen(meter.where) as page:
+    engine.attachment.attach_meter(None)
+    with urlopen(meter.published_on) as page:
         text = page.read().decode()
     meter.close()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -440,10 +440,10 @@ def test_metrics_of_an_engine_leave_those_of_its_process_alone(monkeypatch):
     before = generate_latest(REGISTRY).decode()
     meter = exposed(monkeypatch)
     engine = Switched({})
-    engine.attachment.measure(meter)
+    engine.attachment.attach_meter(meter)
     engine.add("r0", 40)
     engine.finish()
-    engine.attachment.measure(None)
+    engine.attachment.attach_meter(None)
     meter.close()
     after = generate_latest(REGISTRY).decode()
     assert "schedtrace" not in after

@@ -58,7 +58,7 @@ def meter_for(text):
         facts=lambda: EngineFacts(None, None, {"free": 7}),
         health=lambda: Health("busy"),
     )
-    meter.send(choice(text))
+    meter.send_otlp(choice(text))
     return meter
 
 
@@ -71,10 +71,10 @@ def sent(tmp_path_factory):
         patch.setattr("schedtrace.record.metrics.serving.MULTIPROCESS", "NO_SUCH_VARIABLE")
         family = LOADS["tight_kv"]
         engine = Traced(traced_class, **family.engine)
-        writer = RECORDERS.get(engine.scheduler).writer
+        writer = RECORDERS.look_up(engine.scheduler).writer
         writer.measuring.meter = meter = meter_for("otlp,spans=all")
         play(engine, make_script(family, 1, 60))
-        RECORDERS.get(engine.scheduler).close()
+        RECORDERS.look_up(engine.scheduler).close()
         meter.close()
         [trace] = read_run(writer.path.parent).traces
         return got, make_timeline(trace, None), trace.header, dict(meter._series.values)
@@ -175,13 +175,13 @@ def test_http_with_protobuf_carries_the_same(recording, monkeypatch):
     with http_receiver() as (got, endpoint):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         engine = Traced(traced_class)
-        writer = RECORDERS.get(engine.scheduler).writer
+        writer = RECORDERS.look_up(engine.scheduler).writer
         writer.measuring.meter = meter = meter_for("otlp,spans=all")
         engine.add("t0-0", 40, 4)
         engine.add("t0-1", 40, 4)
         while engine.scheduler.requests:
             engine.step()
-        RECORDERS.get(engine.scheduler).close()
+        RECORDERS.look_up(engine.scheduler).close()
         meter.close()
     roots = by_trace(got.spans_named("schedtrace.request"))
     assert roots.keys() == {trace_id("t0-0"), trace_id("t0-1")}
@@ -196,7 +196,7 @@ def test_a_collector_that_is_gone_loses_spans_and_counts_them(recording, monkeyp
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
     engine = Traced(traced_class)
-    writer = RECORDERS.get(engine.scheduler).writer
+    writer = RECORDERS.look_up(engine.scheduler).writer
     writer.measuring.meter = meter = meter_for("spans=all")
     engine.add("t0-0", 40, 4)
     while engine.scheduler.requests:
@@ -211,7 +211,7 @@ def test_a_collector_that_is_gone_loses_spans_and_counts_them(recording, monkeyp
             for (family, _), value in meter._series.values.items()
             if value and "lost" in family.name
         }
-    RECORDERS.get(engine.scheduler).close()
+    RECORDERS.look_up(engine.scheduler).close()
     meter.close()
     assert lost == {"lost_request_spans": 1}
     assert list(recording.iterdir())

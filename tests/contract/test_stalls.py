@@ -190,7 +190,7 @@ def engine(monkeypatch):
         made.append(staged)
         staged.thread.start()
         staged.served = control_answers._Engine(staged.core, staged.thread.ident)
-        staged.served._attachment.measure(Totals())
+        staged.served._attachment.attach_meter(Totals())
         return staged
 
     yield make

@@ -21,7 +21,7 @@ from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.roofline import Roofline, gpu
 from schedtrace.step_times.shapes import shape
 from schedtrace.whatif.replays import ModelledEngine, Work
-from schedtrace.whatif.sweep import SweepLog, base_settings, local_replays, outcome_of, sweep
+from schedtrace.whatif.sweep import SweepLog, base_settings, local_replays, outcome_of, replay_configurations
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.workload import make_workload
 from tests.contract.whatif.conftest import Here
@@ -51,7 +51,7 @@ def made():
 def test_two_configurations(work, made, tmp_path):
     changes = [{**made, "max_num_seqs": seats} for seats in (1, 2)]
     log = SweepLog(tmp_path)
-    answer = sweep(work, changes, log, Here)
+    answer = replay_configurations(work, changes, log, Here)
     two, one = answer.configurations
     assert (two.changes["max_num_seqs"], one.changes["max_num_seqs"]) == (2, 1)
     # One seat: prefill of 60 tokens (1.6 ms) and two decodes (1.05 ms each), twice; then a prefill.
@@ -70,7 +70,7 @@ def test_a_pool_that_is_closed_early_leaves_no_process_and_no_file(work, made, t
     before = set(multiprocessing.active_children())
     pool = local_replays(work.portable(), 1)
     assert list(tmp_path.iterdir())
-    pool.submit(outcome_of, "k", {**made, "max_num_seqs": 1})
+    pool.submit_replay(outcome_of, "k", {**made, "max_num_seqs": 1})
     pool.close()
     assert set(multiprocessing.active_children()) == before
     assert list(tmp_path.iterdir()) == []

@@ -91,7 +91,7 @@ def test_traced_from_its_beginning(name, plain, recording, warnings):
     if why := STEPS_ASIDE.get(name):
         assert (len(warnings), why in warnings[0], recording.exists()) == (1, True, False)
         return
-    RECORDERS.get(engine.scheduler).close()
+    RECORDERS.look_up(engine.scheduler).close()
     assert warnings == ENDING.get(name, [])
     assert state(engine.scheduler)[0] == state(plain(name).scheduler)[0]
     taken = sum("tokens" in one for one in engine.decisions)
@@ -107,11 +107,11 @@ def test_attached_to_and_detached_from(name, plain, tmp_path, warnings):
             engine.core = SimpleNamespace(scheduler=engine.scheduler, batch_queue=engine.in_flight)
             engine.attachment = Attachment(engine.core, Now())
             try:
-                engine.attachment.attach(tmp_path / "attached", None, hash_ids=False)
+                engine.attachment.start_recording(tmp_path / "attached", None, hash_ids=False)
             except RefusedError as error:
                 refused.append(str(error))
         if step == WINDOW[1] and not refused:
-            engine.attachment.detach()
+            engine.attachment.stop_recording()
         if WINDOW[0] <= step <= WINDOW[1]:
             steps.append(len(engine.decisions))
 
@@ -119,7 +119,7 @@ def test_attached_to_and_detached_from(name, plain, tmp_path, warnings):
     assert first_difference(plain(name).decisions, engine.decisions) is None
     assert planned(engine.scheduler) == planned(plain(name).scheduler)
     assert state(engine.scheduler) == state(plain(name).scheduler)
-    assert RECORDERS.get(engine.scheduler) is None
+    assert RECORDERS.look_up(engine.scheduler) is None
     assert bool(refused) == (name in STEPS_ASIDE | CANNOT_BE_ATTACHED_TO), refused
     if not refused:
         taken = sum("tokens" in one for one in engine.decisions[steps[0] : steps[-1]])

@@ -72,10 +72,10 @@ def rss_kib():
 
 def cycle(engine, attachment, folder):
     """Attach, make some steps, detach: for how long each held the engine up, in microseconds."""
-    *_, attach_us = attachment.attach(folder, None, hash_ids=False)
+    *_, attach_us = attachment.start_recording(folder, None, hash_ids=False)
     for _ in range(STEPS):
         engine.step()
-    detach_us = attachment.detach().held_us
+    detach_us = attachment.stop_recording().held_us
     return attach_us, detach_us
 
 

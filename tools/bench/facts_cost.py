@@ -75,7 +75,7 @@ def costs(running: int) -> dict[str, float]:
 
     return {
         "every step: state (finished but held, encoder, sessions, prefix keys, wave)": best_us(
-            lambda: facts.note_step(capture, scheduler, steady, [])
+            lambda: facts.note_call(capture, scheduler, steady, [])
         ),
         "arrival: what it asks for, siblings, input thread": best_us(lambda: facts.arrival_fields(head)),
         "arrival: keep the first 256 block hashes": best_us(lambda: prefixes.keep_prompt(head)),

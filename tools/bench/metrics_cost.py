@@ -111,7 +111,7 @@ def measure(running, turns):
     from schedtrace.record.marks.exits import Marks
 
     driver, traced = engine(running)
-    RECORDERS.get(driver.scheduler).close()
+    RECORDERS.look_up(driver.scheduler).close()
     spent, kinds = Spent(), recorders(driver.scheduler, traced)
     for recorder in kinds.values():
         for hook in HOOKS:
@@ -122,7 +122,7 @@ def measure(running, turns):
     gc.freeze()
     for _ in range(turns):
         for name, recorder in kinds.items():
-            RECORDERS.put(driver.scheduler, recorder)
+            RECORDERS.store(driver.scheduler, recorder)
             for mark, function in own.items():
                 timed = spent.timed("marks", nothing if name == NOTHING else function)
                 setattr(Marks, mark, staticmethod(timed))
@@ -168,9 +168,9 @@ def bytecodes(running):
     from schedtrace.record.disguise import RECORDERS
 
     driver, traced = engine(running)
-    RECORDERS.get(driver.scheduler).close()
+    RECORDERS.look_up(driver.scheduler).close()
     recorder = recorders(driver.scheduler, traced)["metrics alone"]
-    RECORDERS.put(driver.scheduler, recorder)
+    RECORDERS.store(driver.scheduler, recorder)
     for _ in range(TURN):
         driver.step()
     counts = {}

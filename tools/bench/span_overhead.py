@@ -50,8 +50,8 @@ class Case:
             facts=lambda: EngineFacts(None, None, {}),
             health=lambda: Health("busy"),
         )
-        self.meter.send(choice(asked))
-        RECORDERS.get(self.engine.scheduler).writer.measuring.meter = self.meter
+        self.meter.send_otlp(choice(asked))
+        RECORDERS.look_up(self.engine.scheduler).writer.measuring.meter = self.meter
         self.turn(STEPS)
 
     def turn(self, steps):

@@ -10,10 +10,10 @@ from pathlib import Path
 from schedtrace.diagnose.records.metrics import engine_metrics, is_window, metrics_statements
 from schedtrace.diagnose.records.server_log import (
     SIMILAR,
+    console_snapshots,
     console_statements,
     failure_statements,
     intervals_s,
-    summary,
 )
 from schedtrace.errors import InputError
 from schedtrace.model.message import NOTHING, Message
@@ -189,7 +189,7 @@ def described(path: str, contents: Sequence[ServerLog | MetricsDump | BenchmarkR
 def described_log(path: str, log: ServerLog) -> WeakRecord:
     """Return the statements that the log of one server supports."""
     statements = [*failure_statements(log), *console_statements(log)]
-    engines = [summary(engine) for engine in log.engines]
+    engines = [console_snapshots(engine) for engine in log.engines]
     return WeakRecord(
         path=path,
         kind=LOG,
@@ -268,10 +268,10 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
 def _in_order(statements: list[Statement]) -> list[Statement]:
     """Sort the statements: failures first, possible stalls at few snapshots last, the rest as they come."""
 
-    def place(statement: Statement) -> int:
+    def certainty_order(statement: Statement) -> int:
         is_possible = statement.code == "no-tokens" and statement.certainty == "possible"
         if is_possible and 2 * (statement.at or 0) <= (statement.snapshots or 0):
             return len(_FIRST) + 1
         return _FIRST.index(statement.code) if statement.code in _FIRST else len(_FIRST)
 
-    return sorted(statements, key=place)
+    return sorted(statements, key=certainty_order)

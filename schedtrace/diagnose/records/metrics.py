@@ -363,7 +363,7 @@ def _restarted(before: Values, after: Values) -> bool:
 def _window(values: Values, window_s: float | None) -> MetricsWindow:
     """Return counts and means; the mean of no values is unknown."""
 
-    def mean(name: str, factor: float = 1e3) -> float | None:
+    def window_mean(name: str, factor: float = 1e3) -> float | None:
         count, total = values.get(f"{name}_count", 0.0), values.get(f"{name}_sum")
         return None if not count or total is None else factor * total / count
 
@@ -381,15 +381,15 @@ def _window(values: Values, window_s: float | None) -> MetricsWindow:
         preemptions=_whole(values.get("num_preemptions_total")),
         prompt_tokens=_whole(values.get("prompt_tokens_total")),
         generation_tokens=_whole(values.get("generation_tokens_total")),
-        ttft_mean_ms=mean("time_to_first_token_seconds"),
-        tpot_mean_ms=mean("request_time_per_output_token_seconds"),
-        e2e_mean_ms=mean("e2e_request_latency_seconds"),
-        queue_mean_ms=mean("request_queue_time_seconds"),
+        ttft_mean_ms=window_mean("time_to_first_token_seconds"),
+        tpot_mean_ms=window_mean("request_time_per_output_token_seconds"),
+        e2e_mean_ms=window_mean("e2e_request_latency_seconds"),
+        queue_mean_ms=window_mean("request_queue_time_seconds"),
         queue_frac=None if not latency or queue is None else queue / latency,
-        prefill_mean_ms=mean("request_prefill_time_seconds"),
-        decode_mean_ms=mean("request_decode_time_seconds"),
+        prefill_mean_ms=window_mean("request_prefill_time_seconds"),
+        decode_mean_ms=window_mean("request_decode_time_seconds"),
         prefix_cache_hit_frac=None if not queries or hits is None else hits / queries,
-        tokens_per_step=mean("iteration_tokens_total", 1.0),
+        tokens_per_step=window_mean("iteration_tokens_total", 1.0),
         window_s=window_s,
     )
 

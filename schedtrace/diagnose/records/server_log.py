@@ -40,7 +40,7 @@ VLLM_INTERVAL_S = 10.0
 """Time between periodic lines unless ``VLLM_LOG_STATS_INTERVAL`` sets another one."""
 
 
-def summary(engine: EngineLines) -> ConsoleSnapshots:
+def console_snapshots(engine: EngineLines) -> ConsoleSnapshots:
     """Summarize the lines of one engine."""
     lines = list(engine.snapshots)
     deferred = [line.deferred for line in lines if line.deferred is not None]

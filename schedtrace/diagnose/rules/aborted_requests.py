@@ -13,7 +13,7 @@ from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import ABORTED_WORK, FEWEST_ABORTED, have_same_age, is_aborted
 from schedtrace.timeline.events import INTERRUPTED
-from schedtrace.timeline.frames import recorded
+from schedtrace.timeline.frames import states_outside_gaps
 from schedtrace.timeline.spans import LENGTH_US, total_us
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
@@ -77,7 +77,9 @@ def _find(timeline: Timeline) -> Findings:
     theirs = pl.col("request_id").is_in(pl.lit(aborted["request_id"]).implode())
     states = timeline.recorded_states.filter(theirs)
     # What they lost to an interruption is the interruption's: clients that leave meanwhile are its effect.
-    of_engine = recorded(timeline.interrupted_states).filter(theirs, pl.col("state") != INTERRUPTED)
+    of_engine = states_outside_gaps(timeline.interrupted_states).filter(
+        theirs, pl.col("state") != INTERRUPTED
+    )
     time_us = total_us(of_engine)
     for_them = timeline.charges.filter(pl.col("charge") == ABORTED_WORK, ~theirs)
     kept_waiting_us, work = int(for_them["time_us"].sum()), timeline.aborted_work

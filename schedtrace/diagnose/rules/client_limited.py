@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import executed_batches
-from schedtrace.diagnose.gains import host_us
+from schedtrace.diagnose.gains import host_time_us
 from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_load, rounds_of
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import advise, finding_of, severity_by_weight
@@ -134,14 +134,14 @@ def _find_in_ranks(ranks: RecordedRanks) -> Findings:
     if load is not None and _waits_for_clients(load, seats):
         finding = _finding(load, seats, engines=len(ranks.each), dummy_frac=_dummy_frac(ranks, load))
         finding.count = sum(rank.steps.height for rank in ranks.each)
-        finding.engine_rank = ranks.each[0].number
-        finding.engine_ranks = [rank.number for rank in ranks.each]
+        finding.engine_rank = ranks.each[0].rank_number
+        finding.engine_ranks = [rank.rank_number for rank in ranks.each]
         yield finding
 
 
 def _load_of_ranks(ranks: RecordedRanks) -> OfferedLoad | None:
     """Return the load of the trial with the most requests; None if its requests do not follow answers."""
-    later_us = [ranks.offsets_us[rank.number] for rank in ranks.each]
+    later_us = [ranks.offsets_us[rank.rank_number] for rank in ranks.each]
     lives = pl.concat(
         rank.lives.with_columns(pl.col("came_us", "gone_us") + us)
         for rank, us in zip(ranks.each, later_us, strict=True)
@@ -208,7 +208,7 @@ def _most_gain(timeline: Timeline, load: OfferedLoad) -> float | None:
     of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
     base_us = pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)
     steps = timeline.steps.filter(pl.col("total_requests") > 0)
-    work_us = busy_us - steps.select(base_us.sum()).item() - host_us(timeline)
+    work_us = busy_us - steps.select(base_us.sum()).item() - host_time_us(timeline)
     gain = busy_us / work_us - 1 if work_us > 0 else None
     return gain if gain is not None and gain <= FULL_GAIN else None
 

@@ -9,7 +9,7 @@ from typing import Unpack
 
 import polars as pl
 
-from schedtrace.diagnose.gains import host_us, shows_fuller, steps_saved, unless_shown
+from schedtrace.diagnose.gains import host_time_us, shows_fuller, steps_saved, unless_shown
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, Fields, Values, advise, wait_finding
 from schedtrace.diagnose.waits import Charged
@@ -110,7 +110,7 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause, *, tail: bool
     of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
     base_us = pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)
     joining, ran = _joining(timeline, cause)
-    fewer, host = (joining / (joining + ran)).fill_nan(0), host_us(timeline) / working.height
+    fewer, host = (joining / (joining + ran)).fill_nan(0), host_time_us(timeline) / working.height
     waited, widest, saved_us = (
         waits.steps.filter(pl.col("total_requests") > 0)
         .select(

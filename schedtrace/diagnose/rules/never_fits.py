@@ -8,7 +8,7 @@ from schedtrace.diagnose.rules.allowed_settings import batched_tokens, kv_space
 from schedtrace.diagnose.rules.common import advise, finding_of, only, share_of_requests, trial_numbers
 from schedtrace.diagnose.stuck_requests import never_fitting
 from schedtrace.model.causes import Cause, reason
-from schedtrace.model.causes import advice as advice_on
+from schedtrace.model.causes import cause_advice as advice_on
 from schedtrace.model.message import NOTHING, Message, Steps, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say

@@ -12,7 +12,7 @@ from schedtrace.diagnose.rules.max_num_seqs_bound import RULE as MAX_NUM_SEQS_BO
 from schedtrace.diagnose.rules.token_budget_bound import RULE as TOKEN_BUDGET_BOUND
 from schedtrace.diagnose.rules.token_budget_bound import more_batched_tokens
 from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside, totals
-from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause, advice, reason
+from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause, cause_advice, reason
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice
 from schedtrace.model.say import say
@@ -304,7 +304,7 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
                     costs="Steps that mix prefills and decodes.",
                 )
             ]
-    return [Advice(message=advice(timeline.header, cause=cause, detail=detail))]
+    return [Advice(message=cause_advice(timeline.header, cause=cause, detail=detail))]
 
 
 RULE = Rule(

@@ -138,7 +138,7 @@ def _ranks(ranks: RecordedRanks, stalls: PrefillStalls, blamed: pl.DataFrame) ->
             stalled_ms=us_of.get(rank, 0.0) / 1e3,
             stalled_others_ms=caused_of.get(rank, 0.0) / 1e3,
         )
-        for rank in (engine.number for engine in ranks.each)
+        for rank in (engine.rank_number for engine in ranks.each)
     ]
 
 
@@ -147,7 +147,7 @@ def _saved_if_aligned_us(ranks: RecordedRanks, stalls: PrefillStalls) -> float:
     saved_us, noise_us = stalls.saved_us(), stalls.noise_us * stalls.passes.height**0.5
     is_alone = (stalls.passes["prefilling"] == 1).any()
     is_small = saved_us < max(FOUND_FROM_FRAC * ranks.passes_us, RESOLVED * noise_us)
-    return 0.0 if _is_aligned(ranks.header) or not is_alone or is_small else saved_us
+    return 0.0 if _is_aligned(ranks.first_header) or not is_alone or is_small else saved_us
 
 
 def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:
@@ -172,10 +172,10 @@ def prefill_interval(header: Header) -> int | None:
 
 
 def _advice(ranks: RecordedRanks) -> list[Advice]:
-    if _is_aligned(ranks.header):
+    if _is_aligned(ranks.first_header):
         return []
     advice = []
-    if prefill_interval(ranks.header) is not None:
+    if prefill_interval(ranks.first_header) is not None:
         advice.append(
             advise(
                 "{interval:setting} above 1, if a replay of this load shows a value that helps: "

@@ -437,18 +437,18 @@ def _figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
     means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
     return [
         RankFigures(
-            rank=rank.number,
+            rank=rank.rank_number,
             requests=rank.arrived,
             chosen=rank.pinned,
             mean_prompt_tokens=rank.mean_prompt_tokens,
             mean_output_tokens=rank.mean_output_tokens,
             prefill_tokens=int((rank.steps["used_tokens"] - rank.steps["decode_tokens"]).sum()),
             decode_tokens=int(rank.steps["decode_tokens"].sum()),
-            mean_running=means[rank.number][0],
-            mean_waiting=means[rank.number][1],
+            mean_running=means[rank.rank_number][0],
+            mean_waiting=means[rank.rank_number][1],
             kv_used_frac=rank.kv_used_frac,
-            waited_ms=loads.waited_us[rank.number] / 1e3,
-            avoidable_ms=loads.avoidable_us[rank.number] / 1e3,
+            waited_ms=loads.waited_us[rank.rank_number] / 1e3,
+            avoidable_ms=loads.avoidable_us[rank.rank_number] / 1e3,
         )
         for rank in ranks.each
     ]

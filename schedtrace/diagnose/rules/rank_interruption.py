@@ -96,7 +96,7 @@ def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFram
         turns: The ranks' steps in them.
         share: Share of the requests' time that they cost.
     """
-    kind, time_us, settings = rows["kind"][0], total_us(rows), ranks.header.settings
+    kind, time_us, settings = rows["kind"][0], total_us(rows), ranks.first_header.settings
     by_rank = turns.group_by("rank").agg(pl.col("requests").sum())
     fullest = int(by_rank.sort("requests", "rank", descending=[True, False])["rank"][0])
     shown = turns.filter(pl.col("rank") == fullest)

@@ -107,7 +107,7 @@ def _independent(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
     A slow rank may hold far more requests than the others ever had. The reverse comparison is left out,
     because a busy rank's model may be too low for small batches, whose times have a floor.
     """
-    paces = {rank.number: rank.pace for rank in ranks.each if rank.pace is not None}
+    paces = {rank.rank_number: rank.pace for rank in ranks.each if rank.pace is not None}
     if len(paces) < 2:  # noqa: PLR2004  # likewise
         return None
     factors, least = {}, {}
@@ -132,7 +132,7 @@ def _independent(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
         return None
     pace, factor, (whose, work) = paces[slowest], factors[slowest], compared[slowest]
     others_us = median(peer.expected_us(work) for number, peer in paces.items() if number != slowest)
-    lost = sum(rank.requests_us for rank in ranks.each if rank.number == slowest) * (1 - 1 / factor)
+    lost = sum(rank.requests_us for rank in ranks.each if rank.rank_number == slowest) * (1 - 1 / factor)
     evidence = SlowRank(
         rank=slowest,
         factor=factor,
@@ -152,7 +152,7 @@ def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
     to the tokens of one rank and the most of the others. If that rank is as fast as the others, both fits are
     equally good.
     """
-    numbers = [rank.number for rank in ranks.each]
+    numbers = [rank.rank_number for rank in ranks.each]
     tokens = (
         ranks.turns.pivot("rank", index=[*PASS], values="prefill_tokens")
         .fill_null(0)

@@ -15,7 +15,7 @@ from schedtrace.diagnose.gains import (
     THERE,
     budget_times,
     fixed_share,
-    host_us,
+    host_time_us,
     throughput_counts,
 )
 from schedtrace.diagnose.offered_load import offered_load
@@ -126,7 +126,7 @@ def _saving(
     own_us = mean(sized.filter(part < 1), (pl.col("busy_us") - part * larger_us) / (1 - part))
     if own_us is None:
         return None
-    host = host_us(timeline) / timeline.steps.filter(RAN > 0).height
+    host = host_time_us(timeline) / timeline.steps.filter(RAN > 0).height
     decoding = mean(larger, pl.min_horizontal("decode_tokens", RAN)) or 0.0
     costs_us = (max(0.0, own_us) + host) * (mean(larger, THERE) or 0.0)
     if costs_us > BREAK_EVEN_FRAC * decoding * decode_us:

@@ -26,7 +26,7 @@ from schedtrace.present.pages.report_details import (
     step_list,
     trials_table,
 )
-from schedtrace.present.pages.run_header import header, log_figures, noteworthy
+from schedtrace.present.pages.run_header import header_lines, log_figures, noteworthy
 from schedtrace.present.pages.what_if import tried_changes
 from schedtrace.present.phrases import GAINS, plain, severity_word, tail_sentence, time_part, whose_figures
 from schedtrace.present.sections import (
@@ -84,7 +84,7 @@ def report_page(report: Report, *, full: bool = False, replays: bool = False) ->
 
 def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
     about = say("[  {path:code}]", path=run.path if run.path != run.label else "")
-    lines: list[Content] = [*header(run, full=full), *_figures(run)]
+    lines: list[Content] = [*header_lines(run, full=full), *_figures(run)]
     first: list[Section] = [Headline(run.label, about, lines, list(run.problems))]
     if run.verdict:
         first.append(answer_note(joined(run.verdict)))
@@ -343,23 +343,23 @@ def _tested(run: RunReport, *, full: bool) -> Iterator[Note]:
 def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a line
     """Return the number of a section's lines at 80 columns, including the blank line before it."""
 
-    def lines(*texts: Content, indent: int = 0) -> int:
+    def wrapped_lines(*texts: Content, indent: int = 0) -> int:
         return sum(max(1, len(textwrap.wrap(plain(unstyled(text)), WIDTH - indent))) for text in texts)
 
     match section:
         case Headline(_, _, content, warnings):
-            return 2 + lines(*content, *warnings, indent=2)
+            return 2 + wrapped_lines(*content, *warnings, indent=2)
         case Shares(_, parts):
             return 2 + len(parts)
         case RootCauseSection(_, title, gain, paragraphs, actions):
             long = len(plain(unstyled(title))) + len(plain(gain)) + 5 > WIDTH
-            return 2 + long + lines(*paragraphs, indent=3) + lines(*actions, indent=8)
+            return 2 + long + wrapped_lines(*paragraphs, indent=3) + wrapped_lines(*actions, indent=8)
         case Table(columns, rows, more):
             return 1 + max(column.heading.count("\n") + 1 for column in columns) + len(rows) + bool(more)
         case Note(text, label):
             words = plain(unstyled(text))
-            return 1 + lines(f"{label} {words}" if label else words)
+            return 1 + wrapped_lines(f"{label} {words}" if label else words)
         case Commands(label, commands):
-            return 1 + lines(label) + sum(-(-(len(command) + 2) // WIDTH) for command in commands)
+            return 1 + wrapped_lines(label) + sum(-(-(len(command) + 2) // WIDTH) for command in commands)
         case _:
             return 1

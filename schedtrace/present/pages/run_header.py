@@ -56,7 +56,7 @@ SETTINGS: list[Field[EffectiveSetting]] = [
 ]
 
 
-def header(run: RunReport, *, full: bool) -> Iterator[str]:
+def header_lines(run: RunReport, *, full: bool) -> Iterator[str]:
     """Return a description of the run: in one line or, if ``full``, with all limits and the workload."""
     if run.config["exits_via"] is None:
         return _log_header(run)

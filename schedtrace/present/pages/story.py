@@ -325,11 +325,11 @@ def _life_sections(life: Life) -> Iterator[Section]:
     facts = []
     if life.states:
         facts.append(FactRow("time", [_time(life)]))
-    if any(piece.steps for piece in life.states):
+    if any(piece.step_count for piece in life.states):
         pieces = [
             piece for piece in life.states if piece.first_step is not None and piece.last_step is not None
         ]
-        runs = [(state(piece.state), piece.steps) for piece in pieces]
+        runs = [(state(piece.state), piece.step_count) for piece in pieces]
         first, last = pieces[0].first_step or 0, pieces[-1].last_step or 0
         facts.append(
             FactRow(

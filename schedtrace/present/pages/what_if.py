@@ -366,11 +366,11 @@ def _sweep_warnings(replays: Replays, shown: list[Configuration]) -> Iterator[Me
 def _setting(name: str, replays: Replays) -> _Column:
     """Return the column of a setting, with values such as ``4096`` as typed on a command line."""
 
-    def text(row: Configuration) -> str:
+    def formatted_value(row: Configuration) -> str:
         value = row.changes.get(name, replays.settings[name])
         return "default" if value is None else str(value)
 
-    return _Column(name.replace("_", "\n"), text, name)
+    return _Column(name.replace("_", "\n"), formatted_value, name)
 
 
 def _columns(slo: Sequence[Bound]) -> list[_Column]:
@@ -397,11 +397,11 @@ def _bound(at: int, bound: Bound) -> _Column:
 
 
 def _latency(heading: str, name: str) -> _Column:
-    def text(row: Configuration) -> str:
+    def formatted_value(row: Configuration) -> str:
         shown = row.figure(name)
         return number(None if shown is None else shown.value)
 
-    return _Column(heading, text)
+    return _Column(heading, formatted_value)
 
 
 def _split(columns: list[_Column], rows: list[Configuration]) -> tuple[list[_Column], list[tuple[str, str]]]:
@@ -431,7 +431,7 @@ def _legend(replays: Replays) -> str:
     latencies = ", ".join(
         name.replace("_", " ").upper().replace(" P", " p") for name in replays.objectives[1:]
     )
-    recorded = " R: as recorded." if replays.recorded is not None else ""
+    recorded = " R: as recorded." if replays.recorded_configuration is not None else ""
     good = " good req/s: requests a second that meet every bound themselves." if replays.slo else ""
     return f"Times in ms. * Pareto front of output tok/s against {latencies}.{recorded}{good}"
 

@@ -52,7 +52,7 @@ class Packed:
         self.directory.append((name, len(written), "texts"))
         self._bytes.append(written)
 
-    def text(self) -> str:
+    def packed_text(self) -> str:
         """Return all columns, as raw deflate in base64."""
         deflate = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
         packed = deflate.compress(b"".join(self._bytes)) + deflate.flush()

@@ -225,7 +225,7 @@ def _document(
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
         data=Markup(in_script(data)),  # noqa: S704  # escaped for where it stands
-        packed=chart.packed.text(),
+        packed=chart.packed.packed_text(),
         notes=chart.notes,
         engines=chart.engines,
         **shared,

@@ -258,7 +258,7 @@ def is_metrics(sample: FileSample) -> bool:
     """Return whether a block has several lines of vLLM's metrics."""
     if sample.is_binary or sample.is_json or "vllm:" not in sample.text:
         return False
-    lines = (line for line in sample.lines if "vllm:" in line)
+    lines = (line for line in sample.sample_lines if "vllm:" in line)
     matching = sum(_SAMPLE.fullmatch(line) is not None for _, line in zip(range(1000), lines, strict=False))
     return matching > 2  # noqa: PLR2004  # one or two may be quoted
 

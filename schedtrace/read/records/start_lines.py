@@ -52,7 +52,7 @@ class StartLines:
         self.lines = 0
         """Number of lines that had some fact."""
 
-    def begins(self, line: str) -> bool:
+    def begins_start(self, line: str) -> bool:
         """Return whether a line is one of the first of a start."""
         if not any(marker in line for marker in _MARKED):
             return False

@@ -188,7 +188,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
         origin = origins.origin(source, line)
         server = servers.get(origin)
         is_periodic = console_lines.FIRST_FIGURE in line
-        if server is not None and not is_periodic and server.is_started and server.start.begins(line):
+        if server is not None and not is_periodic and server.is_started and server.start.begins_start(line):
             logs.append(server.log())
             server = None
         if server is None:
@@ -213,7 +213,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
         raise InputError(msg)
     if len(logs) == 1:
         logs[0].last_s = _last_time(path)
-    logs[0].notices += [*origins.notices(), *_about_the_file(path, left_out)]
+    logs[0].notices += [*origins.front_end_notices(), *_about_the_file(path, left_out)]
     return logs
 
 
@@ -273,7 +273,7 @@ class _Origins:
             if front_ends[log.source] > 1 and log.front_end is not None:
                 log.source = log.front_end if log.source is None else f"{log.source}, {log.front_end}"
 
-    def notices(self) -> Iterator[str]:
+    def front_end_notices(self) -> Iterator[str]:
         """Yield a notice if the lines of several front ends alternate."""
         if self._at_once:
             yield (
@@ -315,7 +315,7 @@ def _about_dropped_lines(log: ServerLog, left_out: int) -> Iterator[str]:
 def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
     if left_out:
         yield f"the file has more than {MOST_SERVERS} sources and starts: {left_out:,} lines are left out"
-    lines = [line for line in first_sample(path).lines if line.strip()]
+    lines = [line for line in first_sample(path).sample_lines if line.strip()]
     logged = (line[: quoted_from(line)] for line in lines if is_log_line(line))
     records = (record for line in logged for record in records_in(line))
     broken = sum(_COUNTS.search(record) is not None and snapshot_in(record) is None for record in records)
@@ -362,14 +362,18 @@ def is_vllm_log(sample: FileSample) -> bool:
     if sample.is_binary:
         return False
     markers = [marker.decode() for marker in READER.markers]
-    for line in sample.lines:
+    for line in sample.sample_lines:
         if any(marker in line for marker in markers):
             text = line[: quoted_from(line)]
             if snapshot_in(text) or step_in(text) or begins_dump(text) or StartLines().take(text):
                 return True
             if not sample.is_json and announces_failure(text):
                 return True
-    return not sample.is_json and failure_lines.IN_ENGINE in sample.content and shows_failure(sample.lines)
+    return (
+        not sample.is_json
+        and failure_lines.IN_ENGINE in sample.content
+        and shows_failure(sample.sample_lines)
+    )
 
 
 def has_snapshots(sample: FileSample) -> bool:
@@ -380,7 +384,7 @@ def has_snapshots(sample: FileSample) -> bool:
         and marker in sample.content
         and any(
             snapshot_in(line[: quoted_from(line)]) is not None
-            for line in sample.lines
+            for line in sample.sample_lines
             if marker.decode() in line
         )
     )

@@ -114,7 +114,7 @@ class ClassSwap:
                 msg = f"its scheduler is a {type(scheduler).__name__} now, and was a {plain.__name__}"
                 raise RefusedError(msg)
             try:
-                RECORDERS.put(scheduler, recorder)
+                RECORDERS.store(scheduler, recorder)
                 set_class(scheduler, self._traced)  # the last that can fail
                 held_us = (time.perf_counter_ns() - began_ns) / 1000
             except BaseException:
@@ -252,7 +252,7 @@ class Attachment:
     @property
     def recorder(self) -> Recorder | None:
         """Recorder of the scheduler, active or not, whoever began it; None during a brief recording."""
-        return None if self._glance is not None else RECORDERS.get(self._engine.scheduler)
+        return None if self._glance is not None else RECORDERS.look_up(self._engine.scheduler)
 
     @property
     def trace_path(self) -> Path | None:
@@ -282,10 +282,10 @@ class Attachment:
     @property
     def ids(self) -> WrittenIds:
         """Written form of request ids: the recorder's or, without one, the form in the server's settings."""
-        recorder = RECORDERS.get(self._engine.scheduler)
+        recorder = RECORDERS.look_up(self._engine.scheduler)
         return WrittenIds(hash_ids=hides_ids() if recorder is None else recorder.writer.hash_ids)
 
-    def attach(
+    def start_recording(
         self, run_dir: Path, for_s: float | None, *, hash_ids: bool, trace: str = PLAIN
     ) -> BegunRecording:
         """Record from the next step on.
@@ -323,7 +323,7 @@ class Attachment:
         logger.info("schedtrace: attached to engine {}: {}", rank, begun.path)
         return begun
 
-    def detach(self) -> EndedRecording:
+    def stop_recording(self) -> EndedRecording:
         """Stop recording.
 
         Raises:
@@ -343,7 +343,7 @@ class Attachment:
         logger.info("schedtrace: detached from engine {}: {}", rank, ended.path)
         return ended
 
-    def measure(self, meter: Meter | None) -> float:
+    def attach_meter(self, meter: Meter | None) -> float:
         """Send every recording's totals to this receiver; if nothing is recorded, record for it alone.
 
         Args:
@@ -370,7 +370,7 @@ class Attachment:
 
     def _begin_metrics(self, meter: Meter) -> float:
         """Record for the receiver, unless a recording is active that can; return the hold-up in us."""
-        recorder = RECORDERS.get(self._engine.scheduler)
+        recorder = RECORDERS.look_up(self._engine.scheduler)
         makes_spans = meter.histories is not None
         suits = self._metrics is None or (meter is self._meter and makes_spans == self._makes_spans)
         if recorder is not None and recorder.active and suits:
@@ -418,7 +418,7 @@ class Attachment:
         Raises:
             RefusedError: If the engine cannot be recorded, or does not reach the end of its step.
         """
-        recorder = RECORDERS.get(self._engine.scheduler)
+        recorder = RECORDERS.look_up(self._engine.scheduler)
         if recorder is not None and recorder.active:
             return list(recorder.writer.latest_exits)
         if not glance:

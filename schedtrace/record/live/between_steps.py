@@ -39,7 +39,7 @@ class _Task:
         finally:
             self.over.set()
 
-    def cancel(self) -> bool:
+    def withdraw(self) -> bool:
         """Cancel the task unless it has begun; return whether it was cancelled."""
         return self._begun.acquire(blocking=False)
 
@@ -73,7 +73,7 @@ class BetweenSteps:
             self._tasks.add(task)
         if self._name != "step_fn":
             self._engine.input_queue.put_nowait((task, None))
-        if not task.over.wait(timeout_s) and task.cancel():
+        if not task.over.wait(timeout_s) and task.withdraw():
             msg = f"the engine has been within one step for {timeout_s:g} s"
             raise NotReachedError(msg)
         task.over.wait()

@@ -202,12 +202,12 @@ class _Engine:
                 answer = self._status()
             case AskAttach():
                 self._refuse_if_held_up()
-                begun = self._attachment.attach(
+                begun = self._attachment.start_recording(
                     Path(ask.run_dir), ask.for_s, hash_ids=ask.hash_ids, trace=ask.trace
                 )
                 answer = Attached(path=str(begun.path), present=begun.present, held_us=begun.held_us)
             case AskDetach():
-                ended = self._attachment.detach()
+                ended = self._attachment.stop_recording()
                 answer = Detached(path=str(ended.path), held_us=ended.held_us, stopped=ended.stopped)
             case AskMeasure():
                 answer = self._measure(ask.address)
@@ -261,10 +261,10 @@ class _Engine:
     def _queue(self, *, glance: bool) -> QueueNow:
         ids = self._attachment.ids
 
-        def exits(*, wait: bool) -> list[Exit]:
+        def current_exits(*, wait: bool) -> list[Exit]:
             return self._exits(wait=wait and glance)
 
-        return QueueNow(queue=queue_now(self._core, self._between_steps, exits, ids))
+        return QueueNow(queue=queue_now(self._core, self._between_steps, current_exits, ids))
 
     def _measure_from_the_start(self) -> None:
         """Switch metrics on as the environment says; never raise."""
@@ -281,15 +281,15 @@ class _Engine:
         Raises:
             RefusedError: If the text is not an address, the port is taken, or the engine cannot be recorded.
         """
-        from schedtrace.record.metrics.engine_meter import EngineMeter, address
+        from schedtrace.record.metrics.engine_meter import EngineMeter, metrics_address
         from schedtrace.record.metrics.serving import engine_labels
         from schedtrace.record.otel.export import choice
 
         try:
             chosen = choice(wanted)
-            asked = address(chosen.address)
+            asked = metrics_address(chosen.address)
             if asked is None and not chosen.is_sent:
-                held_us = self._attachment.measure(None)
+                held_us = self._attachment.attach_meter(None)
                 self._measures = False
                 if self._metrics is not None:
                     self._metrics.close()
@@ -304,14 +304,14 @@ class _Engine:
                     facts=self._facts,
                     health=lambda: self._status().health,
                 )
-            self._metrics.send(chosen)
+            self._metrics.send_otlp(chosen)
             if asked is not None:
                 self._metrics.serve(asked, rank)
-            held_us = self._attachment.measure(self._metrics)
+            held_us = self._attachment.attach_meter(self._metrics)
         except (NotUnderstoodError, OSError, ImportError) as error:
             raise RefusedError(str(error)) from error
         self._measures = True
-        return Measured(where=self._metrics.where, held_us=held_us)
+        return Measured(where=self._metrics.published_on, held_us=held_us)
 
     def _snapshot(self, folder: Path) -> AnyAnswer:
         flight, trace = self._flight, self._attachment.trace_path
@@ -349,10 +349,10 @@ class _Engine:
             stalled_s=None if watchdog is None else watchdog.stalled_s,
             stall=None if watchdog is None else watchdog.stall,
             orphaned=_orphaned(core),
-            starved=None if watchdog is None else watchdog.starved,
+            starved=None if watchdog is None else watchdog.starvation,
             paused=paused(core),
             input_requests=num_in_input_queue(core),
-            measured=self._metrics.where if self._measures and self._metrics is not None else None,
+            measured=self._metrics.published_on if self._measures and self._metrics is not None else None,
         )
 
 

@@ -74,7 +74,7 @@ class Circle:
     restarts: int = 0
     """Preemptions since then."""
 
-    def stall(self, request_id: str) -> StallCause:
+    def livelock(self, request_id: str) -> StallCause:
         """Return the stall of a request that restarts again and again."""
         often = f"was preempted {self.restarts:,} times in {self.seen_s - self.since_s:.0f} s"
         ended = "without an output token, and no request has ended"

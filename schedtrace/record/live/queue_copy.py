@@ -185,7 +185,7 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
     copied: list[tuple[QueueCopy, Counter[str], int | None]] = []
     held_us = 0.0
 
-    def copy() -> None:
+    def copy_queue() -> None:
         nonlocal held_us
         began_ns = time.perf_counter_ns()
         in_flight = bool(getattr(engine, "batch_queue", None))
@@ -195,12 +195,12 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
 
     latest, reached = exits(wait=False), True
     try:
-        between_steps.do(copy, MOST_WAITED_S)
+        between_steps.do(copy_queue, MOST_WAITED_S)
         if not latest and (latest := exits(wait=True)):
-            between_steps.do(copy, MOST_WAITED_S)
+            between_steps.do(copy_queue, MOST_WAITED_S)
     except NotReachedError:
         reached = False
-        copy()  # on this thread: each list is copied in one go
+        copy_queue()  # on this thread: each list is copied in one go
     [(copy_, held, free)] = copied
     now = time.time()
     ordered = copy_.ordered_requests()

@@ -229,7 +229,7 @@ class Watchdog:
         return None if self._moved_s is None else self._looked_s - self._moved_s
 
     @property
-    def starved(self) -> str | None:
+    def starvation(self) -> str | None:
         """Sentence saying that progress takes long because a processor is lacking; None if it does not."""
         age_s = self.progress_age_s
         if self._reported is not None or self._waits is None or age_s is None or age_s < self._after_s:
@@ -266,7 +266,7 @@ class Watchdog:
             since_s, cause = self._moved_s, self._cause
         elif circling is not None and working:
             request_id, circle = circling
-            since_s, cause = circle.since_s, lambda: circle.stall(self._ids()[request_id])
+            since_s, cause = circle.since_s, lambda: circle.livelock(self._ids()[request_id])
         else:
             self._ended(now_s, working=working)
             self._tell_starved(now_s)
@@ -298,7 +298,7 @@ class Watchdog:
 
     def _tell_starved(self, now_s: float) -> None:
         """Write into the log, if it has not for a while, that the engine waits for a processor."""
-        starved = self.starved
+        starved = self.starvation
         if starved is not None and now_s - self._starved_said_s >= STARVED_EVERY_S:
             self._starved_said_s = now_s
             begin = f"schedtrace: no step has made progress for {self.progress_age_s:.0f} s"

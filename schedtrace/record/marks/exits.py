@@ -335,7 +335,7 @@ def _note_head(event: Event, scheduler: Any, events: list[Noted], head: Any) -> 
     running nor finished, and were not skipped in this call.
     """
     event.request_id = getattr(head, "request_id", None)
-    if head is not None or not SITES[event.site].asks_queue(event.part) or queues.readable(scheduler):
+    if head is not None or not SITES[event.site].asks_queue(event.part) or queues.can_read_queues(scheduler):
         return
     sites = (SITES[earlier.site] for earlier in as_events(events))
     skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in sites)

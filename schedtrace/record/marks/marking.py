@@ -89,7 +89,7 @@ class _Scope:
         names = syntax.binds(node)
         simple = isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr)
         call = (simple and syntax.call_of(node, "allocate_slots")) or self.allocation
-        if call and not syntax.rebinds(node).isdisjoint(syntax.names(call)):
+        if call and not syntax.rebinds(node).isdisjoint(syntax.names_in(call)):
             call = None
         return replace(self, bound=self.bound | names, fresh=self.fresh | names, allocation=call)
 
@@ -302,7 +302,7 @@ class Marker:
             true = as_true(test, holds=holds)
             guard = explained(self._function, test, true) if cause == Cause.OTHER else site.guard
             return replace(site, guard=guard), []
-        whole = guards.registered(self._module, syntax.names(test))
+        whole = guards.registered(self._module, syntax.names_in(test))
         causes = tuple(
             part_cause
             if (part_cause := self._exit_cause(part, loop, scope)) != Cause.OTHER
@@ -330,8 +330,8 @@ class Marker:
         return replace(site, parts=tuple(texts), operands=decided.operands), arguments
 
     def _exit_cause(self, test: ast.expr, loop: Loop, scope: _Scope) -> str:
-        enclosing = frozenset[str]().union(*(syntax.names(outer) for outer, _ in scope.tests[:-1]))
-        names = syntax.names(test)
+        enclosing = frozenset[str]().union(*(syntax.names_in(outer) for outer, _ in scope.tests[:-1]))
+        names = syntax.names_in(test)
         if outcomes := names & self._outcomes:
             names = names - outcomes | {"new_blocks"}
         return guards.exit_cause(self._module, loop, names, enclosing)
@@ -373,7 +373,7 @@ class Marker:
         decided = self._decide(condition, holds=False)
         if decided is None:
             return site, [], (ast.Constant(None), ast.Constant(None))
-        causes = tuple(guards.end_cause(self._module, loop, syntax.names(part)) for part in decided.parts)
+        causes = tuple(guards.end_cause(self._module, loop, syntax.names_in(part)) for part in decided.parts)
         return (
             *self._with_parts(replace(site, causes=causes), condition, decided),
             syntax.next_in_line(decided.parts[0]),
@@ -405,10 +405,10 @@ class Marker:
         """Return whether the statement may reduce the number of tokens, which is certainly bound there."""
         if self._tokens not in syntax.binds(node) or self._tokens not in scope.bound - self._unbound:
             return False
-        around = syntax.names(scope.tests[-1][0]) if scope.tests else frozenset[str]()
-        if not _PADDING.isdisjoint(around | syntax.names(node)):
+        around = syntax.names_in(scope.tests[-1][0]) if scope.tests else frozenset[str]()
+        if not _PADDING.isdisjoint(around | syntax.names_in(node)):
             return False
-        return isinstance(node, ast.AugAssign) or self._tokens in around | syntax.names(node.value)
+        return isinstance(node, ast.AugAssign) or self._tokens in around | syntax.names_in(node.value)
 
     def _cap(self, limits: list[_Limit], loop: Loop, scope: _Scope) -> list[ast.stmt]:
         """Return the statements, with the number kept before each, and one comparison after the last."""
@@ -417,7 +417,7 @@ class Marker:
         sites = []
         marked: list[ast.stmt] = []
         for node, name in zip(limits, saved_names, strict=True):
-            cause = guards.cap_of(self._module, loop, syntax.names(node.value))
+            cause = guards.cap_of(self._module, loop, syntax.names_in(node.value))
             sites.append((node, Site(loop, None, (cause,), ast.unparse(node), "")))
             marked += [syntax.on_line_of(node, ast.Assign([ast.Name(name, ast.Store())], now)), node]
         about = [self._budget(scope), self._name(self._request, scope.fresh)]

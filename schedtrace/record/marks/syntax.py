@@ -22,7 +22,7 @@ _PURE = (
 )  # fmt: skip
 
 
-def names(node: ast.AST) -> frozenset[str]:
+def names_in(node: ast.AST) -> frozenset[str]:
     """Return all names, attribute names and numbers (without 0) in a piece of code."""
     texts: set[str] = set()
     for part in ast.walk(node):
@@ -166,7 +166,7 @@ def is_pure(node: ast.AST) -> bool:
     """
     if isinstance(node, ast.Name | ast.Attribute):
         return isinstance(node, ast.Name) or is_pure(node.value)
-    if not QUEUES.isdisjoint(names(node)):
+    if not QUEUES.isdisjoint(names_in(node)):
         return False
     if isinstance(node, ast.Call):
         plain = isinstance(node.func, ast.Name) and node.func.id in {"len", "bool", "min", "max"}
@@ -241,8 +241,8 @@ def loop_of(node: ast.While | ast.For) -> Loop | None:
     """Return which of the scheduler's two loops this is; None for a helper's loop."""
     if not hands_out_tokens(node):
         return None
-    condition = names(node.test if isinstance(node, ast.While) else node.iter)
-    body = names(ast.Module(node.body, []))
+    condition = names_in(node.test if isinstance(node, ast.While) else node.iter)
+    body = names_in(ast.Module(node.body, []))
     if not QUEUES.isdisjoint(condition) or not _TAKES.isdisjoint(body):
         return "waiting"
     if "running" in condition:

@@ -19,7 +19,7 @@ from schedtrace.record.facts import SchedulerFacts
 from schedtrace.record.live.queue_copy import PresentRequests, QueueCopy, present_entry
 from schedtrace.record.marks.exits import Noted, ended_loops
 from schedtrace.record.metrics.tally import CountedStep, Tally
-from schedtrace.record.queues import know_queues, readable
+from schedtrace.record.queues import can_read_queues, know_queues
 from schedtrace.record.recorder import MOST_IN_FLIGHT, Recorder
 from schedtrace.record.vllms_own import is_own_class
 from schedtrace.record.worker_hooks import execution_of
@@ -79,7 +79,7 @@ class StepCounter(Assembler):
 
     def step_line(self, capture: Capture, result: Result | None) -> dict[str, Any]:
         """Add a step to the totals; return an empty delta, because no line is written."""
-        self.progress.advance_to(capture.step, self._us(capture.end_ns))
+        self.progress.note_latest_step(capture.step, self._us(capture.end_ns))
         if isinstance(capture, StepCounts):
             step = self._latest = self._counted(capture)
             if self.tally is not None:
@@ -174,7 +174,7 @@ def can_count(scheduler: Any, traced: type) -> bool:
     marked: Any = getattr(traced, "_schedtrace_instrumented", None)
     return (
         is_own_class(traced)
-        and readable(scheduler)
+        and can_read_queues(scheduler)
         and bool(marked and marked.classes)
         and not any(connector is not None for connector in connectors)
     )

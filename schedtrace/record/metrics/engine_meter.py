@@ -49,7 +49,7 @@ class Address(NamedTuple):
     """Whether a person named it; otherwise it is not used where vLLM's own ``/metrics`` has the series."""
 
 
-def address(text: str) -> Address | None:
+def metrics_address(text: str) -> Address | None:
     """Return the address that a value of ``SCHEDTRACE_METRICS`` names; None if metrics are off.
 
     Raises:
@@ -98,7 +98,7 @@ class EngineMeter:
         self._leading = LeadingCause()
 
     @property
-    def where(self) -> str:
+    def published_on(self) -> str:
         """Places of the series, in words."""
         own = [] if self._server is None else [f"http://{self._server.address}/metrics"]
         shared = ["vLLM's own /metrics"] if self._shared else ["Ray's metrics"] if self._in_ray else []
@@ -109,7 +109,7 @@ class EngineMeter:
         """Histories of requests for spans; None if there are none."""
         return self._otlp.histories
 
-    def send(self, chosen: Choice) -> None:
+    def send_otlp(self, chosen: Choice) -> None:
         """Send metrics and spans by OTLP as chosen.
 
         Raises:
@@ -158,7 +158,7 @@ class EngineMeter:
                 self._series.gauge(families.STALLED, {kind: kind == facts.stall_kind for kind in kinds})
             self._series.gauge(families.KV_BLOCKS, facts.kv_blocks)
             waits = {label: value for (family, label), value in now.items() if family is families.WAIT}
-            self._series.gauge(families.LEADING, self._leading.judged(now_s, waits))
+            self._series.gauge(families.LEADING, self._leading.gauge_values(now_s, waits))
 
 
 def _by_series(tally: Tally) -> dict[tuple[Family, str], float]:
@@ -173,7 +173,7 @@ class LeadingCause:
         """Waiting seconds by cause, with the time of the look."""
         self._cause: str | None = None
 
-    def judged(self, now_s: float, waits: Mapping[str, float]) -> dict[str, float]:
+    def gauge_values(self, now_s: float, waits: Mapping[str, float]) -> dict[str, float]:
         """Return the leading cause as a gauge's values; log it if it is another than before.
 
         Args:

@@ -79,7 +79,7 @@ class StepCauses(NamedTuple):
     """Number of refusals by cause."""
 
     @property
-    def queue(self) -> str:
+    def queue_cause(self) -> str:
         """Cause for which requests in the queue wait; never ``queue_empty``."""
         return OTHER if self.waiting == Cause.QUEUE_EMPTY else self.waiting
 
@@ -492,7 +492,7 @@ class Tally:
         self._enter_queue(self._cause(request_id), priority, at_us)
 
     def _cause(self, request_id: str) -> str:
-        return self.causes.skipped.get(request_id, self.causes.queue)
+        return self.causes.skipped.get(request_id, self.causes.queue_cause)
 
     def _change_places(self, step: Step | CountedStep, gone: Container[str], admitted: Iterable[str]) -> None:
         """Move requests between the queue and the running list, at the start of the step."""
@@ -523,7 +523,7 @@ class Tally:
             self.causes = step_causes(step.exits, waiting=step.num_waiting_after)
         causes = self.causes
         count = Counter(cause for request_id, cause in causes.skipped.items() if request_id in self._queued)
-        count[causes.queue] += len(self._queued) - count.total()
+        count[causes.queue_cause] += len(self._queued) - count.total()
         self.waits.count = count
         self.refusals.update(causes.refusals)
 

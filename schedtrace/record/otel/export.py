@@ -34,7 +34,7 @@ class Sampling:
     slow: Rules = NO_RULES
     """Objectives whose violation samples a request, whatever the rate."""
 
-    def reason(self, history: History) -> str | None:
+    def sampling_reason(self, history: History) -> str | None:
         """Return the reason for sampling a request that has ended; None if it is not sampled."""
         slow = self.slow.broken_by(history.finish)
         if slow is not None:
@@ -154,10 +154,10 @@ class OtlpExport:
         if histories is None or spans is None:
             return {}
         for history in histories.take_ended(last=last):
-            reason = self._sampling.reason(history)
+            reason = self._sampling.sampling_reason(history)
             if reason is not None:
                 states = histories.states(history)
-                spans.put(SampledRequest(history, states, reason, histories.wall_anchor_us))
+                spans.queue_spans(SampledRequest(history, states, reason, histories.wall_anchor_us))
         return {(families.LOST_SPANS, ""): float(self._lost_before + spans.lost)}
 
     def close(self) -> None:

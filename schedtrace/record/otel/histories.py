@@ -156,7 +156,7 @@ class RefusalLog:
         self._names = 0
         self._head: HeadRefusal | None = None
 
-    def note_step(self, step: Step, causes: StepCauses) -> None:
+    def add_step(self, step: Step, causes: StepCauses) -> None:
         """Add a step if its causes differ from those of the step before."""
         if step.refusals:
             self._head = step.refusals[-1]
@@ -237,7 +237,7 @@ class Histories:
         self._outputs: dict[int, int] = {}
         self.refusals = RefusalLog()
 
-    def note_step(
+    def add_step(
         self,
         step: Step,
         causes: StepCauses,
@@ -253,7 +253,7 @@ class Histories:
             latest: Rows of this step, also if it is steady.
         """
         self._come_and_go(step.arrived, step.finished)
-        self.refusals.note_step(step, causes)
+        self.refusals.add_step(step, causes)
         new, self._new = self._new, []
         for history in new:
             self._begin_absence(history, "waiting", step)
@@ -264,12 +264,12 @@ class Histories:
         if step.output_us is not None:
             self._output(step.step, step.output_us)
 
-    def note_output(self, output: Output) -> None:
+    def add_output(self, output: Output) -> None:
         """Add the output of a step whose line came before it."""
         if output.output_us is not None:
             self._output(output.step, output.output_us)
 
-    def note_events(self, events: Events) -> None:
+    def add_events(self, events: Events) -> None:
         """Add what happened between two steps; dropped steps end all histories."""
         if events.dropped_steps:
             self._begin()
@@ -446,7 +446,7 @@ class Histories:
                 for step, entry in self.refusals.within(mark.step, mark.end_step):
                     since_us = mark.start_us if entry is None or step == mark.step else entry.start_us
                     causes = None if entry is None else entry.causes
-                    cause = causes and causes.skipped.get(history.arrival.request_id, causes.queue)
+                    cause = causes and causes.skipped.get(history.arrival.request_id, causes.queue_cause)
                     yield Piece(step, WAITS, since_us, mark.state, cause, entry)
         for admission in admissions.values():
             if admission.reached_step is not None and admission.output_us is not None and admission.decodes:

@@ -55,7 +55,7 @@ class SampledRequest:
     """Reason why it is sampled."""
     wall_anchor_us: int
 
-    def ns(self, us: int) -> int:
+    def unix_ns(self, us: int) -> int:
         """Return a time of the trace's clock as Unix time in nanoseconds."""
         return (self.wall_anchor_us + us) * 1000
 
@@ -100,7 +100,7 @@ class SpanExport:
         self._thread = threading.Thread(target=self._run, name="schedtrace-spans", daemon=True)
         self._thread.start()
 
-    def put(self, request: SampledRequest) -> None:
+    def queue_spans(self, request: SampledRequest) -> None:
         """Have a request's spans exported; drop it if too many wait."""
         if len(self._queue) < MOST_QUEUED:
             self._queue.append(request)
@@ -164,7 +164,7 @@ def make_spans(tracer: Any, request: SampledRequest, labels: tuple[str, str]) ->
     root = tracer.start_span(
         "schedtrace.request",
         context=_parent_context(request.history.headers),
-        start_time=request.ns(whole[0].begin_us),
+        start_time=request.unix_ns(whole[0].begin_us),
         attributes=attributes,
     )
     within = set_span_in_context(root)
@@ -172,15 +172,15 @@ def make_spans(tracer: Any, request: SampledRequest, labels: tuple[str, str]) ->
         about: Attributes = {"schedtrace.step": state.step} if state.step >= 0 else {}
         if state.cause is not None:
             about["schedtrace.cause"] = known_cause(state.cause)
-        begin_ns = request.ns(state.begin_us)
+        begin_ns = request.unix_ns(state.begin_us)
         span = tracer.start_span(
             f"schedtrace.{state.name}", context=within, start_time=begin_ns, attributes=about
         )
         if state.refusal is not None and state.cause is not None:
             exits = exit_attributes(state, state.refusal, request.history.arrival.request_id)
             span.add_event("schedtrace.exit", exits, timestamp=begin_ns)
-        span.end(request.ns(state.end_us))
-    root.end(request.ns(whole[-1].end_us))
+        span.end(request.unix_ns(state.end_us))
+    root.end(request.unix_ns(whole[-1].end_us))
     context = root.get_span_context()
     return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
 

@@ -78,5 +78,5 @@ def test_more_seats_are_proposed_with_what_they_cost(seats):
 @pytest.mark.usefixtures("short_menu")
 def test_an_objective_that_is_met_leaves_nothing_to_change(seats):
     answer = proposals(seats, "e2e_p99=60m")
-    assert answer.recorded.meets_slo
+    assert answer.recorded_configuration.meets_slo
     assert ([row for row in answer.configurations if row.place], answer.commands) == ([], [])

@@ -15,7 +15,7 @@ from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.roofline import gpu
 from schedtrace.step_times.shapes import shape
 from schedtrace.whatif.replays import ModelledEngine, Work
-from schedtrace.whatif.sweep import SweepLog, sweep
+from schedtrace.whatif.sweep import SweepLog, replay_configurations
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.workload import make_workload
 from tests.contract.whatif.conftest import Here
@@ -67,7 +67,7 @@ def test_a_sweep_over_ranks_and_balance_scheduling(tmp_path, gathering_us, told)
         {**MADE, "data_parallel_size": ranks, "dp_sync_interval": 1, "balance_ranks": balance}
         for ranks, balance in ((1, False), (2, False), (2, True))
     ]
-    answer = sweep(work, changes, SweepLog(tmp_path), Here)
+    answer = replay_configurations(work, changes, SweepLog(tmp_path), Here)
     took_ms = {
         (row.changes["data_parallel_size"], row.changes["balance_ranks"]): 12e3 / row.figure("output").value
         for row in answer.configurations

@@ -15,7 +15,7 @@ from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.part import require_baseline
 from schedtrace.whatif.prediction import Predictor, predict, recorded_load
-from schedtrace.whatif.replays import replay
+from schedtrace.whatif.replays import replay_work
 from tests.contract.whatif.conftest import LOADS, TIMES, drive, seats_and_a_budget
 
 pytestmark = pytest.mark.vllm
@@ -42,7 +42,7 @@ def predicted():
 def unchanged(base):
     """Return the replay of the unchanged load."""
     with Predictor(base) as predictor:
-        assert predictor.replayed.trials
+        assert predictor.replayed.replayed_trials
         return predictor.replayed
 
 
@@ -172,9 +172,9 @@ def never_ends(monkeypatch):
         def replayed(work, changes, *args, **options):
             if which(changes):
                 raise NeverEndsError
-            return replay(work, changes, *args, **options)
+            return replay_work(work, changes, *args, **options)
 
-        monkeypatch.setattr("schedtrace.whatif.prediction.replay", replayed)
+        monkeypatch.setattr("schedtrace.whatif.prediction.replay_work", replayed)
 
     return patched
 

@@ -38,7 +38,7 @@ def asked(monkeypatch):
         calls.append((work, changes, log, told))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("schedtrace.whatif.sweep.sweep", sweep)
+    monkeypatch.setattr("schedtrace.whatif.sweep.replay_configurations", sweep)
     return calls
 
 
@@ -72,7 +72,7 @@ def test_a_recorded_load_on_another_model(cli, asked, quiet, monkeypatch):
         makers.step(1, got={"a": 1}, finished=[makers.finish("a")]),
     )
     saved = a_fit()
-    monkeypatch.setattr("schedtrace.step_times.fitted.load", lambda _: saved)
+    monkeypatch.setattr("schedtrace.step_times.fitted.load_fit", lambda _: saved)
     cli("sweep", folder, *VARY, *MODEL)
     cli("sweep", folder / "engine-0.jsonl", *VARY, "--step-times", "saved.json")
     [(on_model, *_), (as_recorded, *_)] = asked

@@ -45,14 +45,14 @@ def test_holm_corrects_the_smallest_most_and_keeps_the_order():
 
 
 def test_the_change_is_of_the_means_and_unknown_from_0():
-    assert significance.change([10, 20], [30, 30]) == 1.0
-    assert significance.change([0, 0], [1, 1]) is None
+    assert significance.relative_change([10, 20], [30, 30]) == 1.0
+    assert significance.relative_change([0, 0], [1, 1]) is None
 
 
 def test_the_interval_holds_the_change_and_is_the_same_every_time():
     base, new = [10, 11, 12, 13, 14], [20, 21, 22, 23, 24]
     low, high = significance.change_interval(base, new)
-    assert 0.6 < low < significance.change(base, new) < high < 1.2
+    assert 0.6 < low < significance.relative_change(base, new) < high < 1.2
     assert significance.change_interval(base, new) == (low, high)
 
 

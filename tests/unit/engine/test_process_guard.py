@@ -38,8 +38,8 @@ def toy(pipe):
     os.write(pipe, f"{spawned.pid} {forked} {os.getpid()}\\n".encode())
     END
 
-child.main = toy
-process_guard.main()
+child.run_commands = toy
+process_guard.guard_engine()
 """
 LIMIT_S = 60.0
 

@@ -90,7 +90,7 @@ def test_the_ranks_of_each_server_record_into_a_folder(run_here, asked):
     run_here(Engine(100, 0, asked), Engine(101, 1, asked), Engine(200, 0, asked))
     attached = attach()
     assert [folder.name.rpartition("-")[2] for folder in attached.folders] == ["100", "200"]
-    *first, last, one, other = attached.lines()
+    *first, last, one, other = attached.result_lines()
     assert len(first) == 2
     assert last.startswith("attached to engine 0 (pid 200), tiny: 2 requests were there")
     assert [one, other] == [f"recording to {folder}" for folder in attached.folders]

@@ -55,7 +55,9 @@ def spans(life):
 
 
 def test_the_time_is_divided_without_a_gap(life):
-    assert [(state.state, state.cause, state.from_ms, state.to_ms, state.steps) for state in life.states] == [
+    assert [
+        (state.state, state.cause, state.from_ms, state.to_ms, state.step_count) for state in life.states
+    ] == [
         ("front_end", None, 0, 1, 0),
         ("waiting", "next_step", 1, 4, 0),
         ("waiting", "max_num_seqs", 4, 29, 2),
@@ -133,7 +135,7 @@ def preempted(life_of):
 
 
 def test_what_a_preemption_cost_has_states_of_its_own(preempted):
-    assert [(state.state, state.from_ms, state.to_ms, state.steps) for state in preempted.states] == [
+    assert [(state.state, state.from_ms, state.to_ms, state.step_count) for state in preempted.states] == [
         ("front_end", 0, 1, 0),
         ("prefill", 1, 6, 1),
         ("decode", 6, 21, 1),
@@ -181,7 +183,7 @@ def test_a_step_that_went_without_it_is_counted_and_says_why(life_of, recorded_w
         step(3, requests=got(101, 1), total_requests=1),
     )
     recorded_words(messages(life, "decode"))
-    assert [(state.state, state.steps) for state in life.states] == [("prefill", 1), ("decode", 3)]
+    assert [(state.state, state.step_count) for state in life.states] == [("prefill", 1), ("decode", 3)]
     assert (life.status, life.e2e_ms) == (None, None)
 
 
@@ -217,7 +219,7 @@ def test_a_request_that_was_aborted_in_the_queue_says_what_it_waited_for(life_of
 def test_a_request_from_before_the_trace_is_told_as_far_as_it_is_known(life_of):
     life = life_of(step(0, start=4_000, requests=got(130, 1)), step(1, start=9_000, requests=got(131, 1)))
     assert (life.prompt_tokens, life.status) == (None, None)
-    assert [(state.state, state.from_ms, state.steps) for state in life.states] == [("decode", 0, 2)]
+    assert [(state.state, state.from_ms, state.step_count) for state in life.states] == [("decode", 0, 2)]
 
 
 def test_the_warm_up_can_be_asked_about(run_of):

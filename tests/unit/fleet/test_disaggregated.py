@@ -100,7 +100,7 @@ def test_what_requests_are_matched_by(prefill, decode, key):
 
 
 def reasons(engines):
-    return {each.reason: each.requests for each in match_requests(engines).left_out()}
+    return {each.reason: each.requests for each in match_requests(engines).unmatched_requests()}
 
 
 def test_requests_that_cannot_be_matched_are_counted_by_reason():

@@ -36,7 +36,7 @@ def test_parts_are_one_engine_in_the_order_of_their_numbers(tmp_path):
     for number in (10, 0, 2):
         (tmp_path / f"engine-0.{number:06}.jsonl.zst").write_bytes(b"")
     [engine] = find_fleet([str(tmp_path)]).engines
-    assert [part.name for part in engine.parts] == [
+    assert [part.file_name for part in engine.parts] == [
         f"engine-0.{number:06}.jsonl.zst" for number in (0, 2, 10)
     ]
     assert engine.trace_name == "engine-0.*.jsonl.zst"

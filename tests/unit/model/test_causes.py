@@ -16,7 +16,7 @@ from schedtrace.model.causes import (
     WAITING_STATUS_CAUSES,
     Cap,
     Cause,
-    advice,
+    cause_advice,
     reason,
     reasoned_details,
 )
@@ -118,7 +118,7 @@ def test_a_reason_has_the_engines_figures_as_typed_arguments(recorded_words):
     active = header(scheduler_config={"max_num_active_seqs": 3})
     limit = reason(active, loop="waiting", cause="max_num_seqs", detail=None)
     assert limit.arguments == {"seats": Number(3), "seats_setting": Setting("max_num_active_seqs")}
-    recorded_words(found, limit, advice(active, cause="max_num_seqs"))
+    recorded_words(found, limit, cause_advice(active, cause="max_num_seqs"))
     unlimited = header(scheduler_config={"max_num_active_seqs": 0})
     assert reason(unlimited, loop="waiting", cause="max_num_seqs", detail=None) == found
 
@@ -129,7 +129,7 @@ def test_an_unknown_figure_is_shown_as_unknown():
 
 
 def test_a_name_in_backticks_is_a_setting():
-    found = advice(header(), cause="lora_cap")
+    found = cause_advice(header(), cause="lora_cap")
     assert (found.template, found.arguments) == ("Raise {setting0}.", {"setting0": Setting("--max-loras")})
 
 
@@ -138,8 +138,8 @@ def test_a_name_in_backticks_is_a_setting():
     [("watermark", True), ("reserved", False), ("unheard of", False), (None, False)],
 )
 def test_a_detail_without_advice_has_that_of_its_cause(detail, has_its_own, recorded_words):
-    its_advice = advice(header(), cause="kv_blocks", detail=detail)
-    assert (its_advice != advice(header(), cause="kv_blocks")) is has_its_own
+    its_advice = cause_advice(header(), cause="kv_blocks", detail=detail)
+    assert (its_advice != cause_advice(header(), cause="kv_blocks")) is has_its_own
     recorded_words(its_advice)
 
 
@@ -152,13 +152,13 @@ def test_a_cause_that_another_package_registers_has_its_meaning(recorded_words):
     about = header(registered_causes={"quota": "the tenant's {quota} is spent"})
     found = reason(about, loop="running", cause="quota", detail=None)
     assert found.arguments["meaning"] == Code("the tenant's {quota} is spent")
-    recorded_words(found, advice(about, cause="quota"))
+    recorded_words(found, cause_advice(about, cause="quota"))
 
 
 def test_a_cause_that_nobody_explains_is_its_word(recorded_words):
     word = reason(header(), loop="waiting", cause="moon_phase", detail="full")
     assert word.arguments == {"cause": CauseWord("moon_phase")}
-    recorded_words(word, advice(header(), cause="moon_phase"))
+    recorded_words(word, cause_advice(header(), cause="moon_phase"))
 
 
 def test_only_details_with_a_reason_of_their_own_part_a_cause():
@@ -172,5 +172,5 @@ def test_every_text_of_a_row_fills_in(cause):
     for detail in (None, *cause.entry.details):
         texts = [reason(header(), loop=loop, cause=cause, detail=detail) for loop in ("waiting", "running")]
         assert not re.search(
-            "[{}`]", "".join(map(plain, [*texts, advice(header(), cause=cause, detail=detail)]))
+            "[{}`]", "".join(map(plain, [*texts, cause_advice(header(), cause=cause, detail=detail)]))
         )

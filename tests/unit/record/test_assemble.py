@@ -280,7 +280,7 @@ def test_drafts_are_counted(assembler):
     assert (line.draft_tokens, line.output_tokens) == (5, 5)
     assert [row.draft_tokens for row in line.requests] == [3, 2]
     end = Finish("a", "STOPPED", 1, 1, 1)
-    engine.note_events(came(finished=[end]))
+    engine.note_lives(came(finished=[end]))
     assert (end.drafts, end.drafts_accepted, end.drafts_invalid) == (3, 1, None)
 
 

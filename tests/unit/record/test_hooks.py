@@ -67,7 +67,7 @@ def recorder_of(inputs):
 def test_a_recording_that_ends_while_a_request_is_prepared_leaves_the_queue_of_aborts_alone():
     core = SimpleNamespace(scheduler=SimpleNamespace(), aborts_queue=Queue())
     recorder = recorder_of(Inputs(lambda ns: ns // 1000))
-    RECORDERS.put(core.scheduler, recorder)
+    RECORDERS.store(core.scheduler, recorder)
 
     def detached_meanwhile(_, request):
         recorder.active = False
@@ -81,7 +81,7 @@ def test_an_abort_is_noted_by_the_recording_that_goes_on_when_it_comes():
     core = SimpleNamespace(scheduler=SimpleNamespace(), aborts_queue=Queue())
     first, second = Inputs(lambda ns: ns), Inputs(lambda ns: ns)
     for inputs in (first, second):
-        RECORDERS.put(core.scheduler, recorder_of(inputs))
+        RECORDERS.store(core.scheduler, recorder_of(inputs))
         engine_hooks._prepare(lambda _, request: request, core, SimpleNamespace(request_id="r"))
     core.aborts_queue.put_nowait(["r"])
     RECORDERS.drop(core.scheduler)
@@ -197,7 +197,7 @@ Scheduler = type("Scheduler", (), {name: answers(name) for name in HOOKS})
 
 
 def made(monkeypatch, recorder):
-    monkeypatch.setattr(traced, "open_recorder", lambda scheduler: RECORDERS.put(scheduler, recorder))
+    monkeypatch.setattr(traced, "open_recorder", lambda scheduler: RECORDERS.store(scheduler, recorder))
     return traced.traced_class(Scheduler)()
 
 

@@ -39,7 +39,9 @@ def waiting_exit(toy, budget=5, preempted=0, allocates=None):
     inference.begin(toy, running=0, waiting=1)
     if allocates is not None:
         toy.kv_cache_manager.allocate_slots(allocates, 3)
-    [inferred] = inference.end(toy, budget, dict.fromkeys(one.request_id for one in toy.running), preempted)
+    [inferred] = inference.infer_exits(
+        toy, budget, dict.fromkeys(one.request_id for one in toy.running), preempted
+    )
     return inferred
 
 
@@ -84,9 +86,9 @@ def test_a_failed_allocation_of_the_call_before_does_not_count():
     inference = InferredExits(toy)
     inference.begin(toy, running=0, waiting=1)
     toy.kv_cache_manager.allocate_slots(refused)
-    inference.end(toy, 5, {}, 0)
+    inference.infer_exits(toy, 5, {}, 0)
     inference.begin(toy, running=0, waiting=1)
-    [inferred] = inference.end(toy, 5, {}, 0)
+    [inferred] = inference.infer_exits(toy, 5, {}, 0)
     assert inferred.cause == Cause.OTHER
 
 
@@ -116,7 +118,7 @@ def test_a_copy_that_is_made_within_a_watched_call_is_plain_and_asks_nobody_else
     for made in (copy.copy, copy.deepcopy):
         copied = made(toy.kv_cache_manager)
         assert (type(copied), copied.allocate_slots(request("refused"))) == (Manager, None)
-    [exit_line] = inference.end(toy, 5, {}, 0)
+    [exit_line] = inference.infer_exits(toy, 5, {}, 0)
     assert exit_line.cause == Cause.QUEUE_EMPTY
 
 
@@ -126,7 +128,7 @@ def test_an_allocator_put_on_the_object_before_is_put_back():
     inference = InferredExits(toy)
     inference.begin(toy, 0, 1)
     assert toy.kv_cache_manager.allocate_slots(request("a")) == ["own"]
-    inference.end(toy, 5, {}, 0)
+    inference.infer_exits(toy, 5, {}, 0)
     assert toy.kv_cache_manager.allocate_slots is own
 
 
@@ -141,7 +143,7 @@ def test_an_allocator_put_on_the_object_meanwhile_stays():
 
 def running_exits(*running, budget=5, scheduled=("r",)):
     toy = scheduler(running=running)
-    return InferredExits(toy).end(toy, budget, dict.fromkeys(scheduled, 1), 0)[:-1]
+    return InferredExits(toy).infer_exits(toy, budget, dict.fromkeys(scheduled, 1), 0)[:-1]
 
 
 def test_nobody_is_left_out_where_as_many_run_as_were_scheduled():
@@ -183,5 +185,5 @@ def test_a_cache_manager_whose_class_cannot_be_assigned_is_not_watched():
     for _ in range(2):
         inference.begin(toy, 0, 1)
         toy.kv_cache_manager.allocate_slots(REFUSED)
-        [inferred] = inference.end(toy, 5, {}, 0)
+        [inferred] = inference.infer_exits(toy, 5, {}, 0)
         assert (inferred.cause, type(toy.kv_cache_manager)) == (Cause.OTHER, SimpleNamespace)

@@ -28,7 +28,7 @@ from schedtrace.record.metrics.engine_meter import (
     Address,
     EngineMeter,
     LeadingCause,
-    address,
+    metrics_address,
 )
 from schedtrace.record.metrics.families import FAMILIES, MORE, MOST_SERIES, Series
 from schedtrace.record.metrics.measuring import EngineFacts, Measuring
@@ -175,7 +175,7 @@ def test_an_exit_line_that_stands_for_many_counts_as_many_and_an_empty_queue_is_
     skips = [Exit("waiting", "continue", "max_loras", "a"), Exit("waiting", "continue", "max_loras", count=5)]
     causes = step_causes([*skips, Exit("waiting", "condition", "queue_empty")], waiting=6)
     assert causes.refusals == {"max_loras": 6}
-    assert step_causes([Exit("waiting", "condition", "queue_empty")], waiting=1).queue == "other"
+    assert step_causes([Exit("waiting", "condition", "queue_empty")], waiting=1).queue_cause == "other"
 
 
 class Sunk:
@@ -249,13 +249,13 @@ def test_a_gauge_s_absent_labels_are_zero():
     ],
 )
 def test_addresses(text, expected):
-    assert address(text) == expected
+    assert metrics_address(text) == expected
 
 
 @pytest.mark.parametrize("text", ["maybe", "70000", "host:", ":9", "a b:9", "-1"])
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(NotUnderstoodError, match="SCHEDTRACE_METRICS"):
-        address(text)
+        metrics_address(text)
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def test_the_server_shows_totals_gauges_and_an_escaped_model_name(served):
     tally.note_step(step(0, 0, waiting=1, exits=exits, arrived=[arrives("a", 0)]), admitted=[])
     tally.note_step(step(1, 2_000_000, waiting=1, exits=exits), admitted=[])
     metrics.publish(tally)
-    with urlopen(metrics.where) as page:
+    with urlopen(metrics.published_on) as page:
         text = page.read().decode()
     samples = {
         (
@@ -306,7 +306,7 @@ def test_totals_go_on_over_several_recordings(served):
         tally = metrics.new_tally()
         tally.note_step(step(0, 0, used=3), admitted=[])
         metrics.publish(tally)
-    with urlopen(metrics.where) as page:
+    with urlopen(metrics.published_on) as page:
         assert 'schedtrace_steps_total{engine="0"' in (text := page.read().decode())
     assert [line.split()[-1] for line in text.splitlines() if line.startswith("schedtrace_steps")] == ["2.0"]
 
@@ -325,7 +325,7 @@ def test_health_over_http(served, health, alive, ready):
     current[0] = health
     for path, code in (("health", alive), ("ready", ready)):
         try:
-            with urlopen(metrics.where.replace("metrics", path)) as answer:
+            with urlopen(metrics.published_on.replace("metrics", path)) as answer:
                 status, body = answer.status, answer.read()
         except HTTPError as error:
             status, body = error.code, error.read()
@@ -336,11 +336,11 @@ def test_health_over_http(served, health, alive, ready):
 
 def test_the_leading_cause_is_that_of_the_last_minute():
     leading = LeadingCause()
-    assert leading.judged(0.0, {"kv_blocks": 0.0}) == {}
-    assert leading.judged(10.0, {"kv_blocks": 30.0, "next_step": 50.0}) == {"kv_blocks": 1.0}
+    assert leading.gauge_values(0.0, {"kv_blocks": 0.0}) == {}
+    assert leading.gauge_values(10.0, {"kv_blocks": 30.0, "next_step": 50.0}) == {"kv_blocks": 1.0}
     later = {"kv_blocks": 30.0, "next_step": 50.0, "max_num_seqs": 90.0}
-    assert leading.judged(80.0, later) == {"max_num_seqs": 1.0}
-    assert leading.judged(200.0, later) == {}
+    assert leading.gauge_values(80.0, later) == {"max_num_seqs": 1.0}
+    assert leading.gauge_values(200.0, later) == {}
 
 
 class Assembler:

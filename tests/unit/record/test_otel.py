@@ -58,23 +58,27 @@ def history(request_id="a", traceparent="", **finish):
 def test_requests_of_one_trace_are_sampled_alike_and_as_an_sdk_would():
     low, high = f"{TRACE[:16]}{'0' * 15}1", f"{TRACE[:16]}{'f' * 16}"
     half = Sampling(0.5)
-    assert [half.reason(history(name, f"00-{low}-00f067aa0ba902b7-01")) for name in "ab"] == ["rate"] * 2
-    assert [half.reason(history(name, f"00-{high}-00f067aa0ba902b7-01")) for name in "ab"] == [None] * 2
-    sampled = sum(half.reason(history(f"r{number}")) is not None for number in range(1000))
+    assert [half.sampling_reason(history(name, f"00-{low}-00f067aa0ba902b7-01")) for name in "ab"] == [
+        "rate"
+    ] * 2
+    assert [half.sampling_reason(history(name, f"00-{high}-00f067aa0ba902b7-01")) for name in "ab"] == [
+        None
+    ] * 2
+    sampled = sum(half.sampling_reason(history(f"r{number}")) is not None for number in range(1000))
     assert 400 < sampled < 600
 
 
 def test_a_slow_request_is_sampled_whatever_the_rate():
     slow = Sampling(slow=Rules(ttft_s=5.0))
-    assert slow.reason(history(first_token_us=6_000_000)) == "ttft>5s"
-    assert slow.reason(history(first_token_us=4_000_000)) is None
+    assert slow.sampling_reason(history(first_token_us=6_000_000)) == "ttft>5s"
+    assert slow.sampling_reason(history(first_token_us=4_000_000)) is None
 
 
 def test_hostile_ids_and_headers_need_no_more_than_they_may():
     histories = Histories()
     histories.contexts.extend((f"{HOSTILE}{number}", {}) for number in range(20_000))
     assert len(histories.contexts) == 10_000
-    assert Sampling(1.0).reason(history(HOSTILE, HOSTILE)) == "rate"
+    assert Sampling(1.0).sampling_reason(history(HOSTILE, HOSTILE)) == "rate"
 
 
 def test_the_protocol_is_the_signals_own_or_the_common_one(monkeypatch):

@@ -21,7 +21,7 @@ from schedtrace.step_times.fitted import (
     Leaned,
     RecordedTimes,
     fit,
-    load,
+    load_fit,
     observed,
     with_device_us,
     with_engine_columns,
@@ -263,10 +263,10 @@ def test_more_tokens_than_any_step_had_may_gain_nothing_by_being_together(run, t
     assert model.without_economies_us(one) == model.device_us(one)
     assert model.without_economies_us(two) == pytest.approx(2 * model.device_us(one))
     assert model.without_economies_us(two) > model.device_us(two) + 900  # a step costs 1 ms
-    assert model.leaned_us(two, 100) == model.without_economies_us(two)
-    assert model.leaned_us(two, -100) == pytest.approx(model.device_us(one))
+    assert model.deviated_us(two, 100) == model.without_economies_us(two)
+    assert model.deviated_us(two, -100) == pytest.approx(model.device_us(one))
     model.save(tmp_path / "times.json")
-    assert load(tmp_path / "times.json").without_economies_us(two) == pytest.approx(model.device_us(two))
+    assert load_fit(tmp_path / "times.json").without_economies_us(two) == pytest.approx(model.device_us(two))
 
 
 def test_of_many_steps_whole_blocks_are_fitted(run, monkeypatch):
@@ -277,7 +277,7 @@ def test_of_many_steps_whole_blocks_are_fitted(run, monkeypatch):
 def test_a_saved_fit_is_the_same(run, tmp_path):
     model = fit([run], ["base"], gathering_us=400.0)
     model.save(tmp_path / "times.json")
-    loaded = load(tmp_path / "times.json")
+    loaded = load_fit(tmp_path / "times.json")
     assert loaded.fit == model.fit
     assert loaded.gathering_us() == model.resampled(1).gathering_us() == 400.0
     with pytest.raises(UsageError, match="fit the trace again"):
@@ -286,10 +286,10 @@ def test_a_saved_fit_is_the_same(run, tmp_path):
 
 def test_files_that_cannot_be_used(run, tmp_path):
     with pytest.raises(InputError, match=r"nothing\.json: cannot be read"):
-        load(tmp_path / "nothing.json")
+        load_fit(tmp_path / "nothing.json")
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(InputError, match=r"other\.json: no saved step times"):
-        load(tmp_path / "other.json")
+        load_fit(tmp_path / "other.json")
     with pytest.raises(UsageError, match="cannot be written"):
         fit([run], ["base"]).save(tmp_path / "no" / "times.json")
 
@@ -439,7 +439,7 @@ def test_parts_of_the_host_lean_as_the_device_does(run):
         assert (
             ends[0] == ends[1] < ends[2]
         )  # the fit has no cost of requests, and a time no less than its edge
-    assert longer.device_us(batch) == model.leaned_us(batch, 1.645)
+    assert longer.device_us(batch) == model.deviated_us(batch, 1.645)
     assert longer.wake_us() == model.wake_us()
     one = Batch({"a": 45}, 45, 0, 0, prefill_requests=1, prefill_attention=45 * 22.5)
     assert longer.schedule_us(one) == model.schedule_us(one)
@@ -454,7 +454,7 @@ def test_more_tokens_than_the_larger_of_two_sums_had_are_leaned(run):
         model.rows,
     )
     batch = Batch({"a": 93}, 93, 0, 0, prefill_requests=1, prefill_attention=93 * 46.5)  # a doubling more
-    assert two.leaned_us(batch, 1) == pytest.approx((900 + 5 * 93) * math.exp(USUAL_PER_DOUBLING))
+    assert two.deviated_us(batch, 1) == pytest.approx((900 + 5 * 93) * math.exp(USUAL_PER_DOUBLING))
 
 
 def sized(counts, us):

@@ -54,7 +54,7 @@ def test_noise_that_is_none_is_refused(deviation):
 def test_a_device_is_read_from_vllms_configuration():
     asked = simulated_device({"other": 1, "schedtrace": {"gpu": "h100", "noise": 0.03}})
     assert asked == SimulatedDevice(gpu="h100", noise=0.03)
-    assert asked.trace_name() == "simulated NVIDIA H100 SXM"
+    assert asked.name_in_traces() == "simulated NVIDIA H100 SXM"
     assert simulated_device({}) == SimulatedDevice()
 
 

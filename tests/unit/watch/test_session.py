@@ -437,7 +437,7 @@ def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, unjudge
         )
 
     found(Engine(2), Engine(1), silent=[3])
-    assert engine.header.pid == 1
+    assert engine.trace_header.pid == 1
     shown = unjudged.queue_text(80)
     assert "Engine 0 (pid 1): tiny" in shown
     assert "waiting for kv_blocks (1)" in shown

@@ -10,7 +10,15 @@ from schedtrace.model.say import say
 from schedtrace.step_times.constants import Constants
 from schedtrace.whatif.prediction import recorded_load
 from schedtrace.whatif.replays import RecordedEngine, Work
-from schedtrace.whatif.sweep import SweepLog, combinations, digest, key, parse_values, recorded_loads, sweep
+from schedtrace.whatif.sweep import (
+    SweepLog,
+    combinations,
+    digest,
+    key,
+    parse_values,
+    recorded_loads,
+    replay_configurations,
+)
 from tests.makers import arrival, finish, header, manifest, step, workload
 from tests.unit.whatif.conftest import a_fit, a_load, an_outcome
 
@@ -25,7 +33,7 @@ def _vllm(monkeypatch):
 
 @pytest.fixture
 def swept(work, pool, tmp_path):
-    return lambda changes=SEATS, work=work, **told: sweep(
+    return lambda changes=SEATS, work=work, **told: replay_configurations(
         work, changes, SweepLog(tmp_path / "out"), pool, **told
     )
 

@@ -14,7 +14,7 @@ def unpacked():
 
 def _unpacked(packed):
     """What the page's script does, value by value."""
-    raw = zlib.decompress(base64.b64decode(packed.text()), -zlib.MAX_WBITS)
+    raw = zlib.decompress(base64.b64decode(packed.packed_text()), -zlib.MAX_WBITS)
     columns, at = {}, 0
     for name, count, written in packed.directory:
         if written == "texts":

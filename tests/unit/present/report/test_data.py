@@ -163,10 +163,14 @@ def test_bytes_are_varints_of_zigzag_codes():
     packed = Packed()
     packed.add("a", pl.Series([0, -1, 1, 64, 65]), differences=True)
     # differences 0, -1, 2, 63, 1: codes 0, 1, 4, 126, 2
-    assert zlib.decompress(base64.b64decode(packed.text()), -zlib.MAX_WBITS) == bytes([0, 1, 4, 126, 2])
+    assert zlib.decompress(base64.b64decode(packed.packed_text()), -zlib.MAX_WBITS) == bytes(
+        [0, 1, 4, 126, 2]
+    )
     packed = Packed()
     packed.add("a", pl.Series([64, 8192]), differences=False)  # codes 128 and 16,384
-    assert zlib.decompress(base64.b64decode(packed.text()), -zlib.MAX_WBITS) == bytes([128, 1, 128, 128, 1])
+    assert zlib.decompress(base64.b64decode(packed.packed_text()), -zlib.MAX_WBITS) == bytes(
+        [128, 1, 128, 128, 1]
+    )
 
 
 def test_texts_come_back_between_numbers(unpacked):

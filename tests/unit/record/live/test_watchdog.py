@@ -296,17 +296,17 @@ def test_an_engine_that_waits_for_a_processor_says_so_until_it_goes_on(watched):
     seen = with_threads(watched, Engine([request("a", 10)]))
     seen.threads = {WORKER: waits(0.75)}
     assert seen.for_s(9) == []
-    assert seen.watchdog.starved is None
+    assert seen.watchdog.starvation is None
     [(second, level, text)] = seen.for_s(20)
     assert (second, level) == (2, "WARNING")
     begin, starved = "schedtrace: no step has made progress for 10 s", "(7 of the last 10 s)"
     assert text == f"{begin}: the engine waits for a processor {starved}"
-    assert seen.watchdog.starved == "waits for a processor (20 of the last 28 s)"
+    assert seen.watchdog.starvation == "waits for a processor (20 of the last 28 s)"
     assert (seen.watchdog.stalled_s, seen.watchdog.stall_kind) == (None, None)
     assert seen.for_s(1, lambda: works(seen.engine)) == []
-    assert seen.watchdog.starved is None
+    assert seen.watchdog.starvation is None
     assert seen.for_s(15) == []  # the log has said so ten seconds ago
-    assert seen.watchdog.starved == "waits for a processor (10 of the last 15 s)"
+    assert seen.watchdog.starvation == "waits for a processor (10 of the last 15 s)"
 
 
 def test_a_stall_lasts_although_a_thread_waits_later(watched):
@@ -315,7 +315,7 @@ def test_a_stall_lasts_although_a_thread_waits_later(watched):
     assert len(seen.for_s(12)) == 1
     seen.threads = {WORKER: waits(1)}
     assert seen.for_s(30) == []
-    assert (seen.watchdog.stalled_s, seen.watchdog.starved) == (41.0, None)
+    assert (seen.watchdog.stalled_s, seen.watchdog.starvation) == (41.0, None)
 
 
 def test_a_scheduler_that_refuses_is_no_engine_without_a_processor(watched):
