@@ -142,7 +142,7 @@ def _run(command: list[str], home: Path, pids: list[int]) -> tuple[int, str]:
 def _watched(pids: list[int]) -> str:
     """The queue as ``watch`` shows it."""
     session = WatchSession(SimpleNamespace())  # type: ignore[arg-type]  # nothing is read
-    session.engines = {Path(str(pid)): SimpleNamespace(header=SimpleNamespace(pid=pid)) for pid in pids}  # type: ignore[misc]  # stand-ins
+    session.engines = {Path(str(pid)): SimpleNamespace(trace_header=SimpleNamespace(pid=pid)) for pid in pids}  # type: ignore[misc]  # stand-ins
     try:
         return session.queue(100)
     except SchedtraceError as error:

@@ -89,7 +89,7 @@ class StubPool:
         self.work = work
         return self
 
-    def submit(self, function, *arguments):
+    def submit_replay(self, function, *arguments):
         future = Future()
         if function.__name__ == "base_settings":
             [names] = arguments
@@ -102,7 +102,7 @@ class StubPool:
             future.set_result(an_outcome(key, changes))
         return future
 
-    def is_loss(self, error):
+    def is_process_loss(self, error):
         return isinstance(error, BrokenProcessPool)
 
     def close(self):

@@ -133,7 +133,7 @@ def test_figures_that_a_replay_is_judged_by_are_written_as_all_others(base):
     trials = [[SimpleNamespace(e2e_ms=SimpleNamespace(mean=mean))] for mean in (29_114.0, 4_930.0)]
     told = r"-83 % off in E2E mean \(29\.1 s recorded, 4,930 ms replayed\)"
     with Predictor(base()) as predictor:
-        vars(predictor).update(_reports=trials[0], replayed=SimpleNamespace(trials=trials[1]))
+        vars(predictor).update(_reports=trials[0], replayed=SimpleNamespace(replayed_trials=trials[1]))
         with pytest.raises(InputError, match=told):
             predictor.require_reproduced("E2E mean")
 
