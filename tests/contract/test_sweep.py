@@ -81,7 +81,7 @@ import multiprocessing, os, signal
 from schedtrace.whatif import sweep
 sweep.import_vllm = os.getpid  # vLLM's import would take most of the time
 pool = sweep.local_replays(None, 2)
-pool.submit(print).exception()  # they are past their start
+pool.submit_replay(print).exception()  # they are past their start
 print(*[process.pid for process in multiprocessing.active_children()], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
