@@ -273,7 +273,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         shareable_tokens=int(use["shareable_tokens"].sum()) if counted else None,
         missed_tokens=int(use["missed_tokens"].sum()) if counted else None,
         group_lost_tokens=int(group_lost) if group_lost else None,
-        dropped_tokens=int(dropped or 0) if drops_last else None,
+        dropped_tokens=int(dropped) if counted and drops_last else None,
         shared_blocks=shared,
         shared_end_blocks=end_blocks,
         keeps_windows=keeps_windows(timeline.header),

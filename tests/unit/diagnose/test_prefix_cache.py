@@ -129,6 +129,11 @@ def test_drafts_that_read_hidden_states_lose_the_last_block(found, recorded_word
     recorded_words(finding.verdict)
 
 
+def test_what_drafts_dropped_is_unknown_where_no_shared_beginning_is(found):
+    [finding] = found(CODE, *lost_and_found(47, 20), settings=DROPS)
+    assert (finding.evidence.missed_tokens, finding.evidence.dropped_tokens) == (None, None)
+
+
 def test_what_was_lost_besides_the_last_block_is_told_apart(found):
     """Five find 2 of 4 blocks, and four find 3: each lost one to the drafts, and five lost one more."""
     lines = [admits_alike(n, f"r{n}", (20 if n % 2 else 30) if n else 0, "abcd") for n in range(10)]
