@@ -1,5 +1,7 @@
 """Every bad input: the exit code, one or two lines on stderr that say what and where, nothing on stdout."""
 
+import sys
+
 import pytest
 
 from schedtrace.errors import reason_of
@@ -195,6 +197,37 @@ def test_without_vllm_it_says_what_to_install(cli, tmp_path, monkeypatch, line):
     assert code == USAGE
     assert err.startswith("schedtrace: vLLM is not installed here: pip install 'schedtrace[vllm]'")
     assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "package", "says"),
+    [
+        (
+            "watch good",
+            "schedtrace.watch.app",
+            (
+                "the full screen of watch needs an extra: pip install 'schedtrace[watch]'; "
+                "watch --once prints text without it"
+            ),
+        ),
+        (
+            "export good --to perfetto",
+            "schedtrace.export.perfetto",
+            (
+                "--to perfetto needs an extra: pip install 'schedtrace[perfetto]'; "
+                "--to chrome opens in the same viewer"
+            ),
+        ),
+        ("fleet runs --on ray", "ray", "--on ray needs an extra: pip install 'schedtrace[ray]'"),
+        ("fleet s3://bucket", "fsspec", "s3://bucket needs an extra: pip install 'schedtrace[s3]'"),
+    ],
+    ids=["watch", "perfetto", "ray", "s3"],
+)
+@pytest.mark.usefixtures("bad")
+def test_a_command_that_lacks_an_extra_says_so_in_one_line(cli, monkeypatch, line, package, says):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr("schedtrace.cli.watch.is_terminal", lambda: True)
+    assert cli(*line.split()) == (USAGE, "", f"schedtrace: {says}\n")
 
 
 LONG = "x" * 1_000_000
