@@ -28,6 +28,8 @@ TESTS = {
         *("tests/contract/test_never_raises.py", "tests/contract/test_hybrid_models.py"),
         *("tests/contract/test_queue.py", "tests/contract/test_parts.py"),
         *("tests/contract/test_attach.py", "tests/contract/test_watchdog.py"),
+        *("tests/contract/test_metrics.py", "tests/contract/test_control_answers.py"),
+        "tests/contract/test_histories.py",
     ],
     "read": ["tests/unit/read", "tests/unit/cli"],
     "timeline": ["tests/unit/timeline", "tests/unit/diagnose", "tests/unit/present"],
