@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedtrace.errors import NeverEndsError, UsageError
+from schedtrace.model.trace import Exit
 from schedtrace.model.what_if import Configuration, Figure
 from schedtrace.whatif.search import Search, menu
 from tests.makers import step
@@ -49,6 +50,27 @@ def test_with_drafts_each_request_fills_several_tokens_of_a_graph(base):
 def test_drafts_off_is_tried_where_the_record_shows_what_they_cost(base, drafts, has_cost, offered):
     changes = menu(base(has_draft_cost=has_cost), NOW | {"drafts": drafts, "speculative_config": {}})
     assert (("speculative_config", None) in changes) is offered
+
+
+def values(changes, setting):
+    return [value for name, value in changes if name == setting]
+
+
+@pytest.mark.parametrize(
+    ("fields", "offered"),
+    [
+        ({"kv_blocks_free_after": 50, "exits": [Exit("waiting", "break", "kv_blocks")]}, [150, 200, 300]),
+        ({"kv_blocks_free_after": 10}, [150, 200, 300]),
+        ({"kv_blocks_free_after": 11}, []),
+        ({"kv_blocks_free_after": 50, "exits": [Exit("waiting", "break", "max_num_seqs")]}, []),
+    ],
+    ids=["refused", "a tenth was free", "more was free", "refused for something else"],
+)
+def test_more_blocks_are_tried_where_they_were_short(view_of, fields, offered):
+    view = view_of(step(0, kv_blocks_total=100, **fields), device="cpu")
+    load = SimpleNamespace(timelines=[view], loads=[], times=SimpleNamespace(has_draft_cost=False))
+    assert values(menu(load, NOW | {"num_blocks": 100}), "num_gpu_blocks_override") == offered
+    assert values(menu(load, NOW), "num_gpu_blocks_override") == []
 
 
 class Predictor:
