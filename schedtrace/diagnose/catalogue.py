@@ -13,6 +13,7 @@ FORMER = {
     "balance-candidate": "part of prefill-stall",
     "balance-without-effect": "in the example package examples/rank_balance",
     "cache-resets": "part of interruption",
+    "decode-starves-prefill": "part of token-budget-bound",
     "dummy-batches": "part of rank-imbalance",
 }
 """Former codes, each with the place where its facts appear now."""

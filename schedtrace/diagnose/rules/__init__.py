@@ -16,7 +16,6 @@ from schedtrace.diagnose.rules import (
     budget_underused,
     capped_prefill,
     client_limited,
-    decode_starves_prefill,
     front_end,
     head_of_line,
     interruption,
@@ -79,7 +78,6 @@ _OF_AN_ENGINE = (
     preemption,
     stall,
     prefill_starves_decode,
-    decode_starves_prefill,
 )
 
 _OF_ALL_RANKS = (slow_rank, rank_imbalance, prefill_stall)

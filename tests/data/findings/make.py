@@ -169,15 +169,15 @@ def together(requests: int, prompt: int, outputs: int, **options: Any) -> None:
     device.finish()
 
 
-def joined(prompt: int, *, running: int = 4, every: int = 3, **options: Any) -> None:
-    """Some requests decode; every few steps another one with such a prompt joins them."""
-    device = Device(**options)
-    for number in range(running):
+def joined(prompt: int) -> None:
+    """Four requests decode; every third step another one with such a prompt joins them."""
+    device = Device()
+    for number in range(4):
         device.add(f"d{number}", 8, 40)
     device.step()
     for number in range(8):
         device.add(f"p{number}", prompt, 1)
-        for _ in range(every):
+        for _ in range(3):
             device.step()
     device.finish()
 
@@ -439,10 +439,6 @@ TRACES: dict[str, tuple[Callable[[], None], ...]] = {
     "other-limit": (lambda: adapters(1), lambda: adapters(2)),
     "client-limited": (lambda: closed_loop(2), lambda: closed_loop(4)),
     "prefill-starves-decode": (lambda: joined(200), lambda: joined(8)),
-    "decode-starves-prefill": (
-        lambda: joined(12, running=6, every=2, max_num_seqs=8, max_num_batched_tokens=8),
-        lambda: joined(12, running=6, every=2, max_num_seqs=8, max_num_batched_tokens=128),
-    ),
     "scheduler-overhead": (
         lambda: together(8, 20, 12, additional_config=ON_GPU),
         lambda: together(8, 20, 12, async_scheduling=True, additional_config=ON_GPU),

@@ -430,7 +430,7 @@ CHANGES = {
         finding("appeared", "preemption", new=(1, [2])),
         finding("went", cause="lora_cap", base=(1234, [1, 2])),
         finding("went", "arrival-limited", "queue_empty", base=(1, [])),
-        finding("stayed", "decode-starves-prefill", "token_budget", base=(1, []), new=(9, [])),
+        finding("stayed", "stall", "token_budget", base=(1, []), new=(9, [])),
     ],
     "of findings that only went two are named": GONE_CODES,
     "first steps that became steady": [metric("first-step requests", (1, 4), (4, 4))],

@@ -492,7 +492,6 @@ def test_a_log_shows_the_figures_that_the_trace_has(tmp_path, recorded_words):
 
 NAMES = (
     "client-limited",
-    "decode-starves-prefill",
     "head-of-line",
     "interruption",
     "kv-bound",

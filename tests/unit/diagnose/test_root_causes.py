@@ -92,10 +92,10 @@ def test_a_smaller_wait_of_the_same_requests_is_a_symptom(share, waits_longer, f
 
 
 def test_symptoms_of_what_was_folded_go_with_it():
-    view = timeline(kv_blocks={"a": 10}, max_num_seqs={"a": 5})
-    found = [root("kv-bound", 0.6), root("max-num-seqs-bound", 0.2), finding("decode-starves-prefill")]
+    view = timeline(kv_blocks={"a": 10}, token_budget={"a": 5})
+    found = [root("kv-bound", 0.6), root("token-budget-bound", 0.2), finding("prefill-starves-decode")]
     assert codes(ranked([ordered_findings(view, found)])) == {
-        "kv-bound": ["max-num-seqs-bound", "decode-starves-prefill"]
+        "kv-bound": ["token-budget-bound", "prefill-starves-decode"]
     }
 
 

@@ -1,10 +1,9 @@
-"""``prefill-starves-decode`` and ``decode-starves-prefill``."""
+"""``prefill-starves-decode``."""
 
 import pytest
 
 from schedtrace.diagnose.rules import RULES
-from schedtrace.model.causes import Cap, Cause
-from schedtrace.model.trace import ChunkCap, ScheduledRequest
+from schedtrace.model.trace import ScheduledRequest
 from schedtrace.model.trace_facts import KvLoad
 from tests.makers import arrival, step
 
@@ -154,44 +153,3 @@ def test_what_the_cache_has_lost_is_no_part_of_the_share(view_of):
     )
     assert others.is_root
     assert others.share_frac == pytest.approx(every.share_frac * 110 / 150)
-
-
-def full(number, decode, prefill=0, **fields):
-    given = {"ended": Cause.TOKEN_BUDGET, "waiting": 2, **fields}
-    return step(
-        number,
-        start=number * 1000,
-        got={"d": decode, "p": prefill},
-        decode_tokens=decode,
-        prefill_tokens=prefill,
-        **given,
-    )
-
-
-def test_decodes_that_leave_prefills_nothing_are_told(found, recorded_words):
-    came = [arrival(name, None, queued=0) for name in "ab"]
-    ended = step(2, start=2000, back=1000, got={"a": 1, "b": 1}, new="ab")
-    [finding] = found("decode-starves-prefill", full(0, 900, 100, arrived=came), full(1, 700, 300), ended)
-    assert (finding.count, finding.steps) == (2, [0, 1])
-    assert finding.evidence.decode_share_frac == 0.8
-    assert finding.evidence.spent_ms == 2.0
-    assert finding.evidence.wait_ms == 2 * 2 * 1.0
-    assert finding.tokens == 1600
-    recorded_words(finding.message)
-    assert finding.advice == []
-
-
-@pytest.mark.parametrize(
-    ("decode", "fields", "count"),
-    [
-        (500, {}, 1),
-        (499, {}, 0),
-        (900, {"waiting": 0}, 0),
-        (900, {"num_not_ready_after": 2}, 0),
-        (900, {"budget": 1050}, 0),
-        (900, {"ended": Cause.KV_BLOCKS}, 0),
-        (900, {"waiting": 0, "caps": [ChunkCap("p", Cap.TOKEN_BUDGET, 400, 100)]}, 1),
-    ],
-)
-def test_only_a_spent_budget_with_a_prefill_that_wanted_more_counts(found, decode, fields, count):
-    assert len(found("decode-starves-prefill", full(0, decode, 1000 - decode, **fields))) == count
