@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from schedtrace.errors import NeverEndsError, UsageError
-from schedtrace.model.trace import Exit
+from schedtrace.model.trace import Exit, Preemption
 from schedtrace.model.what_if import Configuration, Figure
 from schedtrace.whatif.search import Search, menu
-from tests.makers import step
+from tests.makers import arrival, step
 
 NOW = {"max_num_seqs": 64, "max_num_batched_tokens": 64, "max_model_len": 512, "num_blocks": None}
 GRAPHS = {
@@ -56,6 +56,100 @@ def values(changes, setting):
     return [value for name, value in changes if name == setting]
 
 
+@pytest.fixture
+def load_of(view_of):
+    """``load_of(*lines, prefixes=(), **header)``: a load of prompts with these prefix hashes."""
+
+    def made(*lines, prefixes=(), **header):
+        requests = [SimpleNamespace(prefix=prefix) for prefix in prefixes]
+        view = view_of(*lines, device="cpu", **header)
+        return SimpleNamespace(
+            timelines=[view], loads=[requests], times=SimpleNamespace(has_draft_cost=False)
+        )
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "now", "offered"),
+    [
+        ([("a", "b"), ("a", "c"), ()], False, [True]),
+        ([("a", "b"), ("c", "b"), (), ()], False, []),
+        ([("a",), ("a",)], True, []),
+    ],
+)
+def test_prefix_caching_is_tried_where_two_prompts_begin_alike(load_of, prefixes, now, offered):
+    changes = menu(load_of(step(0), prefixes=prefixes), NOW | {"enable_prefix_caching": now})
+    assert values(changes, "enable_prefix_caching") == offered
+
+
+@pytest.mark.parametrize(
+    ("options", "offered"),
+    [
+        ({"max_num_seqs": 4}, [25, 50, 100, 512, 1024]),
+        ({"max_num_seqs": 64}, [64, 100, 512, 1024]),
+        ({"max_num_seqs": 4, "enable_chunked_prefill": False}, [512, 1024]),
+    ],
+    ids=["parts of what was used", "a token a seat", "a whole prompt"],
+)
+def test_budgets_are_parts_of_what_was_used_and_up_to_twice_what_was_wanted(load_of, options, offered):
+    """200 tokens were used, and 600 more waited."""
+    load = load_of(step(0, budget=256, got={"a": 200}, waiting=2, waiting_tokens_after=600))
+    changes = menu(load, NOW | {"max_num_batched_tokens": 256} | options)
+    assert values(changes, "max_num_batched_tokens") == offered
+
+
+@pytest.mark.parametrize(
+    ("options", "offered"),
+    [
+        ({}, [64, 32]),
+        ({"long_prefill_token_threshold": 32}, [64, 0]),
+        ({"enable_chunked_prefill": False}, []),
+        ({"max_num_batched_tokens": 128}, [64, 32, 16]),
+        ({"max_num_batched_tokens": 120}, [60, 30]),
+    ],
+)
+def test_thresholds_are_parts_of_the_budget_below_the_longest_prompt(load_of, options, offered):
+    load = load_of(
+        step(0, arrived=[arrival("a", 0, prompt_tokens=90), arrival("b", 0)], got={"a": 8}, new="a")
+    )
+    changes = menu(load, NOW | {"max_num_batched_tokens": 256} | options)
+    assert values(changes, "long_prefill_token_threshold") == offered
+
+
+@pytest.mark.parametrize(
+    ("options", "priorities", "setting", "offered"),
+    [
+        ({}, (0, 0), "scheduling_policy", []),
+        ({}, (0, 1), "scheduling_policy", ["priority"]),
+        ({"scheduling_policy": "priority"}, (0, 0), "scheduling_policy", ["fcfs"]),
+        ({"enable_chunked_prefill": False}, (0, 0), "enable_chunked_prefill", [True]),
+        ({"enable_chunked_prefill": True}, (0, 0), "enable_chunked_prefill", []),
+    ],
+)
+def test_switches_that_could_alter_a_step(load_of, options, priorities, setting, offered):
+    arrived = [arrival(name, 0, priority=number) for name, number in zip("ab", priorities, strict=True)]
+    assert values(menu(load_of(step(0, arrived=arrived)), NOW | options), setting) == offered
+
+
+@pytest.mark.parametrize(
+    ("preempted", "header", "offered"),
+    [
+        ("a", {"watermark": 0.0, "scheduler_reserve_full_isl": True}, ([0.05], [True])),
+        ("a", {}, ([], [])),
+        ("", {"watermark": 0.0, "scheduler_reserve_full_isl": True}, ([], [])),
+    ],
+)
+def test_after_preemptions_what_admits_later_is_tried_where_vllm_has_it(load_of, preempted, header, offered):
+    load = load_of(
+        step(0, got={"a": 8}, new="a", arrived=[arrival("a", 0)]),
+        step(1, preempted=[Preemption(name, 8) for name in preempted]),
+        scheduler_config=header,
+    )
+    changes = menu(load, NOW)
+    assert (values(changes, "watermark"), values(changes, "scheduler_reserve_full_isl")) == offered
+
+
 @pytest.mark.parametrize(
     ("fields", "offered"),
     [
@@ -66,9 +160,8 @@ def values(changes, setting):
     ],
     ids=["refused", "a tenth was free", "more was free", "refused for something else"],
 )
-def test_more_blocks_are_tried_where_they_were_short(view_of, fields, offered):
-    view = view_of(step(0, kv_blocks_total=100, **fields), device="cpu")
-    load = SimpleNamespace(timelines=[view], loads=[], times=SimpleNamespace(has_draft_cost=False))
+def test_more_blocks_are_tried_where_they_were_short(load_of, fields, offered):
+    load = load_of(step(0, kv_blocks_total=100, **fields))
     assert values(menu(load, NOW | {"num_blocks": 100}), "num_gpu_blocks_override") == offered
     assert values(menu(load, NOW), "num_gpu_blocks_override") == []
 
