@@ -30,7 +30,7 @@ def diff(
         list[str] | None,
         typer.Option(
             metavar="regression[:METRIC[:PCT]]",
-            help="Exit with 1 if a metric (only METRIC) became significantly worse (by PCT percent or more).",
+            help="Exit with 1 if any metric, or only METRIC, became significantly worse (by PCT % or more).",
         ),
     ] = None,
     output_format: FormatOption = Format.TEXT,

@@ -87,7 +87,8 @@ SHAPE = typer.Option(
 )
 GPU = typer.Option(help="GPU to simulate: a100, h100, h200 or b200.")
 STEP_TIMES = typer.Option(
-    metavar="FILE", help="File of saved step times (default: fitted to the run, or the GPU's roofline)."
+    metavar="FILE",
+    help="File of saved step times (default: fitted to the recorded run, or the GPU's roofline).",
 )
 HASH_IDS = "Write request ids as hashes."
 PARENT_FOLDER = "Folder in which the run folder is created."

@@ -56,7 +56,7 @@ def sweep(
     jobs: Jobs = None,
     on: Annotated[
         Literal["local", "ray"],
-        typer.Option(help="Where the processes run: on this machine or a Ray cluster."),
+        typer.Option(help="Run the processes on this machine or on a Ray cluster."),
     ] = "local",
     output: Annotated[
         Path | None,

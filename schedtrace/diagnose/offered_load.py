@@ -124,7 +124,7 @@ class OfferedLoad:
 
     @property
     def client_words(self) -> Message:
-        """``2 clients with one request open each, the next one 300 ms (median) after an answer``."""
+        """``2 clients with one request open each, sent 300 ms (median) after the previous answer``."""
         if self.clients is None:
             return NOTHING
         think_ms, words = self.think_ms or 0.0, CLIENT_WORDS[self.clients.pattern]
@@ -186,12 +186,13 @@ def offered_load(timeline: Timeline) -> OfferedLoad:
 
 
 CLIENT_WORDS = {
-    "loop": "{clients:n client} with one request open each, the next one "
-    "[{thinks:?}{time:us} (median) after an answer][{thinks:!}at once]",
+    "loop": "{clients:n client} with one request open each, sent "
+    "[{thinks:?}{time:us} (median)][{thinks:!}right] after the previous answer",
     "barrier": "{clients:n request} at once[{one_token:?}, each for one token], and the next ones "
     "[{thinks:?}{time:us} (median) after all are done][{thinks:!}when all are done]",
     "limit": "a queue in front of the engine that keeps at most {clients:n request} open",
-    "sessions": "{clients:n session} with one request open each, the next {time:us} (mean) after an answer",
+    "sessions": "{clients:n session} with one request open each, sent {time:us} (mean) after the previous "
+    "answer",
     "retries": "{clients:n request} repeated {time:us} (median) after being given up",
 }
 """Phrases for the patterns of clients."""

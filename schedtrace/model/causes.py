@@ -262,7 +262,7 @@ class Cause(_Word):
     )
     LORA_CAP = Entry(
         "lora_cap",
-        title="LoRA slots too few",
+        title="Too few LoRA slots",
         meaning="`max_loras` adapters are in the batch, and the request needs another one",
         waiting="`max_loras` other adapters were already in the batch",
         setting="max_loras",

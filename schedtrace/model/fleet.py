@@ -70,7 +70,7 @@ class SummaryFinding(msgspec.Struct, kw_only=True):
     title: str
     """Title, as JSON of a message (``schedtrace.model.message``)."""
     holder: str
-    """Sentence about the holder of the resource, likewise."""
+    """Sentence about the holder of the resource, in the same form."""
 
 
 class SummaryPace(msgspec.Struct, kw_only=True):

@@ -31,9 +31,10 @@ _BLANK = re.compile(
 def visible(text: str) -> str:
     r"""Escape every invisible character of a text: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0041``.
 
-    That is, for what Python's ``str.isprintable`` rejects (controls, line and paragraph separators, format
-    characters such as those for direction, lone surrogates, unassigned and private code points, any space but
-    the ordinary one) and for blank letters. A backslash is doubled, so that two texts never look the same.
+    These are the characters that Python's ``str.isprintable`` rejects (controls, line and paragraph
+    separators, format characters such as those for direction, lone surrogates, unassigned and private code
+    points, any space but the ordinary one), and blank letters. A backslash is doubled, so that two texts
+    never look the same.
     """
     if text.isascii() and text.isprintable() and "\\" not in text:
         return text

@@ -6,8 +6,8 @@
 ``{name}``                    a ``Value``, a ``Message``, or words as they are
 ``{name:%}``, ``{name:+%}``   a fraction; a signed one
 ``{name:us}``, ``ms``, ``s``  a length of time
-``{name:n}``, ``n1``, ``n2``  a number; with so many decimals
-``{name:n step}``             so many of them; ``{name:n batch/batches}`` where the plural is not with an s
+``{name:n}``, ``n1``, ``n2``  a number; with this many decimals
+``{name:n step}``             a count with its noun; ``{name:n batch/batches}`` for an irregular plural
 ``{name:id}``, ``step``       a request; the number of a step
 ``cause``, ``setting``        a cause, by its word; an option of vLLM
 ``code``                      text that stands as it is: a file, a guard, a command

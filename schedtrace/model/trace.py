@@ -76,8 +76,8 @@ class Header(Line, tag="header", kw_only=True):
     """The class that vLLM chose, before it was wrapped."""
     async_scheduling: bool | None = None
     exits_via: Via = "inferred"
-    """``source``: all code of ``schedule()`` that runs is instrumented; otherwise ``notices`` say what could
-    not be.
+    """``source``: all code of ``schedule()`` that runs is instrumented; otherwise ``notices`` name what is
+    not.
     """
     exit_sites: int = 0
     """Places in the ``schedule()`` that runs where an exit or a cap is noted."""

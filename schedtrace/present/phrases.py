@@ -288,8 +288,8 @@ COLOURS: dict[str, tuple[str, str]] = {
 }
 """Colours on light and dark ground, by cause, state or part of a picture.
 
-They can be told apart in four kinds of colour vision. Every other cause has that of ``other``; ``nobody`` is
-where none was refused, ``kv`` are KV blocks in use.
+They can be told apart in four kinds of colour vision. Every other cause has the colour of ``other``.
+``nobody`` is the budget that was left although no request was refused; ``kv``, the KV blocks in use.
 """
 
 

@@ -131,7 +131,7 @@ class Seen:
     ended: bool
     """Whether all engines have ended."""
     over: bool
-    """Whether nothing more will come."""
+    """Whether the watch has nothing more to show."""
 
     def total(self) -> LiveFigures | None:
         """Return the sum of all engines; None if there is none yet."""

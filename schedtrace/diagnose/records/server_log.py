@@ -140,8 +140,9 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
     """Compare output tokens a second per running request between snapshots with and without prompts.
 
     Lines with far fewer or more running requests are left out: the size of the batch changes the pace, too.
-    A request that begins or ends within an interval gets fewer tokens. A queue excludes that as the reason:
-    then another request begins where one ends. Without a queue, intervals that begin idle are left out.
+    A request that begins or ends within an interval gets fewer tokens. With a queue, this cannot be the
+    reason, because another request takes the seat at once. Without a queue, intervals that begin idle are
+    left out.
     """
     steady = [line for line in _begun_busy(lines) if line.running > 0 and line.generation_tokens_per_s > 0]
     if not steady:

@@ -67,7 +67,7 @@ def _find(timeline: Timeline) -> Findings:
         "only when all were done: {prefill_frac:%} of the requests' time is prefill.",
         share_frac=others_frac,
         tokens=int(steps["prefill_tokens"].sum()),
-        message="{steps:n step} completed {mean_prompts:n1} prompts each on average; waiting for the "
+        message="{steps:n step} completed {mean_prompts:n1} prompts on average; waiting for the "
         "others' tokens in the same step took {others_frac:%} of the requests' time ({longest} is "
         "the longest).",
         values={"longest": Steps(evidence.step, evidence.step, worst["trial"])},

@@ -64,15 +64,19 @@ def _find(timeline: Timeline) -> Findings:
         evidence,
         title="Prefill chunks are too small",
         verdict="{option}[ ({threshold:n token})] cut {requests:n prompt} into {chunks:n chunk}, although "
-        "the budget left room for {full_chunks:n} larger ones instead; by the recorded step times, this cost "
+        "the budget had room for about {larger:n} larger ones; by the recorded step times, this cost "
         "about {share:%} of the requests' time.",
         share_frac=share_of_requests(timeline, lost_us),
         message="At least {low_frac:%} of the time of {steps:n step} with such chunks does not depend on "
         "their tokens, so fewer and larger chunks compute the prompts sooner.",
-        values={"option": LONG_PREFILL, "share": lost_us / timeline.requests_us},
+        values={
+            "option": LONG_PREFILL,
+            "larger": round(evidence.full_chunks),
+            "share": lost_us / timeline.requests_us,
+        },
         advice=[_uncapped(timeline, evidence)],
-        example="{at} gave {request_id:id} {capped_tokens:n token} in {busy_us:us}; it wanted, and the "
-        "budget had, {possible_tokens:n}.",
+        example="{at} gave {request_id:id} {capped_tokens:n token} in {busy_us:us}; the budget had room "
+        "for {possible_tokens:n} of its prompt.",
         cases=largest(chunks, "withheld"),
     )
 

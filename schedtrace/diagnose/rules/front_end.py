@@ -226,14 +226,14 @@ def _parts(evidence: FrontEndTime) -> str:
     """Describe the way in parts, and the engine's queue meanwhile."""
     if evidence.input_queue_ms_p50 is None:
         parts = (
-            "Front end, transport and waking an idle engine took p50 {before_ms_p50:ms}, a step under way "
-            "left out; this record does not tell them apart."
+            "Front end, transport and waking an idle engine took p50 {before_ms_p50:ms}, without the "
+            "step in progress; this record does not separate them."
         )
     else:
         parts = "Front end and transport to the engine took p50 {before_ms_p50:ms}"
         if evidence.prepare_ms_p50 is not None:
             parts += ", block hashes and grammar in the engine's input thread {prepare_ms_p50:ms}"
-        parts += "; then {input_queue_ms_p50:ms} until the step under way was over."
+        parts += "; then {input_queue_ms_p50:ms} until the current step ended."
     if evidence.queue_empty_frac is not None:
         parts += " The engine's queue was empty after {queue_empty_frac:%} of the steps."
     return parts

@@ -199,7 +199,7 @@ def largest_holder(held: Need | KvSpace) -> Message:
 def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[Advice]:
     need, blocks = evidence.blocks_for_all, "[: now {total:n} blocks]"
     if need is not None:
-        blocks = ": {value:n} blocks[ instead of {total:n}] hold all at once"
+        blocks = ": {value:n} blocks[ instead of {total:n}] hold all requests at once"
     pieces = [
         advise(
             "{space}" + blocks,

@@ -104,9 +104,9 @@ def _parked_loads(timeline: Timeline) -> Finding | None:
         "{mean_running:n} ran.",
         holder=NOTHING if evidence.parked_blocks is None else held,
         cause=Cause.REMOTE_KV_PENDING,
-        message="{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}). Why "
-        "the other side is not ready is not known in this process: its own trace, matched by the "
-        "transfer, would show it.",
+        message="{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}). This "
+        "process does not know why the other side is not ready; the other side's trace of the same transfers "
+        "would show it.",
         values={
             "mean_parked": round(evidence.parked or 0),
             "mean_running": round(evidence.running or 0),

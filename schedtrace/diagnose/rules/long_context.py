@@ -81,8 +81,8 @@ def _find(timeline: Timeline) -> Findings:
         "the other requests of the step waited meanwhile: {share:%} of the requests' time.",
         share_frac=share_of_requests(timeline, felt_us),
         message="{steps:n step}{trials} decoded such requests, and {requests:n1} others on average, whose "
-        "prompts are far shorter ({median_prompt_tokens:n token} at the median of all). What a token of "
-        "context costs is fitted to the times of all decode steps.",
+        "prompts are far shorter ({median_prompt_tokens:n token} at the median of all). The cost of "
+        "a token of context is fitted to the times of all decode steps.",
         values={
             "all_long": long.height if long.height > 1 else None,
             "share": felt_us / timeline.requests_us,

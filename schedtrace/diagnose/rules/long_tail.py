@@ -75,12 +75,12 @@ def _find(timeline: Timeline) -> Findings:
     )
     advice = (
         "Send the longest requests first, or bound their outputs (max_tokens): no setting of the engine "
-        "makes one request's tokens come in parallel."
+        "computes the tokens of one request in parallel."
     )
     if worst.began_first:
         advice = (
             "Bound the longest outputs (max_tokens), or have other requests to run meanwhile: the longest "
-            "began with the first ones, and no setting of the engine makes its tokens come in parallel."
+            "began with the first ones, and no setting of the engine computes its tokens in parallel."
         )
     yield step_finding(
         timeline,
@@ -92,8 +92,8 @@ def _find(timeline: Timeline) -> Findings:
         "{output_tokens:n output token}, where nine tenths of the requests have at most {usual:n}.",
         share_frac=spent,
         tokens=evidence.output_tokens,
-        message="{steps:n step} computed one token for each of {alone:n request} while all other seats "
-        "were free. This is the length of an output, not a limit of the engine.",
+        message="{steps:n step} decoded only {alone:n request} while all other seats were free. The reason "
+        "is the length of an output, not a limit of the engine.",
         values={
             "who": Requests(worst.requests, len(worst.requests)),
             "share": share,

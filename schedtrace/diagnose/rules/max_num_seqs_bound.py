@@ -149,8 +149,8 @@ def _holder(evidence: Seats) -> Message:
     if idle >= 0.05 * evidence.seats:  # a twentieth of the seats
         parts.append(say("{count:n1} got no token", count=idle))
     return say(
-        "Of the {seats:n seat}, in the {refused_steps:n} of {steps:n step} in which requests waited for one, "
-        "on average {parts}[{mixed:?}: {by_class}].[ {threshold:setting} made their chunks smaller in "
+        "Of the {seats:n seat}, {parts} on average, in the {refused_steps:n} of {steps:n step} in which "
+        "requests waited for one[{mixed:?}: {by_class}].[ {threshold:setting} made their chunks smaller in "
         "{capped_steps:n step}; full steps would have needed {full_steps:n} for the same tokens.]",
         evidence,
         parts=listed(parts),
@@ -185,8 +185,8 @@ def _more_seats(timeline: Timeline, evidence: Seats) -> list[Advice]:
         return _other_limit_first(timeline, fit=fit, most=most, wanted=wanted)
     return [
         advise(
-            "{option} {value:n} (now {seats:n}): {wanted:n request} were there at once[, the KV cache has "
-            "room for about {fit:n}]",
+            "{option} {value:n} (now {seats:n}): {wanted:n request} were present at once[, and the KV cache "
+            "has room for about {fit:n}]",
             seats=timeline.seats,
             wanted=wanted,
             fit=evidence.seats_that_fit,

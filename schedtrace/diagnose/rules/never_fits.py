@@ -92,7 +92,7 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
         "[ The longest prompt that fits, output included, has {longest_sequence_tokens:n token}.]"
         "[ {others:n other request} cannot run either.]",
         advice=_advice(timeline, cause, rows),
-        example="in {span} {waiting_behind:n request} waited behind {request_id:id}.",
+        example="in {span}, {waiting_behind:n request} waited behind {request_id:id}.",
         values={
             "why": _why(timeline, cause, evidence),
             "others": rows.height - 1,

@@ -142,8 +142,8 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
             "times": evidence.recomputed_tokens // max(1, evidence.high_tokens),
         },
         advice=_advice(timeline, lost),
-        example="in {span} {request_id:id} computed {recomputed_tokens:n token} again, {times:n time} its "
-        "most.",
+        example="in {span}, {request_id:id} computed {recomputed_tokens:n token} again, {times:n time} as "
+        "many as it ever held.",
     )
 
 
@@ -208,7 +208,7 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
     if not timeline.active_limit and fewest < timeline.seats:
         advices.append(
             advise(
-                "Lower {option} to {value:n}{now}: so many ran after a preemption.",
+                "Lower {option} to {value:n}{now}, the number of requests that ran after a preemption.",
                 now=current_value_note(timeline, "max_num_seqs"),
                 setting="max_num_seqs",
                 value=fewest,

@@ -110,9 +110,9 @@ def _find(timeline: Timeline) -> Findings:
         share_frac=_share(timeline, uneven, left),
         holder=_holder(groups),
         message="In {uneven_cycles:n} of {cycles:n cycle} without prefill a batch was larger than an "
-        "even share; on average the batches lack {unevenness_frac:%} of the largest one. Even batches "
-        "would finish at most {most_gain_frac:%} more tokens a second[, by the lengths of cycles with "
-        "smaller largest batches about {gain:%}]. Times of single stages are not in the trace.",
+        "even share; on average, batches are {unevenness_frac:%} smaller than the largest. Even "
+        "batches would finish at most {most_gain_frac:%} more tokens a second[, and about {gain:%} more "
+        "judging by cycles whose largest batch was smaller]. Times of single stages are not in the trace.",
         values={
             "means": listed([say("{mean_requests:n1}", cohort) for cohort in groups]),
             "saved": None if left is None else 1 - left,

@@ -85,7 +85,7 @@ def _find(timeline: Timeline) -> Findings:
         example=say("no step ran meanwhile.")
         if steps.is_empty()
         else say(
-            "during {steps} the front end turned requests away.",
+            "during {steps}, the front end turned requests away.",
             steps=Steps(steps["step"][0], steps["step"][-1]),
         ),
     )
@@ -136,8 +136,8 @@ def _advice(timeline: Timeline, reason: str) -> Advice:
     now = NOTHING if value is None else say(" (now {value:n})", value=value)
     if reason == "max_num_queued_reqs" and value is not None and value < timeline.seats:
         return advise(
-            "Raise {option}{now} to {value:n} or more: it counts running requests, too, and below the seats "
-            "it keeps some empty.",
+            "Raise {option}{now} to {value:n} or more: it also counts running requests, so a limit below the "
+            "number of seats keeps seats empty.",
             setting=reason,
             value=timeline.seats,
             now=now,

@@ -83,8 +83,8 @@ def _find(ranks: RecordedRanks) -> Findings:
         message="By a fit to all common steps, a thousand prefill tokens of rank {rank:n} add "
         "{own_us:us} to one, and those of other ranks {others_us:us}."
         if lockstep
-        else "An average step of rank {work_of:n} takes {own_us:us} {there}; by the other ranks' step "
-        "times it takes {others_us:us}. Compared are {compared:n rank}.",
+        else "An average step of rank {work_of:n} takes {own_us:us} {there}, and {others_us:us} by the other "
+        "ranks' step times ({compared:n rank} compared).",
         values={
             "times": evidence.factor if evidence.factor and evidence.factor < HIDDEN else None,
             "there": "there"
@@ -93,7 +93,7 @@ def _find(ranks: RecordedRanks) -> Findings:
         },
         advice=[
             advise(
-                "Look at the device and host of rank {rank:n}: clocks, temperature, who else uses them. "
+                "Look at the device and host of rank {rank:n}: clocks, temperature, other users. "
                 "Until then send it fewer requests.",
                 evidence,
             )

@@ -173,7 +173,7 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
             "span": span,
             "record": "trial" if trial_numbers(stalls) else "trace",
         },
-        example="in {span} {num_waiting:n request} waited, {num_running:n} ran"
+        example="in {span}, {num_waiting:n request} waited, {num_running:n} ran"
         "[ and vLLM refused {request_id:id}].",
         cases=cases,
         cost=Cost(stalled_us / 1e3, part),

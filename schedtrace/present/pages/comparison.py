@@ -270,4 +270,4 @@ def _values(change: FindingChange) -> Message:
         below if frac is None else say("{share:%}", share=frac)
         for frac in (change.base_frac, change.new_frac)
     )
-    return say("{base} -> {new} (found from {threshold_frac:%} on)", change, base=base, new=new)
+    return say("{base} -> {new} (reported from {threshold_frac:%})", change, base=base, new=new)

@@ -156,15 +156,15 @@ DETAIL = 500
 def merged_steps(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
     """Merge steps into at most about ``most`` rows; ``count`` is the number of steps of a row.
 
-    ``offered_tokens`` is the token budget of those that scheduled anything. Rows of several steps have the
-    sum of their tokens and preemptions, the most running, waiting, KV blocks and requests, and the cause
-    that the most of them had. Rows do not reach over the end of a trial.
+    ``offered_tokens`` is the token budget of the steps that scheduled anything. A row of several steps has
+    the sum of their tokens and preemptions, their highest numbers of running and waiting requests, KV blocks
+    and requests, and their most frequent cause. No row spans the end of a trial.
 
     Args:
         steps: Rows of ``timeline.per_step``.
-        named: Steps that stay single, as ``DETAIL`` on either side of each do, as far as half of the rows
-            suffice for them.
-        most: Rows.
+        named: Steps that keep a row each, as do ``DETAIL`` steps on either side; at most half of the rows go
+            to them.
+        most: Approximate maximum number of rows.
     """
     steps = steps.with_columns(
         offered_tokens=pl.when(pl.col("requests") > 0).then("token_budget").otherwise(0)
