@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_service
 
 
-def plain(attributes):
+def attribute_values(attributes):
     """Attributes as a dict of Python's values."""
 
     def value(any_value):
@@ -51,7 +51,7 @@ class Receiver:
                     self.metrics[metric.name] = metric
                     kind = metric.WhichOneof("data")
                     for point in getattr(metric, kind).data_points:
-                        key = metric.name, tuple(sorted(plain(point.attributes).items()))
+                        key = metric.name, tuple(sorted(attribute_values(point.attributes).items()))
                         self.values[key] = getattr(point, point.WhichOneof("value"))
         return metrics.ExportMetricsServiceResponse()
 

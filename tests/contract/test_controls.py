@@ -6,7 +6,6 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
@@ -44,7 +43,6 @@ def test_a_pause(played, state):
     assert trace.controls["running"][0] == before["total_requests"][-1] > 0
     report = analyze_run(run)
     assert (report.findings[0].code, report.findings[0].cause) == ("interruption", "paused")
-    assert "The scheduler was paused for" in plain(report.verdict[0])
 
 
 def test_a_reset(played):
@@ -55,4 +53,4 @@ def test_a_reset(played):
     assert control["running"] == preempted.height > 0
     assert control["prefix_keys"] > 0
     [finding] = [one for one in analyze_run(run).findings if one.cause == "cache_reset"]
-    assert finding.evidence.preempted == preempted.height
+    assert finding.evidence.requests == preempted["request_id"].n_unique()

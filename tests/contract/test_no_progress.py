@@ -5,7 +5,6 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.rules import never_fits, no_progress
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
@@ -41,7 +40,6 @@ def test_a_request_that_starts_again_with_every_chunk(recording):
     assert (finding.leads, finding.evidence.holders) == (True, ["holder"])
     assert (evidence.request_id, evidence.high_tokens, evidence.unfinished) == ("starts", 63, 1)
     assert evidence.restarts == evidence.fruitless == evidence.recomputed_tokens // 63 > 10
-    assert plain(finding.holder) == "Meanwhile holder held KV blocks."
 
 
 def test_it_is_done_in_the_end(recording):

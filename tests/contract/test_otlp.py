@@ -24,7 +24,7 @@ from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.loads import FAMILIES as LOADS
 from tests.contract.loads import make_script, play
-from tests.otlp_receiver import http_receiver, plain, receiver
+from tests.otlp_receiver import attribute_values, http_receiver, receiver
 
 pytestmark = pytest.mark.vllm
 
@@ -88,9 +88,9 @@ def test_each_request_has_a_span_in_its_clients_trace(sent):
     got, timeline, *_ = sent
     roots = by_trace(got.spans_named("schedtrace.request"))
     requests = set(timeline.finishes["request_id"])
-    assert {plain(span.attributes)["schedtrace.request_id"] for span in roots.values()} == requests - {
-        UNSAMPLED
-    }
+    assert {
+        attribute_values(span.attributes)["schedtrace.request_id"] for span in roots.values()
+    } == requests - {UNSAMPLED}
     for request_id in requests - {UNSAMPLED}:
         told = PARENT in headers(request_id)
         assert roots[trace_id(request_id)].parent_span_id.hex() == (LLM_REQUEST if told else CLIENT)
@@ -102,10 +102,10 @@ def test_states_are_child_spans_with_the_times_of_the_trace(sent):
     spans = {}
     for span in got.spans:
         if span.parent_span_id in roots:
-            about = plain(span.attributes)
+            about = attribute_values(span.attributes)
             state = span.name.removeprefix("schedtrace."), about.get("schedtrace.cause")
             times = span.start_time_unix_nano, span.end_time_unix_nano
-            request_id = plain(roots[span.parent_span_id].attributes)["schedtrace.request_id"]
+            request_id = attribute_values(roots[span.parent_span_id].attributes)["schedtrace.request_id"]
             spans.setdefault(request_id, []).append((*times, *state))
     rows = timeline.request_states.filter(
         (pl.col("end_us") > pl.col("begin_us")) & (pl.col("request_id") != UNSAMPLED)
@@ -124,7 +124,7 @@ def test_exits_are_events_with_cause_limit_and_holder(sent):
     got, *_ = sent
     events = [event for span in got.spans for event in span.events]
     assert {event.name for event in events} == {"schedtrace.exit"}
-    exits = [plain(event.attributes) for event in events]
+    exits = [attribute_values(event.attributes) for event in events]
     blocks = [about for about in exits if about["schedtrace.cause"] == "kv_blocks"]
     assert all(about["schedtrace.limit"] for about in blocks)
     assert any(about.get("schedtrace.holder") for about in blocks)
@@ -144,7 +144,7 @@ def test_the_whole_says_how_long_it_waited_for_what(sent):
     expected = {name: us / 1e6 for name, us in waited.iter_rows() if us and name != UNSAMPLED}
     said = {}
     for span in got.spans_named("schedtrace.request"):
-        about = plain(span.attributes)
+        about = attribute_values(span.attributes)
         if "schedtrace.wait.kv_blocks" in about:
             said[about["schedtrace.request_id"]] = about["schedtrace.wait.kv_blocks"]
     assert said == pytest.approx(expected)
@@ -186,7 +186,8 @@ def test_http_with_protobuf_carries_the_same(recording, monkeypatch):
     roots = by_trace(got.spans_named("schedtrace.request"))
     assert roots.keys() == {trace_id("t0-0"), trace_id("t0-1")}
     assert {
-        plain(span.attributes)["schedtrace.request_id"]: span.parent_span_id.hex() for span in roots.values()
+        attribute_values(span.attributes)["schedtrace.request_id"]: span.parent_span_id.hex()
+        for span in roots.values()
     } == {"t0-0": CLIENT, "t0-1": LLM_REQUEST}
     (steps,) = got.values_of("schedtrace_steps", "engine").values()
     assert steps == read_run(recording).traces[0].steps.height

@@ -74,7 +74,7 @@ def state(scheduler):
 
 
 @pytest.fixture(scope="module")
-def plain():
+def unrecorded():
     known = {}
     return lambda name: known.get(name) or known.setdefault(name, played(name))
 
@@ -84,22 +84,22 @@ def planned(scheduler):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_traced_from_its_beginning(name, plain, recording, warnings):
+def test_traced_from_its_beginning(name, unrecorded, recording, warnings):
     engine = played(name, traced_or_plain)
-    assert first_difference(plain(name).decisions, engine.decisions) is None
-    assert planned(engine.scheduler) == planned(plain(name).scheduler)
+    assert first_difference(unrecorded(name).decisions, engine.decisions) is None
+    assert planned(engine.scheduler) == planned(unrecorded(name).scheduler)
     if why := STEPS_ASIDE.get(name):
         assert (len(warnings), why in warnings[0], recording.exists()) == (1, True, False)
         return
     RECORDERS.look_up(engine.scheduler).close()
     assert warnings == ENDING.get(name, [])
-    assert state(engine.scheduler)[0] == state(plain(name).scheduler)[0]
+    assert state(engine.scheduler)[0] == state(unrecorded(name).scheduler)[0]
     taken = sum("tokens" in one for one in engine.decisions)
     assert read_run(recording).traces[0].steps.height == ENDS_EARLY.get(name, taken)
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_attached_to_and_detached_from(name, plain, tmp_path, warnings):
+def test_attached_to_and_detached_from(name, unrecorded, tmp_path, warnings):
     steps, refused = [], []
 
     def visit(engine, step):
@@ -116,9 +116,9 @@ def test_attached_to_and_detached_from(name, plain, tmp_path, warnings):
             steps.append(len(engine.decisions))
 
     engine = played(name, before=visit)
-    assert first_difference(plain(name).decisions, engine.decisions) is None
-    assert planned(engine.scheduler) == planned(plain(name).scheduler)
-    assert state(engine.scheduler) == state(plain(name).scheduler)
+    assert first_difference(unrecorded(name).decisions, engine.decisions) is None
+    assert planned(engine.scheduler) == planned(unrecorded(name).scheduler)
+    assert state(engine.scheduler) == state(unrecorded(name).scheduler)
     assert RECORDERS.look_up(engine.scheduler) is None
     assert bool(refused) == (name in STEPS_ASIDE | CANNOT_BE_ATTACHED_TO), refused
     if not refused:

@@ -146,7 +146,7 @@ def test_a_clients_trace_contains_vllms_span_and_below_it_the_states_of_the_requ
 ):
     if collector is None:
         pytest.skip("OpenTelemetry is not installed")
-    from tests.otlp_receiver import plain
+    from tests.otlp_receiver import attribute_values
 
     got, _ = collector
     trace_id, client = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -166,8 +166,8 @@ def test_a_clients_trace_contains_vllms_span_and_below_it_the_states_of_the_requ
     vllms, whole = spans()["llm_request"], spans()["schedtrace.request"]
     assert vllms.parent_span_id.hex() == client
     assert whole.parent_span_id == vllms.span_id
-    about = plain(whole.attributes)
-    assert about["gen_ai.request.id"] == plain(vllms.attributes)["gen_ai.request.id"]
+    about = attribute_values(whole.attributes)
+    assert about["gen_ai.request.id"] == attribute_values(vllms.attributes)["gen_ai.request.id"]
     (folder,) = (workplace / "served").iterdir()
     timeline = recorded_timeline(folder, about["schedtrace.request_id"], until)
     states = timeline.request_states.filter(

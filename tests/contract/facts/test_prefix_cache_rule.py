@@ -6,7 +6,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.kv_cache import cache_use
 from schedtrace.diagnose.rules import RULES
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import Count
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.facts.told import Traced
@@ -36,18 +36,11 @@ def timeline(recording):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "reason"),
-    [
-        (110, "12 requests had a prompt no longer than one block of 128 tokens."),
-        (
-            200,
-            "No two prompts share a full block of 128 tokens; vLLM does not find a shorter shared beginning.",
-        ),
-    ],
+    ("prompt", "without_hit", "shareable"), [(110, {"short": 12}, None), (200, {"not_cached": 12}, 0)]
 )
-def test_a_shared_beginning_of_100_tokens_and_blocks_of_128(timeline, prompt, reason):
+def test_a_shared_beginning_of_100_tokens_and_blocks_of_128(timeline, prompt, without_hit, shareable):
     [finding] = RULES["prefix-cache"](timeline(prompt, **LARGE))
-    assert reason in plain(finding.message)
+    assert (finding.evidence.without_hit, finding.evidence.shareable_tokens) == (without_hit, shareable)
     assert [(advice.setting, advice.value) for advice in finding.advice] == [("block_size", None)]
 
 
@@ -62,8 +55,9 @@ def test_what_other_prompts_take_is_missed(timeline):
     view = timeline(110, shared=96, others=240, num_blocks=17)
     [finding] = RULES["prefix-cache"](view)
     assert (finding.evidence.missed_tokens, finding.evidence.cached_tokens) == (11 * 96, 0)
-    assert plain(finding.holder).startswith("Running requests took at least ")
-    assert plain(finding.advice[0].message).endswith("more than 17 blocks")
+    assert (finding.evidence.resets, finding.evidence.evicted_blocks) == (0, 12)
+    [larger] = finding.advice
+    assert larger.message.arguments["total"] == Count(17, "block")
 
 
 def test_it_could_have_found_what_it_finds_in_a_large_cache(timeline):

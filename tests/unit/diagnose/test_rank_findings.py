@@ -105,11 +105,11 @@ def test_steps_that_are_longer_while_a_rank_has_no_request(
     report_of, recorded_words, monkeypatch, factor, frac
 ):
     """60 of 120 steps of 5.8 ms; in the other 60, rank 1 runs dummy batches."""
-    plain = rank_traces.length_us
+    plain_length = rank_traces.length_us
     monkeypatch.setattr(
         rank_traces,
         "length_us",
-        lambda turns, factors: round(plain(turns, factors) * (factor if None in turns else 1)),
+        lambda turns, factors: round(plain_length(turns, factors) * (factor if None in turns else 1)),
     )
     report = report_of([[(8, 0), (8, 0) if step // 10 % 2 else None] for step in range(120)])
     [finding] = [finding for finding in flat(report.findings) if finding.code == "rank-imbalance"]
@@ -189,11 +189,11 @@ def test_a_long_context_on_one_rank_makes_common_steps_longer(
     report_of, monkeypatch, recorded_words, extra_us
 ):
     """Rank 0 has 7 short requests and, in every other 20 steps, one of 20,000 tokens; rank 1 has 8 short."""
-    plain = rank_traces.length_us
+    plain_length = rank_traces.length_us
     monkeypatch.setattr(
         rank_traces,
         "length_us",
-        lambda turns, factors: plain(turns, factors) + extra_us * (turns[0][0] == 8),
+        lambda turns, factors: plain_length(turns, factors) + extra_us * (turns[0][0] == 8),
     )
     passes = [[(8 if step // 20 % 2 else 7, 0), (8, 0)] for step in range(160)]
     report = report_of(passes, prompts={"0-7": 20_000})

@@ -15,7 +15,6 @@ from schedtrace.diagnose.records import described, described_metrics
 from schedtrace.diagnose.records.metrics import is_window
 from schedtrace.model.message import Count, Steps
 from schedtrace.model.records import MetricsWindow, Range
-from schedtrace.present.phrases import plain
 from schedtrace.read.records.metrics import parsed_metrics, read_metrics
 from schedtrace.read.records.vllm_log import read_vllm_log
 from schedtrace.read.run import read_run
@@ -46,7 +45,7 @@ def said(shown):
     return [(each.code, each.certainty, each.at, each.snapshots) for each in shown.statements]
 
 
-def test_the_public_console_log():
+def test_the_public_console_log(recorded_words):
     [shown] = described("12", read_vllm_log(FILES / "12-console-v1.log"))
     [engine] = shown.engines
     assert (engine.snapshots, engine.span_s, engine.running, engine.waiting) == (
@@ -57,8 +56,7 @@ def test_the_public_console_log():
     )
     assert engine.kv_cache_usage_frac == Range(0.877, 0.984)
     assert said(shown) == [("kv-cache-full", "likely", 4, 5), ("decodes-slowed-by-prefills", "likely", 2, 5)]
-    slowed = plain(shown.statements[1].text)
-    assert "28.1 to 40.8 output tokens/s in 2 snapshots with prompts, and 58.6 to 68.1 in 3 without" in slowed
+    recorded_words(shown.statements[1].text)
 
 
 def test_the_public_dump():
@@ -82,16 +80,17 @@ def test_the_public_metrics():
     assert [code for code, *_ in said(shown)] == ["seats-or-budget", "time-computing", "preemptions"]
 
 
-def test_a_range_that_begins_at_zero_has_both_ends(record):
+def test_a_range_that_begins_at_zero_has_both_ends(record, recorded_words):
     shown = record(every_10_s({"running": 20}, {"running": 0, "output": 0.0}, {"running": 6}))
-    assert "with 0 to 20 requests running" in plain(shown.statements[0].text)
+    assert shown.engines[0].running == Range(0, 20)
     waiting = record(every_10_s(*({"running": 2, "waiting": 1, "kv": kv} for kv in (0, 10, 30, 60))))
-    assert "KV cache usage is 0 % to 60 %" in plain(waiting.statements[0].text)
+    assert waiting.engines[0].kv_cache_usage_frac == Range(0, 0.6)
+    recorded_words(shown.statements[0].text, waiting.statements[0].text)
 
 
-def test_uneven_times_between_lines_are_a_range(record):
+def test_uneven_times_between_lines_are_a_range(record, recorded_words):
     shown = record("\n".join(periodic(at) for at in (0, 3, 4, 32)))
-    assert "1,000 ms to 28.0 s apart" in plain(shown.cannot_tell)
+    recorded_words(shown.cannot_tell)
 
 
 @pytest.mark.parametrize(
@@ -176,44 +175,35 @@ def test_a_number_of_running_requests_that_was_exceeded_is_no_limit(record):
     assert said(record(every_10_s(*later)))[0] == ("prompts-pending", "possible", 3, 3)
 
 
-def test_a_cache_that_fills_while_prompts_are_computed_is_a_limit_too(record):
+def test_a_cache_that_fills_while_prompts_are_computed_is_a_limit_too(record, recorded_words):
     """What the log shows in all five lines is not counted by what limits each of them."""
     filling = [{"running": 10 * at, "waiting": 90 - at, "kv": 15 * at, "prompt": 9000} for at in range(1, 6)]
     shown = record(every_10_s(*filling))
     assert said(shown)[0] == ("several-limits", "possible", 3, 5)
-    assert plain(shown.statements[0].text).startswith(
-        "Requests may wait for KV cache space or the token budget, which this record cannot tell apart: in "
-        "all 5 snapshots, 85 to 89 requests are waiting"
-    )
+    recorded_words(shown.statements[0].text)
 
 
-def test_a_sentence_counts_what_it_says(record):
+def test_a_sentence_counts_what_it_says(record, recorded_words):
     """Seats limit some of the moments; the sentence about the rest counts over all of them."""
     computing = [{"running": at, "waiting": 9, "kv": 20, "prompt": 9} for at in (30, 40, 50, 64)]
     [statement] = record(START + every_10_s(*computing)).statements
-    assert plain(statement.text).endswith("prompts are being computed, and nothing suggests another limit.")
+    recorded_words(statement.text)
     full = [{"running": at, "waiting": 9, "kv": 95} for at in (20, 30, 64)]
     [statement] = record(START + every_10_s(*full)).statements
-    assert plain(statement.text).endswith("KV cache usage is 95 %.")
+    recorded_words(statement.text)
 
 
-def test_a_queue_while_none_runs_may_be_seen_between_two_steps(record):
+def test_a_queue_while_none_runs_may_be_seen_between_two_steps(record, recorded_words):
     between = {"running": 0, "waiting": 3, "kv": 0, "output": 80}
     [statement] = record(every_10_s(between, {**between, "output": 0}, between)).statements
     assert (statement.code, statement.certainty, statement.at) == ("unexplained-queue", "recorded", 2)
-    assert plain(statement.text) == (
-        "Requests are waiting although none is running, and this record does not show why: "
-        "in all 3 snapshots, 3 requests are waiting and 0 are running; KV cache usage is 0 %. Either the "
-        "next step admits them, or nothing does."
-    )
+    recorded_words(statement.text)
 
 
-def test_several_limits_are_all_named(record):
+def test_several_limits_are_all_named(record, recorded_words):
     lines = [{"running": 5 + at, "waiting": 3, "kv": 70, "prompt": 9} for at in range(3)]
     [statement] = record(every_10_s(*lines)).statements
-    assert plain(statement.text).startswith(
-        "Requests may wait for KV cache space, a seat or the token budget, which this record cannot tell"
-    )
+    recorded_words(statement.text)
 
 
 def test_an_idle_server_has_no_statement(record):
@@ -255,16 +245,16 @@ def test_an_interval_in_which_a_request_began_shows_no_pace(record):
 
 
 @pytest.mark.parametrize(("waiting", "certainty"), [(3, "likely"), (0, "possible")])
-def test_only_a_queue_excludes_that_requests_began_or_ended(record, waiting, certainty):
+def test_only_a_queue_excludes_that_requests_began_or_ended(record, waiting, certainty, recorded_words):
     lines = [{"output": 400, "waiting": waiting}] * 2 + [{"output": 200, "prompt": 9, "waiting": waiting}] * 2
     [statement] = [
         each for each in record(every_10_s(*lines)).statements if each.code == "decodes-slowed-by-prefills"
     ]
     assert statement.certainty == certainty
-    assert ("look the same" in plain(statement.text)) is (not waiting)
+    recorded_words(statement.text)
 
 
-def test_silence_after_an_interval_without_a_token_is_likely_a_stall(record):
+def test_silence_after_an_interval_without_a_token_is_likely_a_stall(record, recorded_words):
     lines = every_10_s({}, {"output": 0.0})
     assert said(record(lines))[-1] == ("no-tokens", "possible", 1, 2)
     later = message("INFO", "GET /health", at_s=60)
@@ -274,7 +264,7 @@ def test_silence_after_an_interval_without_a_token_is_likely_a_stall(record):
     gone_on = lines + periodic(120, output=50.0)
     shown = record(gone_on)
     assert ("no-tokens", "likely", 1, 3) in said(shown)
-    assert "for 110 s" in plain(shown.statements[0].text)
+    recorded_words(shown.statements[0].text)
 
 
 def test_a_possible_stall_at_most_snapshots_comes_first(record):
@@ -296,7 +286,7 @@ def test_lines_count_preemptions_and_deferred_requests(record):
 def test_a_log_that_never_names_preemptions_does_not_say_that_there_were_none(record):
     shown = record(every_10_s({}, {}))
     assert shown.engines[0].preemptions is None
-    assert not any("preempt" in plain(statement.text) for statement in shown.statements)
+    assert said(shown) == [("no-queue", "recorded", 2, 2)]
 
 
 @pytest.mark.parametrize(
@@ -323,38 +313,35 @@ def test_the_span_crosses_a_year(record):
     assert record("\n".join(lines)).engines[0].span_s == 10.0
 
 
-def test_a_failed_start_advises(record):
+def test_a_failed_start_advises(record, recorded_words):
     shown = record(
         message("ERROR", "EngineCore failed to start.")
         + message("ERROR", "ValueError: No available memory for the cache blocks.")
     )
     assert said(shown) == [("start-failed", "recorded", None, None)]
-    assert "--gpu-memory-utilization" in plain(shown.statements[0].advice)
+    recorded_words(shown.statements[0].advice)
     assert (shown.engines, shown.server) == ([], None)
 
 
-def test_a_start_that_failed_has_no_requests_to_ask_about(record):
+def test_a_start_that_failed_has_no_requests_to_ask_about(record, recorded_words):
     failed = message("ERROR", "EngineCore failed to start.") + message("ERROR", "ValueError: no")
-    assert plain(record(START + failed).cannot_tell).startswith("No engine ran")
-    assert "which request waited" in plain(record(every_10_s({}) + failed).cannot_tell)
+    recorded_words(record(START + failed).cannot_tell, record(every_10_s({}) + failed).cannot_tell)
 
 
-def test_statistics_at_a_failure_are_reported_without_a_step(record):
+def test_statistics_at_a_failure_are_reported_without_a_step(record, recorded_words):
     stats = message("ERROR", "SchedulerStats(num_running_reqs=65, num_waiting_reqs=35, kv_cache_usage=0.986)")
     shown = record(stats + message("ERROR", "EngineCore encountered a fatal error."))
     assert [code for code, *_ in said(shown)] == ["engine-failed", "dumped-step"]
-    assert plain(shown.statements[1].text) == (
-        "At the failure, 65 requests are running and 35 are waiting; KV cache usage is 99 %."
-    )
+    recorded_words(shown.statements[1].text)
 
 
-def test_waits_for_a_worker_are_counted(record):
+def test_waits_for_a_worker_are_counted(record, recorded_words):
     wait = message(
         "INFO", "No available shared memory broadcast block found in 60 seconds.", "shm_broadcast.py:466"
     )
     shown = record(every_10_s({}) + 2 * wait)
     assert said(shown)[0] == ("processes-waiting", "recorded", None, None)
-    assert "2 times" in plain(shown.statements[0].text)
+    recorded_words(shown.statements[0].text)
 
 
 def dump(running=3, waiting=0, usage=0.2, counter=10, created=5, **more):
@@ -406,7 +393,7 @@ def test_a_window_has_the_differences_of_two_dumps():
     ("tokens", "running", "window_s", "code"),
     [(0, 3, None, "no-tokens"), (0, 0, None, None), (50, 3, None, None), (50, 3, 5.0, "throughput")],
 )
-def test_the_tokens_of_a_window_show_progress(tokens, running, window_s, code):
+def test_the_tokens_of_a_window_show_progress(tokens, running, window_s, code, recorded_words):
     first = dump(running=running, prompt_tokens_total=7, generation_tokens_total=100)
     second = dump(running=running, prompt_tokens_total=7, generation_tokens_total=100 + tokens)
     if window_s is not None:
@@ -414,16 +401,15 @@ def test_the_tokens_of_a_window_show_progress(tokens, running, window_s, code):
     shown = described_metrics("x", [first, second])
     codes = {each for each, *_ in said(shown)} & {"no-tokens", "throughput"}
     assert codes == ({code} if code else set())
-    if code == "throughput":
-        assert "10.0 output tokens/s" in " ".join(plain(statement.text) for statement in shown.statements)
+    recorded_words(statement.text for statement in shown.statements if statement.code == "throughput")
 
 
 @pytest.mark.parametrize("other", [dump(counter=9), dump(created=6)])
-def test_dumps_of_two_starts_are_no_window(other):
+def test_dumps_of_two_starts_are_no_window(other, recorded_words):
     assert not is_window([dump(), other])
     shown = described_metrics("x", [dump(), other])
     assert shown.metrics[0].window is None
-    assert plain(shown.notices[0]).startswith("no window between the dumps")
+    recorded_words(shown.notices[0])
 
 
 def test_a_hit_rate_needs_both_counters_of_one_name():

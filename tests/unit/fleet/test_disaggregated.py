@@ -11,8 +11,8 @@ from schedtrace.fleet.reduce import fleet_report
 from schedtrace.fleet.summary_cache import summaries_in, summary_frame
 from schedtrace.fleet.transfers import key_hash, match_requests, sampled_transfers, transfer_key
 from schedtrace.model.disaggregated import SummaryTransfer
+from schedtrace.model.message import Count
 from schedtrace.present.pages.fleet import fleet_page
-from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import Format
 from tests.unit.fleet.conftest import summary
 from tests.unit.fleet.test_page import SCHEMA
@@ -246,9 +246,9 @@ def test_blocks_held_for_transfers_at_their_peak():
 def test_blocks_of_an_engine_whose_number_of_blocks_is_not_recorded():
     engines = {"P1": engine("P1", prefilled(), kv_blocks=None), "D1": engine("D1", decoded(), kv_blocks=None)}
     assert [
-        (each.blocks, each.blocks_total, plain(each.message.arguments["blocks"]))
+        (each.blocks, each.blocks_total, each.message.arguments["blocks"].arguments["blocks"])
         for each in disaggregated(engines).held
-    ] == [(8, None, "8 blocks"), (9, None, "9 blocks")]
+    ] == [(8, None, Count(8, "block")), (9, None, Count(9, "block"))]
 
 
 def test_a_sample_is_the_same_on_all_engines():

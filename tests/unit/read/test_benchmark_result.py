@@ -9,7 +9,6 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.records import compare_with_trace, described
 from schedtrace.errors import InputError
 from schedtrace.model.records import ClientLatency
-from schedtrace.present.phrases import plain
 from schedtrace.read.kinds import kind_of
 from schedtrace.read.records.benchmark_result import READER, read_benchmark_result
 from schedtrace.read.run import read_run
@@ -150,7 +149,7 @@ def test_each_benchmark_of_guidellm_is_a_result(tmp_path):
     assert all(len(each.latencies) == 2 for each in shown)
 
 
-def test_benchmarks_with_as_many_requests_are_not_compared(report, tmp_path):
+def test_benchmarks_with_as_many_requests_are_not_compared(report, tmp_path, recorded_words):
     requests = report.trials[0].requests_finished
     runs = [
         {**RUN, "metrics": {**RUN["metrics"], "request_totals": {"successful": count}}}
@@ -162,7 +161,7 @@ def test_benchmarks_with_as_many_requests_are_not_compared(report, tmp_path):
     for record in records:
         compare_with_trace(record, [report], records)
     assert [bool(record.statements) for record in records] == [False] * 3
-    assert "2 benchmarks of this file" in plain(records[0].notices[0])
+    recorded_words(records[0].notices[0])
     compare_with_trace(records[0], [report])
     assert records[0].statements
 

@@ -12,7 +12,6 @@ from schedtrace.model.printable import HIDDEN
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.model.what_if import Configuration
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.whatif.advice import Advised, _advised, _change, _outcome, attach_advice
 from schedtrace.whatif.processors import Processors, recorded_processors
@@ -134,7 +133,9 @@ def test_what_may_lose_far_more_than_it_may_gain_is_no_advice(most, least, helps
 
 
 @pytest.mark.parametrize(("change_frac", "gains"), [(-0.3, True), (-0.01, False)])
-def test_what_may_be_a_loss_is_a_gain_with_an_interval_if_its_middle_is_one(change_frac, gains):
+def test_what_may_be_a_loss_is_a_gain_with_an_interval_if_its_middle_is_one(
+    change_frac, gains, recorded_words
+):
     """A time between 60 % less and 10 % more is a rate between 9 % less and 150 % more."""
     trial, predictor = a_trial({"max_num_seqs": 8}, 0.6, -0.1), SimpleNamespace(now=lambda _: 4)
     predictor.recorded = SimpleNamespace(figures=[])
@@ -144,19 +145,21 @@ def test_what_may_be_a_loss_is_a_gain_with_an_interval_if_its_middle_is_one(chan
     stated = _advised(trial, configuration, predictor, "makespan", base)
     ends = (stated.gain.low_frac, stated.gain.high_frac) if stated.gain else ()
     assert ends == pytest.approx((1 / 1.1 - 1, 1.5) if gains else ())
-    assert "64 tokens" in plain(stated.advice.tested)
+    recorded_words(stated.advice.tested)
 
 
 @pytest.mark.parametrize(
-    ("context", "clock", "output", "is_said"),
+    ("context", "clock", "output"),
     [
-        ("OPENAI_API_SERVER", "monotonic", 63.0, True),
-        ("OPENAI_API_SERVER", "monotonic", 62.0, False),
-        ("LLM_CLASS", "monotonic", 63.0, False),
-        ("OPENAI_API_SERVER", "virtual", 63.0, False),
+        ("OPENAI_API_SERVER", "monotonic", 63.0),
+        ("OPENAI_API_SERVER", "monotonic", 62.0),
+        ("LLM_CLASS", "monotonic", 63.0),
+        ("OPENAI_API_SERVER", "virtual", 63.0),
     ],
 )
-def test_a_front_end_that_would_have_more_to_do_than_ever_recorded(view_of, context, clock, output, is_said):
+def test_a_front_end_that_would_have_more_to_do_than_ever_recorded(
+    view_of, context, clock, output, recorded_words
+):
     """The server took at most 30 + 20 tokens in a second."""
     tokens = {0: 30, 900_000: 20, 1_500_000: 40}
     steps = [step(n, start=us, decode_tokens=count) for n, (us, count) in enumerate(tokens.items())]
@@ -164,37 +167,25 @@ def test_a_front_end_that_would_have_more_to_do_than_ever_recorded(view_of, cont
     view.front_end = FrontEndRecord(Configured(at_unix_us=0, usage_context=context))
     base = SimpleNamespace(processors=recorded_processors([view]), load_words="this load")
     figures = [a_figure("output", output - 1, higher=True)]
-    outcome = plain(_outcome(Configuration(changes={}, figures=figures), "E2E mean", base))
-    assert ("at most 50 tok/s" in outcome) is is_said
+    recorded_words(_outcome(Configuration(changes={}, figures=figures), "E2E mean", base))
 
 
 @pytest.mark.parametrize(
-    ("waited_frac", "name", "is_short"),
-    [(0.24, "makespan", True), (0.09, "makespan", False), (0.24, "E2E mean", False)],
+    ("waited_frac", "name"), [(0.24, "makespan"), (0.09, "makespan"), (0.24, "E2E mean")]
 )
-def test_more_output_where_processors_were_short(waited_frac, name, is_short):
+def test_more_output_where_processors_were_short(waited_frac, name, recorded_words):
+    """Only the first bounds the gain."""
     base = SimpleNamespace(processors=Processors(50, waited_frac, 0.3), load_words="this load")
     figures = [a_figure("output", 80.0, higher=True)]
-    outcome = plain(_outcome(Configuration(changes={}, figures=figures), name, base))
-    short = (
-        "Processors were short (the front end waited for one 24 % of the time that it was ready to run), and "
-        "more output needs more of them, so the interval begins at the 50 tok/s that front end and clients "
-        "took at most."
-    )
-    assert (short in outcome) is is_short
-    assert ("whether they keep up with 81 is not replayed" in outcome) is not is_short
+    recorded_words(_outcome(Configuration(changes={}, figures=figures), name, base))
 
 
-@pytest.mark.parametrize(
-    ("block_bytes", "override", "values"),
-    [(None, None, ("5,200", "2,600")), (1024, None, ("5200K",)), (None, 2600, ("5200", "2600"))],
-)
-def test_a_kv_cache_without_known_bytes_is_advised_in_blocks(view_of, block_bytes, override, values):
+@pytest.mark.parametrize(("block_bytes", "override"), [(None, None), (1024, None), (None, 2600)])
+def test_a_kv_cache_without_known_bytes_is_advised_in_blocks(view_of, block_bytes, override, recorded_words):
     settings = {} if override is None else {"cache_config.num_gpu_blocks_override": override}
     view = view_of(step(0), kv_blocks_total=2600, kv_block_bytes=block_bytes, device="cpu", settings=settings)
     base = SimpleNamespace(timelines=[view])
-    typed = plain(_change("num_gpu_blocks_override", 5200, SimpleNamespace(), base))
-    assert all(value in typed for value in values)
+    recorded_words(_change("num_gpu_blocks_override", 5200, SimpleNamespace(), base))
 
 
 PROPOSAL = Configuration(changes={"max_num_seqs": 8, "async_scheduling": True})
