@@ -35,6 +35,11 @@ class Batch:
         return self.decode_tokens - self.decode_requests
 
     @property
+    def prefill_steps(self) -> int:
+        """1 if the step has prefill, 0 otherwise."""
+        return int(self.prefill_tokens > 0)
+
+    @property
     def batch_tokens(self) -> int:
         """Scheduled tokens of all requests."""
         return self.prefill_tokens + self.decode_tokens

@@ -25,6 +25,7 @@ from schedtrace.step_times.fitting import (
     DEVICE,
     DRAFTS,
     GRAPHS,
+    PREFILL_STEPS,
     UNMEASURED,
     Extrapolation,
     Fit,
@@ -282,7 +283,7 @@ class Fitted:
         )
 
     def _device_columns(self, batch: Batch) -> dict[str, float]:
-        columns = {name: getattr(batch, name) for name in {*DEVICE, *COMPUTE, *DRAFTS}}
+        columns = {name: getattr(batch, name) for name in {*DEVICE, *COMPUTE, *DRAFTS, *PREFILL_STEPS}}
         return columns | dict(zip(GRAPHS, graph_use(batch.batch_tokens, self.fit.graph_sizes), strict=True))
 
     @property

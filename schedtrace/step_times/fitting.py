@@ -32,8 +32,8 @@ ROUNDS_OF_TWO = 8
 FEWEST_OF_A_SUM = 8
 """Fewest steps to which one of two sums is fitted; a long prompt among short ones makes few large steps."""
 BETTER_FRAC, BETTER_LOG = 0.05, 0.001
-"""Two sums are taken if their error is less than one sum's by this part of it, and by this much: they have
-more to fit noise with."""
+"""Two sums, or one more column, are taken if their error is less by this part of it, and by this much: they
+have more to fit noise with."""
 CAPPED = 0.3
 """Largest logarithm of measured by fitted time that counts as a step's error."""
 MOST_CORRELATED = 0.95
@@ -303,6 +303,11 @@ class Larger(msgspec.Struct, frozen=True):
         return sum(part.steps for part in self.parts)
 
     @property
+    def columns(self) -> list[str]:
+        """Names of all columns that it was fitted to."""
+        return [*dict.fromkeys(name for part in self.parts for name in part.ranges)]
+
+    @property
     def unresolved(self) -> list[Unresolved]:
         """Columns whose own cost no part shows."""
         return [hidden for part in self.parts for hidden in part.unresolved]
@@ -383,7 +388,12 @@ def fit_larger(
     shared = pl.col(of_two[0][0])
     if not whole.alike and used.filter(shared > 0).select(shared.n_unique()).item() == 1:
         return best if error_of_two <= error + BETTER_LOG else single
-    return best if error - error_of_two > max(BETTER_FRAC * error, BETTER_LOG) else single
+    return best if _is_clearly_less(error_of_two, error) else single
+
+
+def _is_clearly_less(error: float, than: float) -> bool:
+    """Return whether a fit with more to fit noise with has less error by more than that gives it."""
+    return than - error > max(BETTER_FRAC * than, BETTER_LOG)
 
 
 def _by_turns(
@@ -431,6 +441,9 @@ nothing until computing them is slower."""
 GRAPHS = ("padding_tokens", "eager_steps")
 """Columns of an engine with captured graphs: the tokens that pad a batch to the next captured size, and 1 for
 a batch beyond the largest size, whose kernels are launched one by one."""
+PREFILL_STEPS = ("prefill_steps",)
+"""Column that is 1 for a step with prefill: what a device spends on any prefill, however few its tokens, as
+for a batch without a full CUDA graph. It is fitted only if the steps then fit clearly better."""
 DRAFTS = ("draft_tokens",)
 """Columns of an engine that speculates; without a cost if every step drafts the same number of tokens."""
 SCHEDULE = ("requests", "prefill_tokens")
@@ -518,7 +531,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
     Raises:
         InputError: If too few steps have an output and requests that are known.
     """
-    rows = rows.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
+    rows = _with_sums(rows)
     later = rows.filter(~pl.col("first"))
     device = fit_device(later, like.device if like else None)
     if device is None:
@@ -555,9 +568,30 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
 
 def fit_device(rows: pl.DataFrame, like: Larger | None) -> Larger | None:
     """Fit the device's time to the columns of these rows; ``like`` is the same as in ``fit_rows``."""
+    rows = _with_sums(rows)
     own = tuple(name for name in (*GRAPHS, *DRAFTS) if name in rows.columns)
-    two = ((*MEMORY, *own), (*COMPUTE, *own))
-    return fit_larger(rows, "device_us", (*DEVICE, *own), two, like, ALIKE)
+
+    def fitted(*more: str) -> Larger | None:
+        columns = (*own, *more)
+        two = ((*MEMORY, *columns), (*COMPUTE, *columns))
+        return fit_larger(rows, "device_us", (*DEVICE, *columns), two, like, ALIKE)
+
+    if like is not None:
+        return fitted(*(name for name in PREFILL_STEPS if name in like.columns))
+    plain, of_steps = fitted(), fitted(*PREFILL_STEPS)
+    if plain is None or of_steps is None:
+        return plain
+    used = rows.drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)
+    error, error_of_steps = (_log_error(used, "device_us", fit) for fit in (plain, of_steps))
+    return of_steps if _is_clearly_less(error_of_steps, error) else plain
+
+
+def _with_sums(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add the columns that follow from others: all tokens, and whether there is prefill."""
+    return rows.with_columns(
+        batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"),
+        prefill_steps=(pl.col("prefill_tokens") > 0).cast(pl.Int64),
+    )
 
 
 def _error(priced: pl.DataFrame) -> Error:
@@ -609,7 +643,7 @@ def extrapolation_errors(rows: pl.DataFrame, device: Larger) -> dict[str, Extrap
     prefill, would be left to fit, nothing is held out. Columns are measured apart: how well the cost of
     prefill tokens continues says nothing about the cost of more requests.
     """
-    rows = rows.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
+    rows = _with_sums(rows)
     rows = rows.filter(~pl.col("first")).drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)
     errors: dict[str, Extrapolation] = {}
     for column in DEVICE:
@@ -669,8 +703,7 @@ def with_slowest_rank(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
     chosen = rows.with_columns(device_us=pl.when(slowest).then(took))
     for _ in range(RANK_ROUNDS):
         fitted = fit_rows(chosen, source).device.expr()
-        tokens = rows.with_columns(batch_tokens=work)
-        again = _slowest(tokens, fitted)
+        again = _slowest(_with_sums(rows), fitted)
         following = rows.with_columns(device_us=pl.when(again).then(took))
         if following.equals(chosen):
             break

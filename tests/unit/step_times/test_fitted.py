@@ -487,6 +487,33 @@ def test_without_larger_steps_to_hold_out_the_error_is_the_usual_one():
     assert {*errors.values()} == {(USUAL_PER_DOUBLING, 0)}
 
 
+def mixed(us, *, seed=1):
+    """Return 300 steps of 1 to 60 decodes; every third also has 64, 512 or 2,000 tokens of a prompt."""
+    draw = random.Random(seed)  # noqa: S311  # made-up steps
+    decodes = [draw.randrange(1, 61) for _ in range(300)]
+    tokens = [draw.choice([64, 512, 2000]) if number % 3 == 0 else 0 for number in range(300)]
+    steps = sized(decodes, 0.0).with_columns(
+        prefill_tokens=pl.Series(tokens),
+        prefill_attention=pl.Series([draw.randrange(1000) * size for size in tokens]),
+        decode_context_tokens=pl.Series([draw.randrange(20_000) for _ in decodes]),
+    )
+    steps = steps.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
+    return steps.with_columns(device_us=us)
+
+
+@pytest.mark.parametrize("fixed_us", [0, 5000])
+def test_what_any_prefill_costs_is_fitted_apart_from_the_cost_of_its_tokens(fixed_us):
+    """A batch without a full CUDA graph takes longer, however few its prompt's tokens."""
+    us = 2000.0 + 40 * pl.col("decode_requests") + 20 * pl.col("prefill_tokens")
+    steps = mixed(us + fixed_us * (pl.col("prefill_tokens") > 0))
+    [part] = fit_device(steps, None).parts
+    assert part.factors.get("prefill_steps", 0) == pytest.approx(fixed_us, rel=1e-3)
+    assert part.factors["prefill_tokens"] == pytest.approx(20, rel=1e-3)
+    batch = Batch({"a": 100}, 100, 0, 0, prefill_requests=1)
+    columns = {name: getattr(batch, name) for name in part.ranges}
+    assert part.us(columns) == pytest.approx(2000 + fixed_us + 100 * 20, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("per_doubling", "reach", "doublings", "expected"),
     [
