@@ -118,6 +118,14 @@ class OfferedLoad:
         return say("Offered {offered}, and the engine keeps up: it {works}.", self)
 
     @property
+    def throughput(self) -> Message:
+        """Sentence that the clients set the throughput, beside a finding about latency; else ``summary``."""
+        if self.pace != "clock" or self.grows:
+            return self.summary
+        words = "The clients set the throughput: they offer {offered}, and the engine keeps up: it {works}."
+        return say(words, self)
+
+    @property
     def offered(self) -> Message:
         """``149 requests/s (19,000 tokens/s)``."""
         return _rates(self.requests_per_s, self.tokens_per_s)

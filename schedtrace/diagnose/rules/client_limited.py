@@ -3,10 +3,15 @@
 import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import executed_batches
-from schedtrace.diagnose.gains import host_time_us
+from schedtrace.diagnose.gains import fixed_share, host_time_us
 from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_load, rounds_of
 from schedtrace.diagnose.rule import Findings, Rule
+from schedtrace.diagnose.rules.allowed_settings import BATCHED_TOKENS, batched_tokens
 from schedtrace.diagnose.rules.common import advise, finding_of, severity_by_weight
+from schedtrace.diagnose.rules.full_device import MOST_FRAC, WORTH_FRAC, prefill_work
+from schedtrace.diagnose.rules.token_budget_bound import LONGER_STEPS
+from schedtrace.model.causes import Cap
+from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import RankSummary, RecordedRanks
@@ -28,7 +33,7 @@ FEW = (
 )
 FULL = (
     "The device is the limit: {client_words}; the engine {works}, and more requests at once would raise "
-    "throughput by at most {most_gain_frac:%}, because only the fixed part of a step is shared."
+    "throughput by at most {most_gain_frac:%}, because only the fixed part of a step is shared.[ {work}]"
 )
 ROUNDS = (
     "{client_words} ({rounds:n round}); until the last one is done, {empty_frac:%} of "
@@ -100,6 +105,10 @@ MORE_TOKENS = (
     "{think_ms:ms}"
 )
 LARGER_ROUNDS = "more requests in a round, or the next round before this one is done, to load {engine}"
+LARGER_CHUNKS = (
+    "larger chunks ({budget}, now {now:n}), if a replay of this load shows that they help ({command:code}): "
+    "{low:%}[ to {high:%}] of the time of steps with such a chunk does not depend on its tokens"
+)
 ELSEWHERE = "another engine, or fewer tokens per request, for more requests/s"
 TITLES = {"barrier": "The client sends in rounds", "limit": "A queue in front holds requests back"}
 FITTED = {
@@ -213,6 +222,30 @@ def _most_gain(timeline: Timeline, load: OfferedLoad) -> float | None:
     return gain if gain is not None and gain <= FULL_GAIN else None
 
 
+def _larger_chunks(timeline: Timeline) -> list[Advice]:
+    """Return the advice to cut prompts into larger chunks, if full chunks take most of the device's time.
+
+    No request waits for the budget, but each chunk of a prompt pays for the fixed part of a step.
+    """
+    cut = timeline.caps.filter(pl.col("cap") == Cap.TOKEN_BUDGET)[["step"]].unique()
+    steps = timeline.steps.join(cut, on="step", how="semi")
+    share = fixed_share(timeline, steps, at_budget=True)
+    if share is None or share.high_frac < WORTH_FRAC or steps["busy_us"].sum() < MOST_FRAC * timeline.busy_us:
+        return []
+    is_wide = share.high_frac - share.low_frac >= 0.01  # noqa: PLR2004  # else both are printed alike
+    return [
+        advise(
+            LARGER_CHUNKS,
+            budget=BATCHED_TOKENS,
+            now=batched_tokens(timeline),
+            command="schedtrace analyze --predict",
+            low=share.low_frac,
+            high=share.high_frac if is_wide else None,
+            costs=LONGER_STEPS,
+        )
+    ]
+
+
 def _finding(
     load: OfferedLoad,
     seats: int,
@@ -270,6 +303,7 @@ def _finding(
             "offered": load.offered,
             "places": places,
             "seats": seats or None,
+            "work": prefill_work(timeline) if timeline is not None and is_full else NOTHING,
             "few_seats": clients is not None and 0 < seats < clients.clients,
             "several": engines > 1,
             "in_flight": in_flight,
@@ -282,6 +316,7 @@ def _finding(
         message=FITTED[pattern] + "The pattern is a hint: the trace does not see the client.",
         severity="info" if slower_frac is None else severity_by_weight(None, slower_frac),
         advice=[
+            *(_larger_chunks(timeline) if timeline is not None and is_full else []),
             more_tokens(load)
             or advise(
                 advice,
@@ -289,7 +324,7 @@ def _finding(
                 engine=engine,
                 tensor="--tensor-parallel-size",
                 data="--data-parallel-size",
-            )
+            ),
         ],
         engine_rank=0,
         count=0,

@@ -10,11 +10,13 @@ from typing import Unpack
 import polars as pl
 
 from schedtrace.diagnose.gains import host_time_us, shows_fuller, steps_saved, unless_shown
+from schedtrace.diagnose.kv_cache import cache_use
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, Fields, Values, advise, wait_finding
 from schedtrace.diagnose.waits import Charged
 from schedtrace.model.causes import Cause
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -31,6 +33,8 @@ LIMITS = {
     Cause.KV_BLOCKS: ("KV blocks", "more of them"),
 }
 """Causes of waits, with the words for a higher limit."""
+MOST_FRAC = 0.5
+"""Share of a full device's time from which the verdict states that prefill takes it."""
 
 
 def limit_finding(
@@ -72,21 +76,64 @@ def limit_finding(
         **fields,
         "title": "The device is full",
         "verdict": say(
-            "The device is the limit: requests spent {share:%} of their time waiting for {resource}{but}.",
+            "The device is the limit: requests spent {share:%} of their time waiting for {resource}{but}."
+            "[ {work}]",
             share=waits.share_frac,
             resource=resource,
             but=but,
+            work=prefill_work(timeline),
         ),
         "gain": None,
         "advice": [
+            *_cached(timeline),
             advise(
                 "another engine, or [fewer than these {clients:n client}: as many tokens/s, and shorter "
                 "waits][{clients:!}fewer requests at a time]",
                 clients=load.clients.clients if load.clients and load.clients.pattern == "loop" else None,
-            )
+            ),
         ],
     }
     return wait_finding(timeline, waits, evidence, values=values, **full)
+
+
+def prefill_work(timeline: Timeline) -> Message:
+    """Return the share of a full device's time that prefill takes, and whether the cache can spare it any.
+
+    Empty if it is less than half of the time, or unknown. The trace does not show whether prompts that are
+    shorter than a block begin alike.
+    """
+    model, busy_us = timeline.step_time, timeline.busy_us
+    if model is None or not busy_us:
+        return NOTHING
+    share = min(1.0, int(timeline.steps["prefill_tokens"].sum()) * model.per_prefill_token_us / busy_us)
+    if share < MOST_FRAC:
+        return NOTHING
+    return say(
+        "Prefill takes {share:%} of the device's time[; the prefix cache spares none of it, because no "
+        "prompt is longer than one block of {block:n token}].",
+        share=share,
+        block=_block_beyond_prompts(timeline),
+    )
+
+
+def _block_beyond_prompts(timeline: Timeline) -> int | None:
+    """Return the tokens of a block if prefix caching is on and every prompt is too short for it."""
+    if not timeline.header.enable_prefix_caching:
+        return None
+    use = cache_use(timeline)
+    short = use.filter(pl.col("miss") == "short")
+    return timeline.header.block_size if 0 < short.height == use.height else None
+
+
+def _cached(timeline: Timeline) -> list[Advice]:
+    """Return the advice to make prompts fill a block, if prefill fills the device and no prompt does."""
+    if not prefill_work(timeline) or _block_beyond_prompts(timeline) is None:
+        return []
+    remedy = (
+        "If prompts begin alike, several tasks in a prompt, or smaller blocks as far as the model has them: "
+        "vLLM caches only whole blocks"
+    )
+    return [advise(remedy)]
 
 
 def gain_without(timeline: Timeline, waits: Charged, cause: Cause, *, tail: bool = False) -> float | None:

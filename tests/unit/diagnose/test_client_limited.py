@@ -5,7 +5,9 @@ from msgspec.structs import replace
 
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.verdict import unlimited, verdict
+from schedtrace.model.causes import Cap
 from schedtrace.model.say import say
+from schedtrace.model.trace import ChunkCap
 from tests.makers import arrival, finish, step
 
 
@@ -58,3 +60,44 @@ def test_a_pipeline_with_fewer_clients_than_batches(view_of, depth, lacks, recor
     assert client.evidence.pipeline_batches == depth
     assert ("one for each batch" in client.advice[0].message.template) is lacks
     recorded_words(client.advice)
+
+
+def prompts_in_chunks(view_of, *, fixed_us):
+    """One client, whose 20 prompts take three chunks of 200 tokens, the budget, and a smaller one."""
+    lines, at = [], 0
+    for number in range(20):
+        name, rest = f"r{number}", 20 + 37 * number % 150
+        for place, tokens in enumerate((200, 200, 200, rest)):
+            busy = fixed_us + 10 * tokens
+            cap = [ChunkCap(name, Cap.TOKEN_BUDGET, 600 + rest - 200 * place, 200)]
+            lines.append(
+                step(
+                    len(lines),
+                    start=at,
+                    took=0,
+                    back=busy,
+                    budget=200,
+                    got={name: tokens},
+                    new=[name] if not place else [],
+                    prefill_tokens=tokens,
+                    decode_tokens=0,
+                    caps=cap if tokens == 200 else [],
+                    arrived=[arrival(name, at - 5, at - 3, prompt_tokens=600 + rest)] if not place else [],
+                    finished=[finish(name, finished_us=at + busy, prompt_tokens=600 + rest)]
+                    if tokens == rest
+                    else [],
+                )
+            )
+            at += busy
+        at += 20
+    return view_of(*lines, max_num_running_reqs=8)
+
+
+@pytest.mark.parametrize(("fixed_us", "larger"), [(200, True), (20, False)])
+def test_larger_chunks_save_the_fixed_part_of_the_steps_of_a_single_client(
+    view_of, fixed_us, larger, recorded_words
+):
+    """A chunk of 200 tokens takes 2 ms besides."""
+    [client] = RULES["client-limited"](prompts_in_chunks(view_of, fixed_us=fixed_us))
+    assert (len(client.advice) == 2) is larger
+    recorded_words(client.verdict, client.advice)

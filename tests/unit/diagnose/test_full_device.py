@@ -4,9 +4,10 @@ import pytest
 
 from schedtrace.diagnose.root_causes import share_scaled
 from schedtrace.diagnose.rules import RULES
-from schedtrace.diagnose.rules.full_device import gain_without
+from schedtrace.diagnose.rules.full_device import gain_without, prefill_work
 from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause
+from schedtrace.model.trace_facts import Admission
 from tests.makers import arrival, finish, step
 
 REQUESTS, SEATS, OUTPUTS = 12, 4, 8
@@ -79,3 +80,35 @@ def test_where_all_steps_did_the_same_the_limit_stays_the_verdict(view_of, recor
     saved = 8 * 8 / 12 + 8 * 4 / 8
     waits = charged(timeline, Cause.MAX_NUM_SEQS)
     assert gain_without(timeline, waits, Cause.MAX_NUM_SEQS) == pytest.approx(24 / (24 - saved) - 1, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("base_us", "block", "caching"),
+    [(100, 500, True), (100, 50, True), (100, 500, False), (5000, 500, True)],
+    ids=["shorter than a block", "longer than one", "no caching", "mostly the fixed part of a step"],
+)
+def test_prefill_that_fills_the_device_and_that_no_cache_spares(
+    view_of, base_us, block, caching, recorded_words
+):
+    """30 prompts of 60 to 350 tokens, each prefilled in a step of its own; a token takes 10 us."""
+    lines, at = [], 0
+    for number, tokens in enumerate(range(60, 360, 10)):
+        name, busy = f"r{number}", base_us + 10 * tokens
+        looked = Admission(name, 0, 0, tokens // block, miss="short" if tokens <= block else "not_cached")
+        sent = arrival(name, at - 5, prompt_tokens=tokens)
+        work = {"prefill_tokens": tokens, "decode_tokens": 0}
+        lines.append(
+            step(
+                number,
+                start=at,
+                took=0,
+                back=busy,
+                got={name: tokens},
+                new=[name],
+                arrived=[sent],
+                admitted=[looked],
+                **work,
+            )
+        )
+        at += busy
+    recorded_words(prefill_work(view_of(*lines, block_size=block, enable_prefix_caching=caching)))

@@ -91,6 +91,34 @@ def test_what_leads_by_its_kind_does_so_at_once():
     assert [one.code for one in found] == ["token-budget-bound", "kv-bound"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "paced"),
+    [({}, True), ({"leads": True}, False)],
+    ids=["slow", "stuck: it keeps up with nothing"],
+)
+def test_beside_a_cause_the_clients_that_set_the_throughput_are_named(view_of, fields, paced, recorded_words):
+    """24 requests, one every 10 ms to 20 ms, each done after 2 ms."""
+    lines, at = [], 0
+    for number in range(24):
+        name, at = f"r{number}", at + 10_000 + 1000 * (7 * number % 11)
+        lines.append(
+            step(
+                number,
+                start=at,
+                back=2000,
+                got={name: 100},
+                new=name,
+                arrived=[arrival(name, at)],
+                finished=[finish(name, finished_us=at + 2000, prompt_tokens=100, output_tokens=1)],
+            )
+        )
+    slow = root("prefill-starves-decode", 0.2, **fields)
+    sentences = verdict([unlimited(view_of(*lines))], [slow], [])
+    assert (len(sentences) == 3) is paced  # with the cause and its holder
+    assert not paced or sentences[2] == slow.holder
+    recorded_words(sentences[1:])
+
+
 def test_abbreviations_keep_their_capitals(said, recorded_words):
     recorded_words(
         said(root("max-num-seqs-bound", 0.5), root("kv-bound", 0.5, title="KV cache too small"))[2]
