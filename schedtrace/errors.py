@@ -37,10 +37,10 @@ def reason_of(error: Exception) -> str:
 
 
 class SchedtraceError(Exception):
-    """Base of all errors raised on purpose; ``str(error)`` is the line that the user sees.
+    """Base of all errors raised on purpose; ``str(error)`` is its message.
 
     Args:
-        message: That line.
+        message: Line that the user sees.
         details: Lines to print below it, such as the end of a log.
     """
 

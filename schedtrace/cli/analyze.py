@@ -172,7 +172,7 @@ def piped(paths: list[Path], stack: ExitStack) -> dict[Path, str]:
     """Return the paths to read by name; a pipe is written to a temporary file first, as kinds need rereading.
 
     Args:
-        paths: As on the command line; ``-`` is standard input.
+        paths: Paths as on the command line; ``-`` is standard input.
         stack: Removes the temporary files.
 
     Raises:

@@ -126,7 +126,7 @@ def checked(name: str, value: Any) -> Any:
 
     Args:
         name: Name of the option or argument, for the user.
-        value: As parsed from the command line or a configuration file.
+        value: Value as parsed from the command line or a configuration file.
 
     Raises:
         UsageError: If it is out of bounds.

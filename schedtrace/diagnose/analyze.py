@@ -154,7 +154,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
     Args:
         timeline: Its trace.
         manifest: Manifest with the front end's figures; None if they do not apply.
-        engines: Of the run.
+        engines: Number of engines in the run.
     """
     times, limits = Fact.TIMES in timeline.facts, timeline.facts >= SHOWS_LIMITS
     findings = judge(timeline)

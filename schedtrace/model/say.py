@@ -76,9 +76,9 @@ def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
     """Return a sentence.
 
     Args:
-        template: In the language above.
+        template: Sentence in the language above.
         evidence: Its fields are the values that are not given by name.
-        values: By the names in the template.
+        values: Arguments by their names in the template.
 
     Raises:
         ValueError: If the template is invalid, a place has no value, or a value passed by name has no place.

@@ -27,7 +27,7 @@ def server_address(url: str, *suffixes: str) -> str:
     """Return the address of a server without a final slash; ``http`` if it names no protocol.
 
     Args:
-        url: As on the command line.
+        url: Address as on the command line.
         suffixes: Paths that are cut off its end, such as ``/v1``.
 
     Raises:

@@ -169,7 +169,7 @@ def shape(name: str) -> Shape:
     """Return a shape of the table, or that of a model folder or ``config.json``.
 
     Args:
-        name: As in the table, with an organisation before it or ``-Instruct`` after it; or a path.
+        name: Name as in the table, with an organisation before it or ``-Instruct`` after it; or a path.
 
     Raises:
         UsageError: If it is neither in the table nor a path, or this module does not know the model's work.

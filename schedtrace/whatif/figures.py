@@ -100,13 +100,13 @@ def timing_figures(
 
     Args:
         recorded: Trials as recorded.
-        replayed: As replayed.
-        changed: As replayed with the change.
+        replayed: Trials as replayed.
+        changed: Trials as replayed with the change.
         spread: Ratios of each metric that resampled step times predict.
-        bound: As replayed with the change and without economies of scale in steps larger than recorded ones.
+        bound: Trials as replayed with the change, without economies of scale in steps larger than recorded.
             The change lies between: the value is the middle of the two ratios, on a logarithmic scale.
-        leaned: As replayed with the change and the time of steps outside the recorded range at either end of
-            its own interval.
+        leaned: Trials as replayed with the change, the time of steps outside the recorded range at either end
+            of its own interval.
     """
     figures = []
     for metric in METRICS:

@@ -63,7 +63,7 @@ def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> 
     """Return the number of requests that found more of their prompt in a cache than any other prompt shares.
 
     Args:
-        requests: Of one trial, with ``prefix_hashes`` and ``cached_tokens``.
+        requests: Requests of one trial, with ``prefix_hashes`` and ``cached_tokens``.
         every: All arrivals of the trace.
         block: Tokens of a hashed block.
     """

@@ -184,7 +184,7 @@ class BrokenValueError(Exception):
 
     Args:
         number: Its place in the file, from 1.
-        line: Where it begins, from 1.
+        line: Line on which it begins, from 1.
         why: What is wrong with it.
     """
 

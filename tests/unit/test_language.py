@@ -20,6 +20,8 @@ VAGUE = frozenset(
     }
 )
 """Names of values that do not say what the value is."""
+ANOTHER_PLACE = re.compile(r"As (for|in) |(One|Some) \w|One-")
+"""Beginnings of an argument's meaning that refer to another docstring, or count."""
 JSON_FIELDS = frozenset({"given"})
 """Names that documents of ``model/`` keep: programs read them."""
 
@@ -32,6 +34,15 @@ def docstrings(module):
             value = statement.value if isinstance(statement, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 yield statement.lineno, value.value.strip()
+
+
+def arguments(module):
+    """Yield the line of each docstring and the meanings of the arguments that it lists."""
+    for line, text in docstrings(module):
+        listed = re.split(r"\n *(?:Returns|Raises|Yields):\n", text.partition("Args:\n")[2])[0]
+        depth = len(listed) - len(listed.lstrip())
+        for meaning in re.findall(rf"^ {{{depth}}}\*{{0,2}}\w+: (.+)", listed, re.MULTILINE):
+            yield line, meaning
 
 
 def value_names(module):
@@ -54,6 +65,10 @@ def function_names(module):
 
 BROKEN = {
     "a docstring begins with a verb or a noun": (docstrings, BAD_BEGINNING.match),
+    "an argument's meaning begins with a noun": (
+        arguments,
+        lambda text: BAD_BEGINNING.match(text) and not ANOTHER_PLACE.match(text),
+    ),
     "a value is named after what it is": (value_names, VAGUE.__contains__),
     "a function is named after what it returns or does": (
         function_names,

@@ -52,7 +52,7 @@ def queue_statement(
     """Return a statement about what requests waited for at these moments; None if no request waited.
 
     Args:
-        moments: Those with waiting requests.
+        moments: Moments with waiting requests.
         seats: Limit on running requests, where the record has it.
         engine_rank: Engine that the statement names.
         of: Number of all moments, with a queue or without.

@@ -151,9 +151,9 @@ def add_words(
     ``freed``, ``times``. Requests are places in ``ids``.
 
     Args:
-        packed: Where to.
+        packed: Columns of the page, to which these are added.
         name: Name of the engine in it.
-        timeline: The engine's.
+        timeline: Timeline of the engine.
         rows: The page's steps; those that are not rows of their own get no words.
         ids: Requests of the page.
     """

@@ -294,7 +294,7 @@ class Attachment:
             run_dir: Run folder.
             for_s: Seconds after which to detach.
             hash_ids: Whether to write request ids as hashes; the server's settings may also require this.
-            trace: How much of the trace to keep.
+            trace: Bounds of the trace, as in ``SCHEDTRACE_TRACE``.
 
         Raises:
             RefusedError: If the scheduler is already recorded, or cannot be recorded.

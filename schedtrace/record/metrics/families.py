@@ -194,7 +194,7 @@ class Series:
     """All series of an engine: their number is bounded, and no counter decreases.
 
     Args:
-        sinks: Where they appear.
+        sinks: Places in which they appear.
     """
 
     sinks: list[Sink]
