@@ -76,7 +76,7 @@ def judged(
         ]
         chosen = search.best([*menu(base, predictor.options), *proposed])
         findings = [_with_concurrency(finding, base, search) for finding in findings]
-        best = sorted(chosen, key=lambda trial: -trial.saved_frac)
+        best = sorted(chosen, key=lambda trial: -trial.estimate_frac)
         configurations = dict(search.configurations)
         for place, trial in enumerate(best, 1):
             configuration = predictor.predict(trial.configuration.changes)

@@ -284,13 +284,17 @@ class Search:
         return Trial(configuration, most, least, saved_frac(figure, figure.change_frac))
 
     def _best_by_family(self) -> list[Trial]:
-        """Return, for each kind of setting with a helpful change, the replay that helps most; best first."""
+        """Return, for each kind of setting with a helpful change, the replay that helps most at best.
+
+        The kinds are in the order of their estimates: a gain that larger steps may undo comes after a smaller
+        one that is within the recording.
+        """
         best: dict[str, Trial] = {}
         for trial in self._helpful():
             held = best.get(trial.family)
             if held is None or trial.saved_frac > held.saved_frac:
                 best[trial.family] = trial
-        return sorted(best.values(), key=lambda trial: -trial.saved_frac)
+        return sorted(best.values(), key=lambda trial: -trial.estimate_frac)
 
     def _helpful(self) -> Iterator[Trial]:
         for trial in self.tried.values():

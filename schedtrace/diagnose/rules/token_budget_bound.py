@@ -39,6 +39,7 @@ from schedtrace.diagnose.waits import Charged, charged, mean, totals
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Advice, Finding
 from schedtrace.model.trace_facts import Fact
+from schedtrace.timeline.charges import LONG_PROMPT
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline, made_once
 
@@ -314,6 +315,8 @@ def shown_budget(timeline: Timeline, waits: Charged) -> Advice | None:
     """Return twice or half the budget where the recorded step times show that it shortens latencies."""
     share = fixed_share(timeline, waits.steps, at_budget=True)
     times = share and budget_times(timeline, waits.steps, share)
+    if times is not None and times > 1 and _may_cost_more(timeline, waits.steps):
+        times = None
     now = batched_tokens(timeline)
     smaller = smaller_budget(timeline)
     if smaller is not None and times is None:
@@ -339,6 +342,20 @@ def shown_budget(timeline: Timeline, waits: Charged) -> Advice | None:
         high=share.high_frac,
         costs="More steps: more work for the host.",
     )
+
+
+def _may_cost_more(timeline: Timeline, steps: pl.DataFrame) -> bool:
+    """Return whether a larger budget may cost decodes more than it can save waiting requests.
+
+    No recorded step shows where a larger one becomes bound by computing. In the worst case, twice the tokens
+    take twice the time, so the decodes in these steps lose as much as the steps take, and prompts gain
+    nothing. That is no loss where throughput counts.
+    """
+    waits = charged(timeline, *CHARGES, LONG_PROMPT)
+    if throughput_counts(timeline) or waits is None:
+        return False
+    decodes_us = steps.select((pl.min_horizontal("decode_tokens", RAN) * pl.col("busy_us")).sum()).item()
+    return int(decodes_us) > waits.time_us
 
 
 LONGER_STEPS = "Longer steps with prefills: a higher inter-token latency meanwhile."

@@ -318,14 +318,14 @@ def test_advice_to_replay_states_value_and_reason(monkeypatch, recorded_words):
     ("low", "high", "decoding", "pace", "times"),
     [
         (0.5, 0.6, 4, "clock", 2.0),
-        (0.5, 0.6, 4, "at_once", 2.0),
+        (0.5, 0.6, 4, "answers", 2.0),
         (0.49, 0.6, 4, "clock", None),
         # 16 requests gain 0.5 * 1000 us each; 8 decodes lose a token of 1000 us.
         (0.5, 0.6, 8, "clock", None),
         # 16 requests lose 0.1 * 1000 us each; 4 decodes gain 1000 us.
         (0.0, 0.1, 4, "clock", 0.5),
         (0.0, 0.1, 1, "clock", None),
-        (0.0, 0.1, 4, "at_once", None),
+        (0.0, 0.1, 4, "answers", None),
         (0.0, 1.0, 4, "clock", None),
     ],
 )
@@ -339,6 +339,29 @@ def test_a_budget_is_doubled_or_halved_by_what_a_step_less_saves(
     assert budget_times(timeline, full, FixedShare(low, high, 1000)) == times
 
 
-def test_without_steps_that_only_decode_a_token_has_no_cost():
+@pytest.mark.parametrize(
+    ("low", "waiting_tokens", "times"),
+    [
+        (0.1, 0, 2.0),
+        (0.099, 0, None),
+        (0.1, 1200, 4.0),
+        (0.1, 1199, 2.0),
+        (0.1, None, 2.0),
+        (0.0, 1200, None),
+    ],
+)
+def test_where_all_come_at_once_half_the_steps_save_half_their_fixed_time(
+    monkeypatch, low, waiting_tokens, times
+):
+    """All busy time is that of the full steps of 400 tokens: a fixed tenth of it saves a twentieth."""
+    monkeypatch.setattr(gains, "offered_load", lambda _: OfferedLoad("at_once", 1.0))
+    timeline, full = prefill_steps(lambda _: 1000, SIZES)
+    timeline.busy_us = 1000 * full.height
+    full = full.with_columns(waiting_tokens_after=pl.lit(waiting_tokens, pl.Int64))
+    assert budget_times(timeline, full, FixedShare(low, 1.0, 1000)) == times
+
+
+def test_without_steps_that_only_decode_a_token_has_no_cost(monkeypatch):
+    monkeypatch.setattr(gains, "offered_load", lambda _: OfferedLoad("clock", 1.0))
     timeline, full = prefill_steps(lambda _: 1000, SIZES, decoding=4)
     assert budget_times(timeline, full, FixedShare(0.6, 0.7, 1000)) is None

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
+from schedtrace.diagnose.gains import FixedShare
 from schedtrace.diagnose.offered_load import OfferedLoad
 from schedtrace.diagnose.rules import token_budget_bound
-from schedtrace.diagnose.rules.token_budget_bound import smaller_budget
+from schedtrace.diagnose.rules.token_budget_bound import shown_budget, smaller_budget
 from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
@@ -141,3 +142,22 @@ def test_steps_of_less_than_half_of_a_budget_do_not_show_it(monkeypatch):
 
     assert (least(440).tokens, least(440).size) == (440, 220)
     assert least(441) is None
+
+
+@pytest.mark.usefixtures("_open_load")
+@pytest.mark.parametrize(
+    ("waited_us", "throughput", "value"), [(599_999, False, None), (600_000, False, 820), (0, True, 820)]
+)
+def test_a_larger_budget_is_shown_only_if_waiting_costs_what_decodes_may_lose(
+    monkeypatch, waited_us, throughput, value
+):
+    """Thirty steps of 1,000 us with twenty decodes each: steps of twice the time cost these 600 ms."""
+    monkeypatch.setattr(token_budget_bound, "fixed_share", lambda *_, **__: FixedShare(0.6, 0.9, 1000))
+    monkeypatch.setattr(token_budget_bound, "budget_times", lambda *_: 2.0)
+    monkeypatch.setattr(token_budget_bound, "batched_tokens", lambda _: 410)
+    monkeypatch.setattr(token_budget_bound, "smaller_budget", lambda _: None)
+    monkeypatch.setattr(token_budget_bound, "throughput_counts", lambda _: throughput)
+    waits = SimpleNamespace(time_us=waited_us, steps=engine(lambda _: 1000).steps.head(30))
+    monkeypatch.setattr(token_budget_bound, "charged", lambda *_: waits)
+    advice = shown_budget(None, waits)
+    assert (None if advice is None else advice.value) == value

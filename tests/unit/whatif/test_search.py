@@ -251,3 +251,9 @@ def test_a_change_that_cannot_be_replayed_is_tried_once(error, is_refuted):
     assert search.configurations[seat(128)].refused == "no"
     assert (search.refuted(*seat(128)) is not None) == is_refuted
     assert search.families == ({"max_num_seqs"} if is_refuted else set())
+
+
+def test_a_sure_gain_precedes_one_that_is_larger_only_at_best():
+    switch = ("async_scheduling", True)
+    predictor = Predictor({seat(128): (-0.2, 0.07, 0.3), (switch,): (0.11, 0.13, 0.15)})
+    assert best(predictor, *seat(128), switch)[:2] == [(switch,), seat(128)]
