@@ -55,6 +55,23 @@ case(
 
 
 @case(
+    "01f-long-prompts-in-steps-of-fixed-time",
+    "long-prompt",
+    engine={**SMALL_BUDGET, "times": Machine(6000, 5, 30, 0)},
+    says=(r"max-num-batched-tokens 512", r"long-\d"),
+    silent=(r"[Nn]othing (to fix|limits)",),
+)
+def long_prompts_in_steps_of_fixed_time(engine):
+    """Eight prompts of 4,000 tokens, each ahead of short ones; four fifths of a step's time is fixed."""
+    for number in range(8):
+        engine.arrive(400_000 * number, f"long-{number}", 4000 + 70 * number, 2)
+        for short in range(9):
+            at = 400_000 * number + 9000 * (short + 1)
+            engine.arrive(at, f"short-{number}-{short}", 20 + 17 * short, 2)
+    engine.run()
+
+
+@case(
     "01b-two-long-prompts-async",
     "long-prompt",
     engine={"async_scheduling": True},
