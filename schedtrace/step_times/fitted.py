@@ -29,7 +29,6 @@ from schedtrace.step_times.fitting import (
     UNMEASURED,
     Extrapolation,
     Fit,
-    Linear,
     Source,
     extrapolation_errors,
     fit_rows,
@@ -431,6 +430,8 @@ def _host_columns(batch: Batch) -> dict[str, float]:
 class Leaned:
     """Step times of a fit whose steps outside the recorded range take longer, or less long (``StepTimes``).
 
+    The host's times are sums by their nature, so only their costs are uncertain.
+
     Args:
         fitted: Fit to use.
         deviations: Number of standard errors by which these steps take longer.
@@ -445,19 +446,15 @@ class Leaned:
 
     def schedule_us(self, batch: Batch) -> float:
         """Return the time of ``schedule()``, in microseconds."""
-        return self._host_us(self._fitted.fit.schedule, _host_columns(batch))
+        return self._fitted.fit.schedule.leaned_us(_host_columns(batch), self._deviations)
 
     def update_us(self, batch: Batch) -> float:
         """Return the time of ``update_from_output()``, in microseconds."""
-        return self._host_us(self._fitted.fit.update, _host_columns(batch))
+        return self._fitted.fit.update.leaned_us(_host_columns(batch), self._deviations)
 
     def gap_us(self, arrivals: int) -> float:
         """Return the time from an update to the next ``schedule()``, in microseconds."""
-        return self._host_us(self._fitted.fit.gap, {"arrivals": arrivals})
-
-    def _host_us(self, part: Linear, columns: dict[str, float]) -> float:
-        error_log = UNMEASURED.log_error(part.doublings_outside(columns))
-        return part.leaned_us(columns, self._deviations, error_log)
+        return self._fitted.fit.gap.leaned_us({"arrivals": arrivals}, self._deviations)
 
     def __getattr__(self, name: str) -> Any:
         """Return any other attribute of the fit."""

@@ -119,7 +119,7 @@ class Linear(msgspec.Struct, frozen=True):
         """Return the recorded values nearest to a step's."""
         return {name: min(max(values[name], least), most) for name, (least, most) in self.ranges.items()}
 
-    def leaned_us(self, values: dict[str, float], deviations: float, error_log: float) -> float:
+    def leaned_us(self, values: dict[str, float], deviations: float, error_log: float = 0.0) -> float:
         """Return the time of a step outside the range if the fit is off by so many standard errors.
 
         A larger step never takes less than one at the edge of the range, and a smaller one never more.

@@ -166,7 +166,7 @@ def serve_and_measure(name, load, settings, out):
                 (out / "metrics.txt").write_bytes(answer.read())
         finally:
             server.send_signal(signal.SIGTERM)
-            server.wait(60)
+            server.wait(120)
     (run,) = (out / "logs").iterdir()
     print(f"{name}: {run}", flush=True)
     return measured, run
@@ -208,7 +208,7 @@ def option(name, value):
 
 def wait_for(url, server):
     """Wait until the server answers; end the program if it does not."""
-    until = time.monotonic() + 180
+    until = time.monotonic() + 600
     while time.monotonic() < until and server.poll() is None:
         try:
             with urllib.request.urlopen(url, timeout=1) as answer:
