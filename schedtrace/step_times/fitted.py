@@ -302,16 +302,21 @@ class Fitted:
         """
         if not batch.tokens:
             return 0.0
-        columns, device = self._device_columns(batch), self.fit.device
-        outside = device.outside_by_column(columns).items() if self.extrapolation else ()
+        columns = self._device_columns(batch)
+        leaned_us = self._leaned_us(columns, deviations)
+        times = batch.batch_tokens / self.most_tokens
+        if times <= 1:
+            return leaned_us
+        parts_us = times * self._leaned_us({name: of / times for name, of in columns.items()}, deviations)
+        return min(leaned_us, max(self.device_us(batch), parts_us))
+
+    def _leaned_us(self, columns: dict[str, float], deviations: float) -> float:
+        outside = self.fit.device.outside_by_column(columns).items() if self.extrapolation else ()
         error = max(
             (self.extrapolation.get(name, UNMEASURED).log_error(doublings) for name, doublings in outside),
             default=0.0,
         )
-        leaned_us = device.leaned_us(columns, deviations, error)
-        if batch.batch_tokens <= self.most_tokens:
-            return leaned_us
-        return min(leaned_us, max(self.device_us(batch), self.without_economies_us(batch)))
+        return self.fit.device.leaned_us(columns, deviations, error)
 
     def residual_blocks(self, block: int = BLOCK) -> list[list[float]]:
         """Return residuals in blocks of neighbours, for a replay with noise: ``exp`` of each is a factor."""

@@ -269,6 +269,17 @@ def test_more_tokens_than_any_step_had_may_gain_nothing_by_being_together(run, t
     assert load_fit(tmp_path / "times.json").without_economies_us(two) == pytest.approx(model.device_us(two))
 
 
+def test_decodes_that_were_not_recorded_remain_uncertain_in_steps_of_the_recorded_size(run):
+    """48 decodes are little more than the 46 tokens of a prefill, but at most one decode was recorded."""
+    model = fit([run], ["base"])
+    decodes = Batch({str(number): 1 for number in range(48)}, 0, 48, 45, 0, 48, 45)
+    doublings = model.fit.device.outside_by_column(model._device_columns(decodes))["decode_requests"]
+    assert doublings == pytest.approx(math.log2(49 / 2))
+    parts_us = model.leaned_us(decodes, 2)
+    assert parts_us > 3 * model.device_us(decodes)
+    assert parts_us > 3 * model.without_economies_us(decodes)
+
+
 def test_of_many_steps_whole_blocks_are_fitted(run, monkeypatch):
     monkeypatch.setattr(fitted_module, "MOST_STEPS", 60)
     assert fit([run], ["base"]).rows["step"].to_list() == [*range(25), *range(50, 75), *range(100, 120)]
