@@ -275,7 +275,7 @@ def test_decodes_that_were_not_recorded_remain_uncertain_in_steps_of_the_recorde
     decodes = Batch({str(number): 1 for number in range(48)}, 0, 48, 45, 0, 48, 45)
     doublings = model.fit.device.outside_by_column(model._device_columns(decodes))["decode_requests"]
     assert doublings == pytest.approx(math.log2(49 / 2))
-    parts_us = model.leaned_us(decodes, 2)
+    parts_us = model.deviated_us(decodes, 2)
     assert parts_us > 3 * model.device_us(decodes)
     assert parts_us > 3 * model.without_economies_us(decodes)
 
