@@ -88,8 +88,8 @@ WORDS = re.compile(r"(<!-- words: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 EVIDENCE = re.compile(r"(<!-- evidence: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SAYS = re.compile(r"(<!-- says: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 EXAMPLE = re.compile(r"(^```\n\$ schedtrace ([^\n]*)\n)(.*?)(^```$)", re.DOTALL | re.MULTILINE)
-SHARED = (common.Waited, common.LongestWaited)
-"""Bases of evidence of many rules."""
+SHARED = (common.Waited,)
+"""Base of evidence of many rules."""
 SAMPLES = DOCS.parent / "tests" / "data" / "findings"
 SAYS_WIDTH = 120
 UNITS = [

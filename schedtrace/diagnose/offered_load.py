@@ -50,8 +50,6 @@ class OfferedLoad:
     pace: Literal["at_once", "answers", "clock", "unknown"]
     """Event that triggers requests: the start of the trial, earlier answers, or a time of their own.
     ``unknown``: too few requests, or not all of them are in the trace.
-
-    ``unknown``: too few requests, or not all of them are in the trace.
     """
     working_frac: float
     """Share of the time in which the engine had work."""

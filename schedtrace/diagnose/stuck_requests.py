@@ -17,24 +17,6 @@ GONE = ("ABORTED", "IGNORED", "ERROR")
 """``RequestStatus`` names of requests that ended without the requested output."""
 
 
-NEVER_FITTING_SCHEMA = {
-    "request_id": pl.String,
-    "trial": pl.Int64,
-    "cause": pl.String,
-    "via": pl.String,
-    "location": pl.String,
-    "first_step": pl.Int64,
-    "last_step": pl.Int64,
-    "refusals": pl.UInt32,
-    "blocks_needed": pl.Int64,
-    "waiting": pl.Int64,
-    "prompt_tokens": pl.Int64,
-    "max_tokens": pl.Int64,
-    "self_preemptions": pl.UInt32,
-    "tokens": pl.Int64,
-}
-
-
 @made_once
 def never_fitting(timeline: Timeline) -> pl.DataFrame:
     """Return one row per request that can never run to its end, in the order of their first refusal.
@@ -42,7 +24,8 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
     Columns: ``request_id``, ``trial``, ``cause``, ``via``, ``location``, ``first_step`` and ``last_step``
     (that refused it), ``refusals``, ``blocks_needed`` (recorded with a refusal; null: none was), ``waiting``
     (requests after the last refusal, itself included), ``prompt_tokens``, ``max_tokens``,
-    ``self_preemptions``, ``tokens`` (the most that it was refused room for).
+    ``self_preemptions``, ``tokens`` (the most that it was refused room for). Without such requests, only
+    ``request_id`` and ``cause``.
 
     A refusal for its size counts if nobody ran after that step, no load was parked, no finished request kept
     blocks and all KV blocks were free; for KV blocks also if its prompt alone needs more than there are.
@@ -54,7 +37,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
     )
     refused = _refusals(timeline).filter(alone | counted)
     if refused.is_empty():
-        return pl.DataFrame(schema=NEVER_FITTING_SCHEMA)
+        return pl.DataFrame(schema={"request_id": pl.String, "cause": pl.String})
     own = timeline.preemptions.filter(
         pl.col("in_schedule") & (pl.col("for_request_id") == pl.col("request_id"))
     )
@@ -141,20 +124,6 @@ flight.
 """
 
 
-PARKED_SCHEMA = {
-    "request_id": pl.String,
-    "cause": pl.String,
-    "trial": pl.Int64,
-    "ready_us": pl.Int64,
-    "unended": pl.Boolean,
-    "parked_us": pl.Int64,
-    "steps": pl.Int64,
-    "first_step": pl.Int64,
-    "last_step": pl.Int64,
-    "hopeless": pl.Boolean,
-}
-
-
 def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
     """Return one row per request that was ready but parked, and reason, the longest first.
 
@@ -165,7 +134,7 @@ def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
     """
     ready = _ready(timeline)
     if ready.is_empty():
-        return pl.DataFrame(schema=PARKED_SCHEMA)
+        return pl.DataFrame(schema={"cause": pl.String})
     scheduled = (
         timeline.stretches.select("request_id", "step")
         .collect()

@@ -182,6 +182,19 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     return say("{utilization} or {memory}", utilization=utilization, memory=memory)
 
 
+def twice_the_blocks(timeline: Timeline, purpose: str = "") -> Advice:
+    """Return the advice to make the KV cache twice as large, with words for the purpose of the new blocks."""
+    total = timeline.header.kv_blocks_total or 0
+    return advise(
+        "{space}: {blocks:n block} instead of {total:n}" + purpose,
+        space=kv_space(timeline, 2 * total or None),
+        blocks=2 * total,
+        total=total,
+        setting="num_gpu_blocks_override",
+        value=2 * total or None,
+    )
+
+
 def _typed(option: str, value: object, now: object) -> Message:
     """Return an option with its value and current value: ``--kv-cache-memory-bytes 32M (now 4M)``."""
     assign = "=" if option == SPACE else " "

@@ -1,5 +1,8 @@
 """``client-limited``: the engine waits for clients, which send few requests, or send them in rounds."""
 
+from dataclasses import replace
+from typing import Any, cast
+
 import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import executed_batches
@@ -342,6 +345,4 @@ RULE = Rule(
     find=_find,
     quiet=3,
 )
-RANKS_RULE = Rule(
-    code=RULE.code, summary=RULE.summary, needs=RULE.needs, find=_find_in_ranks, quiet=RULE.quiet
-)
+RANKS_RULE: Rule[RecordedRanks] = replace(cast("Rule[Any]", RULE), find=_find_in_ranks)

@@ -1,7 +1,6 @@
 """Parts that rules share: findings from evidence and templates, their costs, and parts of sentences."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import TypedDict, Unpack
 
@@ -27,11 +26,6 @@ class Waited(Evidence, kw_only=True):
     """Total time charged to it, over all requests."""
     requests: int
     """Number of requests that waited."""
-
-
-class LongestWaited(Waited, kw_only=True):
-    """Evidence about a wait that names the request that waited longest."""
-
     longest_ms: float
     """Largest total of these waits for a single request."""
     longest_request: str
@@ -43,69 +37,38 @@ class WaitFigures(TypedDict):
 
     wait_ms: float
     requests: int
-
-
-class LongestWaitFigures(WaitFigures):
-    """Fields of ``LongestWaited``."""
-
     longest_ms: float
     longest_request: str
 
 
 def wait_figures(waits: Charged) -> WaitFigures:
     """Return the fields of ``Waited``."""
-    return {"wait_ms": waits.time_us / 1e3, "requests": waits.requests}
-
-
-def longest_wait_figures(waits: Charged) -> LongestWaitFigures:
-    """Return the fields of ``LongestWaited``."""
     return {
-        **wait_figures(waits),
+        "wait_ms": waits.time_us / 1e3,
+        "requests": waits.requests,
         "longest_ms": waits.longest_us / 1e3,
         "longest_request": waits.longest_id,
     }
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Time that a finding cost, by the step-time model."""
+class CostFigures(TypedDict, total=False):
+    """Fields of a ``Finding`` about the time that it cost."""
 
-    ms: float | None = None
-    """Time in milliseconds; None: there is no model, or it cannot resolve so small a cost."""
-    frac: float | None = None
-    """``ms`` as a share of the busy time."""
-    error_frac: float | None = None
-    """Typical relative error of the model."""
-    unresolved: bool = False
-    """True if the estimate is smaller than the model's error and under 1 % of the run."""
-
-    def severity(self, *, unknown: str) -> str:
-        """Severity by cost; ``unknown`` where there is no estimate."""
-        return "info" if self.unresolved else severity_of(self.frac, unknown=unknown)
+    cost_ms: float | None
+    cost_frac: float | None
+    cost_error_frac: float | None
 
 
-def model_cost(timeline: Timeline, cost_us: float | None) -> Cost:
-    """Return an estimate from the step-time model; it has no value if the model cannot resolve it."""
-    model, duration_us = timeline.step_time, timeline.busy_us
-    if model is None or cost_us is None or not duration_us:
-        return Cost()
-    frac = cost_us / duration_us
+def prefill_cost(timeline: Timeline, tokens: int) -> CostFigures:
+    """Return the cost of this many prefill tokens; empty if the step-time model does not resolve it."""
+    model, busy_us = timeline.step_time, timeline.busy_us
+    if not tokens or model is None or not model.per_prefill_token_us or not busy_us:
+        return {}
+    cost_us = tokens * model.per_prefill_token_us
+    frac = cost_us / busy_us
     if frac < WARNING_COST_FRAC and model.error_frac >= round(frac, 4):  # the error has four digits, too
-        return Cost(unresolved=True)
-    return Cost(cost_us / 1e3, frac, model.error_frac)
-
-
-def prefill_cost(timeline: Timeline, tokens: int) -> Cost:
-    """Return the cost of this many prefill tokens; unknown if no step shows the cost of a prefill token."""
-    model = timeline.step_time
-    if not tokens or model is None or not model.per_prefill_token_us:
-        return Cost()
-    return model_cost(timeline, tokens * model.per_prefill_token_us)
-
-
-def severity_of(cost_frac: float | None, *, unknown: str = "info") -> str:
-    """Return the severity by cost; ``unknown`` if there is no estimate."""
-    return unknown if cost_frac is None else severity(cost_frac, WARNING_COST_FRAC, CRITICAL_COST_FRAC)
+        return {}
+    return {"cost_ms": cost_us / 1e3, "cost_frac": frac, "cost_error_frac": model.error_frac}
 
 
 CRITICAL_WEIGHT_FRAC = 0.25
@@ -124,7 +87,7 @@ def severity(frac: float, warning_from: float, critical_from: float) -> str:
     return "critical" if frac >= critical_from else "warning" if frac >= warning_from else "info"
 
 
-class Figures(TypedDict, total=False):
+class Figures(CostFigures, total=False):
     """Fields of a ``Finding`` that are not sentences, as set by its rule."""
 
     code: str
@@ -142,11 +105,8 @@ class Figures(TypedDict, total=False):
     steps: list[int]
     tokens: int
     advice: list[Advice]
-    cost_ms: float | None
-    cost_frac: float | None
     cost_of: str
     tail: Message
-    cost_error_frac: float | None
 
 
 class Fields(Figures, total=False):
@@ -281,7 +241,6 @@ def step_finding(
     evidence: Evidence,
     *,
     values: Values = MappingProxyType({}),
-    cost: Cost | None = None,
     **fields: Unpack[Fields],
 ) -> Finding:
     """Return a finding about the steps of one engine.
@@ -292,16 +251,11 @@ def step_finding(
         evidence: Evidence with the finding's figures.
         values: As for ``finding_of``; templates may also name ``trials``: the number of trials that show it,
             if there are several.
-        cost: Time that it cost.
         fields: As for ``finding_of``.
     """
-    cost = cost or Cost()
     of_engine: Fields = {
         "engine_rank": timeline.rank,
         "trials": trial_numbers(shown),
-        "cost_ms": cost.ms,
-        "cost_frac": cost.frac,
-        "cost_error_frac": cost.error_frac,
         **fields,
     }
     values = {"trials": in_trials(timeline, of_engine["trials"]), **values}
@@ -373,7 +327,7 @@ def listed(parts: list[Message], last: str = "and") -> Message:
 
 
 WAITED = "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms})."
-"""Sentence about the fields of ``LongestWaited``."""
+"""Sentence about the fields of ``Waited``."""
 
 
 def share_of_requests(timeline: Timeline, time_us: float) -> float | None:

@@ -5,13 +5,13 @@ import polars as pl
 from schedtrace.diagnose.gains import unless_shown
 from schedtrace.diagnose.kv_cache import need_at_refusals
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import kv_space
-from schedtrace.diagnose.rules.common import advise, only, wait_finding
+from schedtrace.diagnose.rules.allowed_settings import twice_the_blocks
+from schedtrace.diagnose.rules.common import Waited, advise, only, wait_figures, wait_finding
 from schedtrace.diagnose.rules.kv_bound import largest_holder
 from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice, Evidence
+from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import HEAD_OF_LINE
@@ -19,7 +19,7 @@ from schedtrace.timeline.queue_waits import heads_by_size
 from schedtrace.timeline.timeline import Timeline
 
 
-class HeadOfLine(Evidence, kw_only=True):
+class HeadOfLine(Waited, kw_only=True):
     """Refused requests, and the requests behind them."""
 
     heads: int
@@ -30,10 +30,6 @@ class HeadOfLine(Evidence, kw_only=True):
     """Tokens that this head wanted."""
     blocks_free: float | None
     """Median number of free KV blocks after the steps that refused it."""
-    requests_held_up: int
-    """Number of requests that a head held up."""
-    longest_ms: float
-    """Longest of these waits."""
 
     @property
     def other_heads(self) -> int:
@@ -68,8 +64,7 @@ def _find(timeline: Timeline) -> Findings:
         head=worst["head"],
         head_tokens=worst["head_tokens"],
         blocks_free=heads.filter(pl.col("head") == worst["head"])["kv_blocks_free"].median(),  # type: ignore[arg-type]  # of integers
-        requests_held_up=waits.requests,
-        longest_ms=waits.longest_us / 1e3,
+        **wait_figures(waits),
     )
     yield wait_finding(
         timeline,
@@ -81,10 +76,10 @@ def _find(timeline: Timeline) -> Findings:
         holder=_holder(timeline, evidence, cause),
         cause=cause,
         location=only(heads["location"]),
-        message="{requests_held_up:n request} would have been admitted {mean:us} earlier on average "
+        message="{requests:n request} would have been admitted {mean:us} earlier on average "
         "({longest_request:id}: {longest_ms:ms}), had vLLM looked past {heads:n refused request}; it "
         "admits in queue order.",
-        values={"mean": waits.time_us / waits.requests, "longest_request": waits.longest_id},
+        values={"mean": waits.time_us / waits.requests},
         advice=unless_shown(timeline, waits, _advice(timeline, cause)),
         evidence=evidence,
         example="{at} refused {head:id} ({head_tokens:n token}) and left {budget_left:n token}, "
@@ -123,17 +118,7 @@ def _advice(timeline: Timeline, cause: str) -> list[Advice]:
     config = timeline.header.scheduler_config
     pieces = []
     if cause == Cause.KV_BLOCKS:
-        total = timeline.header.kv_blocks_total or 0
-        pieces.append(
-            advise(
-                "{space}: {blocks:n block} instead of {total:n}",
-                space=kv_space(timeline, 2 * total or None),
-                blocks=2 * total,
-                total=total,
-                setting="num_gpu_blocks_override",
-                value=2 * total or None,
-            )
-        )
+        pieces.append(twice_the_blocks(timeline))
         if config.get("scheduler_reserve_full_isl") and config.get("enable_chunked_prefill"):
             pieces.append(
                 advise(

@@ -6,7 +6,7 @@ requests that it preempted waited and computed again.
 
 import re
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import polars as pl
@@ -130,19 +130,6 @@ KINDS = {
 }
 
 
-class StarvedThread(msgspec.Struct, kw_only=True):
-    """Thread during the time in which the engine was starved of processor time."""
-
-    role: str
-    """``engine`` or ``worker``."""
-    pid: int
-    """Id of the operating system's process."""
-    ran_frac: float
-    """Share of the time with too few processors in which the thread was on a processor."""
-    waited_frac: float
-    """Share of that time in which the thread was ready to run but had no processor."""
-
-
 class Interruptions(Evidence, kw_only=True):
     """Interruptions of one kind."""
 
@@ -186,23 +173,19 @@ class Interruptions(Evidence, kw_only=True):
     """Share of all steps that have it."""
     short_ms: float | None
     """Time in which the engine was starved of processor time, if ``starved``."""
-    threads: list[StarvedThread]
-    """Threads that lacked a processor, if ``starved``; the thread that lost the most time first."""
+    role: str | None = None
+    """Thread that lost the most time, if ``starved``: ``engine`` or ``worker``."""
+    pid: int | None = None
+    """Id of that thread's process."""
+    ran_frac: float | None = None
+    """Share of the time with too few processors in which that thread was on a processor."""
+    waited_frac: float | None = None
+    """Share of that time in which that thread was ready to run but had no processor."""
 
     @property
     def thread(self) -> str:
         """Thread that lost the most time, in words."""
-        return NAMES[self.threads[0].role] if self.threads else ""
-
-    @property
-    def ran_frac(self) -> float | None:
-        """Return that thread's ``ran_frac``; None: there is no thread."""
-        return self.threads[0].ran_frac if self.threads else None
-
-    @property
-    def waited_frac(self) -> float | None:
-        """Return that thread's ``waited_frac``; None: there is no thread."""
-        return self.threads[0].waited_frac if self.threads else None
+        return NAMES.get(self.role or "", "")
 
     @property
     def repeated(self) -> int:
@@ -329,7 +312,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         scheduler=timeline.header.scheduler_class.rpartition(".")[2],
         stacks=_stacks(timeline, rows),
         short_ms=total_us(in_window) / 1e3 if starving else None,
-        threads=_starved_threads(timeline) if starving else [],
+        **(_most_starved(timeline) if starving else {}),
     )
     words = KINDS.get(kind, SLOW)
     clause = mark_clause(mark.term) if mark else NOTHING
@@ -464,23 +447,17 @@ def _place(stacks: list[str]) -> Message:
     )
 
 
-def _starved_threads(timeline: Timeline) -> list[StarvedThread]:
-    """Return the threads that lost time, the thread that lost the most first."""
-    return [
-        StarvedThread(
-            role=thread["role"],
-            pid=thread["pid"],
-            ran_frac=thread["ran_us"] / thread["us"],
-            waited_frac=thread["waited_us"] / thread["us"],
-        )
-        for thread in starved_threads(timeline.tables.thread_times, timeline.starved).to_dicts()
-    ]
+def _most_starved(timeline: Timeline) -> dict[str, Any]:
+    """Return the evidence's fields about the thread that lost the most time."""
+    most = starved_threads(timeline.tables.thread_times, timeline.starved).row(0, named=True)
+    fracs = {name: most[f"{name[:-5]}_us"] / most["us"] for name in ("ran_frac", "waited_frac")}
+    return {"role": most["role"], "pid": most["pid"], **fracs}
 
 
 def _message(evidence: Interruptions, cases: pl.DataFrame) -> Message:
     longest = NOTHING
     if evidence.kind == events.STARVED:
-        longest = say(" It happened in {stretch}, process {pid}.", evidence, pid=str(evidence.threads[0].pid))
+        longest = say(" It happened in {stretch}, process {pid}.", evidence, pid=str(evidence.pid))
     elif cases.height:
         if evidence.kind in (events.HUNG, events.STALLED):
             place = "after" if cases["open"][0] or evidence.kind == events.STALLED else "in"

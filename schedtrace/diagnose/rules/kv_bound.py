@@ -6,7 +6,7 @@ from schedtrace.diagnose.gains import RAN, with_more_running
 from schedtrace.diagnose.kv_cache import GroupUse, Need, group_use, need_at_refusals
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
-from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise, longest_wait_figures
+from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_figures
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import Cause
@@ -27,7 +27,7 @@ STATE = "Mamba"
 """Groups whose blocks hold a state of fixed size instead of tokens."""
 
 
-class KvSpace(LongestWaited, kw_only=True):
+class KvSpace(Waited, kw_only=True):
     """Waits for KV blocks, and the cost of preemptions."""
 
     refused_steps: int
@@ -123,7 +123,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
     computed = int(timeline.steps["used_tokens"].sum() or 0)
     recomputed = int(timeline.steps["recomputed_tokens"].sum() or 0)
     return KvSpace(
-        **longest_wait_figures(waits),
+        **wait_figures(waits),
         refused_steps=refused["step"].n_unique(),
         steps=timeline.steps.height,
         preemptions=timeline.preemptions.filter(pl.col("in_schedule")).height,

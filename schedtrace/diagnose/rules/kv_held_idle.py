@@ -6,7 +6,7 @@ import polars as pl
 
 from schedtrace.diagnose.kv_cache import usable_blocks
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import kv_space
+from schedtrace.diagnose.rules.allowed_settings import kv_space, twice_the_blocks
 from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_figures, wait_finding
 from schedtrace.diagnose.waits import charged, mean, totals
 from schedtrace.model.causes import Cause
@@ -111,19 +111,10 @@ def _parked_loads(timeline: Timeline) -> Finding | None:
             "mean_parked": round(evidence.parked or 0),
             "mean_running": round(evidence.running or 0),
             "usable": total - 1 if total else None,
-            "longest_request": waits.longest_id,
-            "longest_ms": waits.longest_us / 1e3,
         },
         advice=[
             advise("look at the KV connector's other side: its transfers take too long"),
-            advise(
-                "{space}: {blocks:n block} instead of {total:n}, as room for parked requests",
-                setting="num_gpu_blocks_override",
-                value=2 * total or None,
-                space=kv_space(timeline, 2 * total or None),
-                blocks=2 * total,
-                total=total,
-            ),
+            twice_the_blocks(timeline, ", as room for parked requests"),
         ],
     )
 
@@ -176,8 +167,6 @@ def _idle_holders(timeline: Timeline) -> Finding | None:
         values={
             "who": Count(evidence.holders, NOUNS[evidence.kind]),
             "usable": usable_blocks(timeline.header),
-            "longest_request": waits.longest_id,
-            "longest_ms": waits.longest_us / 1e3,
             "stretch": Steps(evidence.first_step, evidence.last_step),
         },
         cause=Cause.KV_BLOCKS,

@@ -15,11 +15,11 @@ from schedtrace.diagnose.rules.allowed_settings import (
 )
 from schedtrace.diagnose.rules.common import (
     WAITED,
-    LongestWaited,
+    Waited,
     advise,
     by_class,
     listed,
-    longest_wait_figures,
+    wait_figures,
 )
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.settings import capped_steps
@@ -39,7 +39,7 @@ FULLEST_FRAC = 0.1
 """Share of the steps that may be fuller than the steps for which seats are advised."""
 
 
-class Seats(LongestWaited, kw_only=True):
+class Seats(Waited, kw_only=True):
     """Waits for a seat, the requests that had seats, and the resources that were free."""
 
     refused_steps: int
@@ -112,7 +112,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
     capped = capped_steps(timeline)
     holds = (prefills or 0) > (decodes or 0) and capped.steps >= CAPPED_TIMES * max(1, capped.full_steps)
     return Seats(
-        **longest_wait_figures(waits),
+        **wait_figures(waits),
         refused_steps=steps.height,
         steps=timeline.steps.height,
         seats=timeline.seats,

@@ -6,7 +6,7 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import Decodes, batched_tokens, decodes_of_all, more_adapters
-from schedtrace.diagnose.rules.common import LongestWaited, advise, longest_wait_figures, wait_finding
+from schedtrace.diagnose.rules.common import Waited, advise, wait_figures, wait_finding
 from schedtrace.diagnose.rules.kv_bound import RULE as KV_BOUND
 from schedtrace.diagnose.rules.max_num_seqs_bound import RULE as MAX_NUM_SEQS_BOUND
 from schedtrace.diagnose.rules.token_budget_bound import RULE as TOKEN_BUDGET_BOUND
@@ -195,7 +195,7 @@ def _loads(timeline: Timeline) -> Message:
     )
 
 
-class LimitWait(LongestWaited, kw_only=True):
+class LimitWait(Waited, kw_only=True):
     """Waits for one limit."""
 
     refused_steps: int
@@ -233,7 +233,7 @@ def _cause_findings(timeline: Timeline, cause: str) -> Findings:
         values={"cause": cause, "why": why},
         advice=_advice(timeline, cause, detail[0]) if refusals.height else [],
         evidence=LimitWait(
-            **longest_wait_figures(waits),
+            **wait_figures(waits),
             refused_steps=refusals["step"].n_unique(),
             steps=timeline.steps.height,
         ),

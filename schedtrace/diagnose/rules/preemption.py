@@ -7,7 +7,13 @@ import polars as pl
 
 from schedtrace.diagnose.kv_cache import resumptions, steps_per_block
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import Cost, largest, prefill_cost, step_finding
+from schedtrace.diagnose.rules.common import (
+    CRITICAL_COST_FRAC,
+    CostFigures,
+    largest,
+    prefill_cost,
+    step_finding,
+)
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Evidence
@@ -80,13 +86,14 @@ def _find(timeline: Timeline) -> Findings:
     recomputed = int(timeline.steps["recomputed_tokens"].sum())
     part = recomputed / max(1, int(timeline.steps["used_tokens"].sum()), recomputed)
     storm = _storm(timeline, repeated, recomputed)
-    cost, cases = Cost(), largest(lost, "lost_tokens")
+    cost: CostFigures = {}
+    cases = largest(lost, "lost_tokens")
     if storm is not None:
         cost = prefill_cost(timeline, recomputed)
         most = repeated.filter(pl.col("times") == pl.col("times").max())
         away = largest(resumptions(timeline), "away_us")
         cases = away.join(most, on="request_id", how="semi", maintain_order="left") if most.height else away
-    critical = part >= CRITICAL_RECOMPUTE_FRAC or cost.severity(unknown="warning") == "critical"
+    critical = part >= CRITICAL_RECOMPUTE_FRAC or (cost.get("cost_frac") or 0) >= CRITICAL_COST_FRAC
     often, times = repeated.row(0) if repeated.height else (None, None)
     evidence = Preemptions(
         victims=lost["request_id"].n_unique(),
@@ -114,7 +121,7 @@ def _find(timeline: Timeline) -> Findings:
         },
         example=STORM_EXAMPLE if storm else EXAMPLE,
         cases=cases,
-        cost=cost,
+        **cost,
     )
 
 

@@ -189,7 +189,7 @@ def _find(timeline: Timeline) -> Findings:
         "{computed_before_tokens:n token/tokens that had been computed before} in {at}.",
         cases=recomputed,
         tail=_tail(evidence) if missed else NOTHING,
-        cost=prefill_cost(timeline, again),
+        **prefill_cost(timeline, again),
     )
 
 
@@ -224,7 +224,7 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
                 value=True,
             )
         ],
-        cost=prefill_cost(timeline, again),
+        **prefill_cost(timeline, again),
     )
 
 

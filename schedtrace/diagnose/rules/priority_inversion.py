@@ -97,8 +97,6 @@ def _find(timeline: Timeline) -> Findings:
         values={
             "resource": listed([_resource(cause) for cause in waited_for]),
             "ran": by_class(classes),
-            "longest_request": waits.longest_id,
-            "longest_ms": waits.longest_us / 1e3,
         },
         advice=_advice(timeline),
     )

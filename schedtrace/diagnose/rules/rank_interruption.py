@@ -5,7 +5,8 @@ to rearrange the experts of a model.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import polars as pl
 
@@ -173,11 +174,4 @@ def _advice_for_passes(evidence: SlowPasses, settings: Mapping[str, Any]) -> lis
     return advice
 
 
-RANKS_RULE = Rule(
-    code=RULE.code,
-    summary=RULE.summary,
-    needs=RULE.needs,
-    find=_find_in_ranks,
-    specific=RULE.specific,
-    threshold=RULE.threshold,
-)
+RANKS_RULE: Rule[RecordedRanks] = replace(cast("Rule[Any]", RULE), find=_find_in_ranks)

@@ -6,7 +6,6 @@ from schedtrace.diagnose.gains import host_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, cost_frac
 from schedtrace.diagnose.rules.allowed_settings import async_scheduling
 from schedtrace.diagnose.rules.common import (
-    Cost,
     advise,
     largest,
     severity,
@@ -80,7 +79,8 @@ def _find(timeline: Timeline) -> Findings:
         advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
         example="before {at} the device waited {gap_us:us} with {num_running_before:n request} running.",
         cases=largest(gaps, "gap_us"),
-        cost=Cost(gap_us / 1e3, frac),
+        cost_ms=gap_us / 1e3,
+        cost_frac=frac,
     )
 
 

@@ -23,7 +23,7 @@ from schedtrace.diagnose.excess_words import (
 from schedtrace.diagnose.gains import sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed_settings import async_scheduling, current_value_note
-from schedtrace.diagnose.rules.common import Cost, advise, largest, listed, step_finding
+from schedtrace.diagnose.rules.common import advise, largest, listed, step_finding
 from schedtrace.diagnose.rules.slow_step_remedies import profile_advice, remedies, would_tell
 from schedtrace.diagnose.rules.spec_decode import larger_steps
 from schedtrace.model.message import NOTHING, Message, Number, Request, Steps, joined
@@ -205,7 +205,9 @@ def _find(timeline: Timeline) -> Findings:
             advice=advice,
             example="{at} with {total_requests:n request} took {took_us:us} instead of {expected_us:us}.",
             cases=slow.sort(pl.col("took_us") - pl.col("expected_us"), descending=True, maintain_order=True),
-            cost=Cost(effect.cost_us / 1e3, effect.cost_us / timeline.busy_us, excess.error_frac),
+            cost_ms=effect.cost_us / 1e3,
+            cost_frac=effect.cost_us / timeline.busy_us,
+            cost_error_frac=excess.error_frac,
         )
 
 
@@ -264,7 +266,9 @@ def _unmarked_finding(timeline: Timeline, excess: "PartExcess") -> Finding:
         advice=[would_tell(excess.part)],
         example="{at} with {total_requests:n request} took {took_us:us} instead of {expected_us:us}.",
         cases=largest(slow, "left_us"),
-        cost=Cost(left.cost_us / 1e3, left.cost_us / timeline.busy_us, excess.error_frac),
+        cost_ms=left.cost_us / 1e3,
+        cost_frac=left.cost_us / timeline.busy_us,
+        cost_error_frac=excess.error_frac,
     )
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import Cost, advise, largest, share_of_requests, step_finding
+from schedtrace.diagnose.rules.common import advise, largest, share_of_requests, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
@@ -216,7 +216,9 @@ def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> 
         example="{at} verified {draft_tokens:n draft token} for {total_requests:n request} in "
         "{busy_us:us} and finished {output_tokens:n token}.",
         cases=largest(steps, "busy_us"),
-        cost=Cost(lost_us / 1e3, lost_us / timeline.busy_us, costs.error_frac if loses else None),
+        cost_ms=lost_us / 1e3,
+        cost_frac=lost_us / timeline.busy_us,
+        cost_error_frac=costs.error_frac if loses else None,
     )
 
 

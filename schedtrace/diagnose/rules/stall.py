@@ -4,10 +4,11 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import (
-    Cost,
+    CRITICAL_COST_FRAC,
+    WARNING_COST_FRAC,
     largest,
     only,
-    severity_of,
+    severity,
     step_finding,
     step_numbers,
     trial_numbers,
@@ -18,20 +19,9 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
-EMPTY_STEPS_SCHEMA = {
-    "step": pl.Int64,
-    "trial": pl.Int64,
-    "steps": pl.UInt32,
-    "since_us": pl.Int64,
-    "unended": pl.Boolean,
-    "num_waiting": pl.Int64,
-    "num_running": pl.Int64,
-    "cause": pl.String,
-    "via": pl.String,
-    "request_id": pl.String,
-    "location": pl.String,
-    "stalled_us": pl.Int64,
-}
+IS_EMPTY = (pl.col("total_requests") == 0) & (
+    (pl.col("num_waiting_after") > 0) | (pl.col("num_running_after") > 0)
+)
 
 
 def empty_steps(timeline: Timeline) -> pl.DataFrame:
@@ -43,14 +33,10 @@ def empty_steps(timeline: Timeline) -> pl.DataFrame:
     none in the trial), ``unended`` (there is none), ``cause``, ``via``, ``request_id`` and ``location`` of
     the exit that most of its steps were left at, ``num_waiting`` and ``num_running`` after its last step.
     """
-    there = (pl.col("num_waiting_after") > 0) | (pl.col("num_running_after") > 0)
-    is_empty = (pl.col("total_requests") == 0) & there
-    if timeline.steps.filter(is_empty).is_empty():
-        return pl.DataFrame(schema=EMPTY_STEPS_SCHEMA)
     steps = timeline.steps.join(
         _running_exits(timeline), on="step", how="left", maintain_order="left"
     ).with_columns(
-        empty=is_empty,
+        empty=IS_EMPTY,
         last_us=pl.max_horizontal("end_us", "output_us"),
         back_us=pl.col("output_us").cum_max().shift(1).over("trial").fill_null(0),
         next_us=pl.col("start_us").shift(-1).over("trial"),
@@ -128,6 +114,8 @@ class Stalls(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> list[Finding]:
+    if timeline.steps.filter(IS_EMPTY).is_empty():
+        return []
     long = (pl.col("steps") >= FEWEST_STEPS) | (pl.col("stalled_us") >= LONG_US)
     stalls = empty_steps(timeline).filter(long)
     findings = [
@@ -151,13 +139,13 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
         stalled_ms=stalled_us / 1e3,
         longest_ms=worst["stalled_us"] / 1e3,
     )
-    severity = "critical" if evidence.unended else severity_of(part)
+    by_cost = severity(part, WARNING_COST_FRAC, CRITICAL_COST_FRAC)
     every = stalls.select(pl.int_ranges("step", pl.col("step") + pl.col("steps")).explode().alias("step"))
     return step_finding(
         timeline,
         stalls,
         evidence,
-        severity="info" if cause in EXPECTED else severity,
+        severity="info" if cause in EXPECTED else "critical" if evidence.unended else by_cost,
         cause=cause,
         via=str(stalls["via"].unique().sort()[0]),
         location=only(stalls["location"]),
@@ -176,7 +164,8 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
         example="in {span}, {num_waiting:n request} waited, {num_running:n} ran"
         "[ and vLLM refused {request_id:id}].",
         cases=cases,
-        cost=Cost(stalled_us / 1e3, part),
+        cost_ms=evidence.stalled_ms,
+        cost_frac=part,
         cost_of="run",
     )
 

@@ -28,10 +28,10 @@ from schedtrace.diagnose.rules.allowed_settings import (
     smallest_batched_tokens,
 )
 from schedtrace.diagnose.rules.common import (
-    LongestWaited,
+    Waited,
     advise,
-    longest_wait_figures,
     severity_by_weight,
+    wait_figures,
     wait_finding,
 )
 from schedtrace.diagnose.rules.full_device import knows_waiting_tokens, limit_finding
@@ -144,7 +144,7 @@ NAMED_FROM_FRAC = 0.25
 CHARGES = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
-class TokenBudget(LongestWaited, kw_only=True):
+class TokenBudget(Waited, kw_only=True):
     """Full steps, and what filled them."""
 
     full_steps: int
@@ -216,7 +216,7 @@ def _find(timeline: Timeline) -> Findings:
     )
 
 
-class LoweredBudget(LongestWaited, kw_only=True):
+class LoweredBudget(Waited, kw_only=True):
     """Steps whose ``schedule()`` had a smaller budget than the configured one."""
 
     lowered_steps: int
@@ -238,7 +238,7 @@ class LoweredBudget(LongestWaited, kw_only=True):
 def _lowered(timeline: Timeline, waits: Charged, less: pl.DataFrame) -> Finding:
     """Report that the setting was not the limit, because the scheduler did not use all of it."""
     evidence = LoweredBudget(
-        **longest_wait_figures(waits),
+        **wait_figures(waits),
         lowered_steps=less.height,
         empty_steps=less.filter(pl.col("total_requests") == 0).height,
         steps=timeline.steps.height,
@@ -280,7 +280,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     prefill = max(1, int(each["scheduled_tokens"].sum()))
     wanted_decodes = decodes_of_all(timeline)
     return TokenBudget(
-        **longest_wait_figures(waits),
+        **wait_figures(waits),
         full_steps=steps.height,
         steps=timeline.steps.height,
         token_budget=timeline.token_budget,

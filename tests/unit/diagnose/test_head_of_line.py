@@ -55,7 +55,7 @@ def test_those_behind_who_fit_are_counted_in_the_order_of_the_queue(found, rows)
     assert (finding.steps, finding.tokens, finding.trials) == ([0, 1], 0, [])
     assert rows(*lines) == [(0, "L", "b", 15, 2, 20_000), (0, "L", "c", 25, 3, 20_000)]
     evidence = finding.evidence
-    assert (evidence.requests_held_up, evidence.heads, evidence.longest_ms) == (2, 1, 20.0)
+    assert (evidence.requests, evidence.heads, evidence.longest_ms) == (2, 1, 20.0)
     assert (evidence.head, evidence.head_tokens, evidence.blocks_free) == ("L", 200, 5)
 
 

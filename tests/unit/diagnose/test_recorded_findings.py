@@ -104,7 +104,7 @@ FIGURES = {
     # The long prompt needs 15 blocks of the 9 left; the two behind it need 2 each, for 24 steps.
     "head-of-line": (
         {"cause": "kv_blocks", "count": 24},
-        {"requests_held_up": 2, "head": "long", "head_tokens": 240, "blocks_free": 9},
+        {"requests": 2, "head": "long", "head_tokens": 240, "blocks_free": 9},
     ),
     # Nobody is scheduled until the request that can never fit is aborted after 20 steps.
     "stall": (
