@@ -461,7 +461,9 @@ class Window:
             end = min(end, self.end_us - timeline.offset_us)
         if self.last_us is not None:
             return max(first, end - self.last_us), end
-        return max(first, (self.begin_us or 0) - timeline.offset_us), end
+        if self.begin_us is None:
+            return first, end
+        return max(first, self.begin_us - timeline.offset_us), end
 
 
 def windowed(timeline: Timeline, window: Window) -> Timeline:

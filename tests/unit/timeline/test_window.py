@@ -103,6 +103,12 @@ def test_of_several_ranks_a_window_is_on_the_first_ones_clock(view):
     assert windowed(view, Window(begin_us=1150, end_us=1251)).steps["step"].to_list() == [1, 2]
 
 
+def test_a_rank_whose_clock_began_before_the_first_ones_is_whole_without_a_begin(view):
+    view.offset_us = -1150
+    assert windowed(view, Window(end_us=200)).steps["step"].to_list() == [0, 1, 2, 3]
+    assert windowed(view, Window(begin_us=0, end_us=200)).steps["step"].to_list() == [2, 3]
+
+
 def test_a_window_within_a_pause_has_the_pause_and_who_waited(run_of, recorded_words):
     pause = Control("pause_state", 1450, detail="PAUSED_ALL")
     arrivals = [arrival("a", None, 1000), arrival("b", None, 1000)]
