@@ -16,7 +16,7 @@ import polars as pl
 RELATIVE = 1e-9
 FITS = {
     "schedtrace.timeline.step_time": ("fit_step_time", "fit_bent_time", "fit_line", "nearly_predicted"),
-    "schedtrace.step_times.fitting": ("fit_linear",),
+    "schedtrace.step_times.cost_sums": ("fit_linear",),
     "schedtrace.compare.significance": ("change_interval",),
     "schedtrace.diagnose.rules.slow_rank": ("_rates",),
 }

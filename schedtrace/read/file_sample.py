@@ -60,7 +60,7 @@ class FileSample:
         return bool(re.match(r'\s*(?:\[\s*)?\{\s*["}]', self.text))
 
     @cached_property
-    def columns(self) -> frozenset[str]:
+    def first_cells(self) -> frozenset[str]:
         """Cells of the first line, read as CSV."""
         return frozenset(cell.strip().strip('"') for cell in self.first_line.split(","))
 

@@ -87,7 +87,7 @@ def _begins(*magic: bytes) -> Callable[[FileSample], bool]:
 
 
 def _columns(names: Sequence[str]) -> Callable[[FileSample], bool]:
-    return lambda sample: not sample.is_json and sample.columns.issuperset(names)
+    return lambda sample: not sample.is_json and sample.first_cells.issuperset(names)
 
 
 def _is_trace(sample: FileSample) -> bool:

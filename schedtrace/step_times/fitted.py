@@ -331,7 +331,7 @@ class Fitted:
         if self.rows is None:
             msg = "a saved fit cannot be resampled, since its steps are not saved: fit the trace again"
             raise UsageError(msg)
-        import numpy as np  # noqa: PLC0415  # as in ``fitting``
+        import numpy as np  # noqa: PLC0415  # as in ``cost_sums``
 
         random = np.random.default_rng(seed)
         trials = self.rows.partition_by("part", maintain_order=True)

@@ -263,10 +263,10 @@ def _csv_format(
     """Return the claim and the maker of a format in CSV."""
 
     def make(path: Path, _options: FormatOptions) -> WorkloadFormat:
-        images = IMAGES in _head(path).columns
+        images = IMAGES in _head(path).first_cells
         return WorkloadFormat(source, partial(_read_csv, columns, at_us), images=images)
 
-    return lambda sample: not sample.is_json and sample.columns.issuperset(columns), make
+    return lambda sample: not sample.is_json and sample.first_cells.issuperset(columns), make
 
 
 def _timed_trace(path: Path, options: FormatOptions) -> WorkloadFormat:
@@ -332,7 +332,7 @@ FORMATS: tuple[FileFormat, ...] = (
     FileFormat("a trace of BurstGPT", *_csv_format("burstgpt", BURSTGPT_COLUMNS, _seconds_us)),
     FileFormat(
         "a workload of ServeGen",
-        lambda sample: not sample.is_json and sample.columns == {"request_id", *SERVEGEN_COLUMNS},
+        lambda sample: not sample.is_json and sample.first_cells == {"request_id", *SERVEGEN_COLUMNS},
         _csv_format("servegen", SERVEGEN_COLUMNS, _seconds_us)[1],
     ),
     FileFormat("a timed trace", _claims_timed_trace, _timed_trace, has_units=True),

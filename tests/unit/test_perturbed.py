@@ -25,7 +25,7 @@ def test_all_modules_that_fit_are_perturbed():
 
 @pytest.mark.skipif(not perturbed.SEED, reason="PERTURBED=0")
 def test_a_fit_is_off_by_a_billionth():
-    fit = import_module("schedtrace.step_times.fitting").fit_linear
+    fit = import_module("schedtrace.step_times.cost_sums").fit_linear
     rows = pl.DataFrame({"us": [100.0 + 3 * n for n in range(30)], "tokens": list(range(30))})
     exact, found = fit.__wrapped__(rows, "us", ("tokens",)), fit(rows, "us", ("tokens",))
     assert found != exact

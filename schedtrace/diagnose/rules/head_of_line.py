@@ -37,7 +37,7 @@ class HeadOfLine(Waited, kw_only=True):
         return self.heads - 1
 
 
-def held_up(timeline: Timeline) -> pl.DataFrame:
+def held_up_requests(timeline: Timeline) -> pl.DataFrame:
     """Return ``timeline.held_up`` with ``waited_us``, the additional time that each waited; longest first."""
     starts = timeline.steps[["step", "start_us"]]
     passed = timeline.held_up.join(starts, on="step", how="left", maintain_order="left").join(
@@ -51,7 +51,7 @@ def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
         return
-    heads, passed = heads_by_size(timeline.refused_heads), held_up(timeline)
+    heads, passed = heads_by_size(timeline.refused_heads), held_up_requests(timeline)
     cause = str(passed["cause"].mode().sort()[0])
     worst = (
         passed.group_by("head", maintain_order=True)

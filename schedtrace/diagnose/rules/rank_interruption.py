@@ -48,7 +48,7 @@ class SlowPasses(Evidence, kw_only=True):
     it does not, or not recorded."""
 
     @property
-    def period(self) -> Message:
+    def cycle(self) -> Message:
         """Number of common steps, or time, after which they recur."""
         if self.period_steps is not None:
             return say("{steps:n common step}", steps=round(self.period_steps))
@@ -63,8 +63,8 @@ class SlowPasses(Evidence, kw_only=True):
 
 PASSES = {
     events.PERIODIC: (
-        "All ranks stop every {period}[{rearranges:?} (experts are rearranged)]",
-        "All ranks stop every {period}[{rearranges:?}, as often as vLLM rearranges the experts]",
+        "All ranks stop every {cycle}[{rearranges:?} (experts are rearranged)]",
+        "All ranks stop every {cycle}[{rearranges:?}, as often as vLLM rearranges the experts]",
     ),
     events.FIRST: (
         "The first common steps are slow",

@@ -80,7 +80,7 @@ class SlowPhase(msgspec.Struct, kw_only=True):
     """Length of the phase."""
 
     @property
-    def stretch(self) -> Steps:
+    def phase_steps(self) -> Steps:
         """Steps from the first slow one to the last."""
         return Steps(self.first_step, self.last_step)
 
@@ -289,14 +289,14 @@ def _when(phases: list[SlowPhase]) -> Message:
     first, *later = phases
     return say(
         "{count:n phase} of {shortest:us}[ to {longest:us}], [{later:?}the first ]{begin_us:us} into the "
-        "recording ({stretch})[, the last after {last:us} ({last_steps})]",
+        "recording ({phase_steps})[, the last after {last:us} ({last_steps})]",
         first,
         count=len(phases),
         shortest=min(phase.length_us for phase in phases),
         longest=max(phase.length_us for phase in phases) if later else None,
         later=bool(later),
         last=later[-1].begin_us if later else None,
-        last_steps=later[-1].stretch if later else NOTHING,
+        last_steps=later[-1].phase_steps if later else NOTHING,
     )
 
 

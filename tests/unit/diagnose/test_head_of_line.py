@@ -1,7 +1,7 @@
 import pytest
 
 from schedtrace.diagnose.rules import RULES
-from schedtrace.diagnose.rules.head_of_line import held_up
+from schedtrace.diagnose.rules.head_of_line import held_up_requests
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
 from schedtrace.model.trace_facts import CacheGroup
@@ -42,7 +42,7 @@ def rows(view_of):
 
     def of(*lines, **header):
         view = view_of(*lines, **header)
-        return held_up(view).select(names).rows() if RULES[CODE](view) else []
+        return held_up_requests(view).select(names).rows() if RULES[CODE](view) else []
 
     return of
 

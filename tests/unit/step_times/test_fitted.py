@@ -14,6 +14,7 @@ from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import RankSync
 from schedtrace.step_times import fitted as fitted_module
 from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.cost_sums import Larger, Linear, fit_larger, fit_linear
 from schedtrace.step_times.fitted import (
     OF_BATCH,
     Counted,
@@ -33,12 +34,8 @@ from schedtrace.step_times.fitting import (
     USUAL_DOUBLINGS,
     USUAL_PER_DOUBLING,
     Extrapolation,
-    Larger,
-    Linear,
     extrapolation_errors,
     fit_device,
-    fit_larger,
-    fit_linear,
     gathering_us,
 )
 from tests.makers import arrival, step

@@ -5,7 +5,7 @@ import random
 import polars as pl
 import pytest
 
-from schedtrace.step_times.fitting import FEWEST_OF_A_SUM, fit_larger
+from schedtrace.step_times.cost_sums import FEWEST_OF_A_SUM, fit_larger
 
 ONE = ("prefill_tokens", "decodes")
 TWO = (("decodes",), ("batch_tokens",))

@@ -7,8 +7,9 @@ import pytest
 
 from schedtrace.model.what_if import Baseline, Figure, ReplayedLoad, ReplayOutcome, Replays
 from schedtrace.step_times.constants import Constants
+from schedtrace.step_times.cost_sums import Linear
 from schedtrace.step_times.fitted import Fitted
-from schedtrace.step_times.fitting import NO_TIME, Error, Fit, Linear, Source
+from schedtrace.step_times.fitting import NO_TIME, Error, Fit, Source
 from schedtrace.whatif.replays import RecordedEngine, Work
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.workload import make_workload
