@@ -61,7 +61,7 @@ def diff(
     if fail_on and comparison.undecided:
         why = f"too few trials to tell; {comparison.trials_least} a side are needed"
         if comparison.compared_by == "requests":
-            why = "one server against one, and their requests do not tell; make runs with trials"
+            why = "one server against one, and their requests cannot be compared; record runs with trials"
         print_line(f"schedtrace: --fail-on: {why}", err=True)
     if any(is_regression(metric) for metric in comparison.metrics):
         raise typer.Exit(ExitCode.FINDINGS)

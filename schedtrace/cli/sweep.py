@@ -112,7 +112,7 @@ def sweep(
             )
     except KeyboardInterrupt:
         finished = f"{len(log.finished)} configurations are in {log.path.parent / FILE_NAME}"
-        msg = f"interrupted; {finished}, the same command goes on from there"
+        msg = f"interrupted; {finished}, the same command continues from there"
         raise InterruptedRunError(msg) from None
     show(sweep_page(answer), output_format)
 
@@ -157,7 +157,7 @@ def _swept(
     from schedtrace.whatif.sweep import recorded_loads
 
     if (model is None) != (gpu is None):
-        msg = "--model and --gpu go together: a model's shape takes its time on a GPU"
+        msg = "--model and --gpu go together: step times need both"
         raise UsageError(msg)
     is_run = _is_run(source)
     load_options = [name for name in OPTIONS if was_given(context, name)]
@@ -166,13 +166,13 @@ def _swept(
         msg = f"--{option}: the load is recorded in {source}; it is replayed as it is"
         raise UsageError(msg)
     if not is_run and clients is not None:
-        msg = f"--concurrency: {source} is no recorded run; its requests come at their times"
+        msg = f"--concurrency: {source} is not a recorded run; its requests arrive at the file's times"
         raise UsageError(msg)
     if is_run and model is None:
         base = read_recorded_load(Path(source), step_times, clients)
         return _Swept(base.run.label, base.work, base.run.path, require_baseline(base))
     if model is None or gpu is None:
-        msg = f"{source}: no recorded run, so nothing tells the engine: give --model and --gpu"
+        msg = f"{source}: not a recorded run, so the engine is unknown: give --model and --gpu"
         raise UsageError(msg)
     engine = ModelledEngine(shape(model), gpu_of(gpu), load_times(step_times) if step_times else None)
     if is_run:

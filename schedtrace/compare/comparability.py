@@ -40,8 +40,8 @@ def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]
     elif taken_in_turn(base, new) is False:
         notes.append(
             say(
-                "one run was made after the other: what the machine did meanwhile counts as a difference; "
-                "schedtrace diff --run takes their trials in turn"
+                "the runs were made one after the other, so changes in the machine count as differences; "
+                "schedtrace diff --run alternates their trials"
             )
         )
     for side in ("base", "new"):

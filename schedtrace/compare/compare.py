@@ -325,7 +325,7 @@ def comparison_verdict(
     figures = _figures(metrics, most=1 if steadied else MOST_METRICS, shapes_too=not parts)
     parts += figures or _nothing_found(metrics, most_tests, has_changes=bool(parts))
     if figures and same_work and in_turn is False:
-        parts.append(say("not made in turn: may be the machine"))
+        parts.append(say("not alternated: may be the machine"))
     return (
         joined(parts, "; ") if parts else say("{same}[{whole:!} in what both record]", same=SAME, whole=whole)
     )

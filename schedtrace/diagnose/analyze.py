@@ -200,8 +200,8 @@ def _notices(timeline: Timeline) -> list[Message]:
     if not timeline.there_first.is_empty():
         problems.append(
             say(
-                "{there:n request} {were} there when the recording began: what happened to them before is "
-                "not known, and none counts as an arrival.",
+                "{there:n request} {were} present when the recording began: what happened to them earlier "
+                "is not known, and none counts as an arrival.",
                 there=timeline.there_first.height,
                 were="was" if timeline.there_first.height == 1 else "were",
             )
@@ -436,8 +436,8 @@ def _rank_problems(ranks: RecordedRanks) -> list[Message]:
         difference = say("differ by up to {off:us}", off=off_us) if off_us is not None else None
         problems.append(
             say(
-                "The ranks ran on {hosts:n host} whose clocks may {apart}: no comparison of their "
-                "times is better.",
+                "The ranks ran on {hosts:n host} whose clocks may {apart}; comparisons of their times "
+                "are no more accurate.",
                 ranks,
                 apart=difference or "differ by an unknown time",
             )

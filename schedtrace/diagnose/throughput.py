@@ -100,7 +100,7 @@ def request_presence(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
 def counted_time(run: RunReport) -> Message:
     """Return a note on the period that a run's throughput covers, if the run was idle for part of it.
 
-    ``while requests were there (38 of 57 s)``, ``over whole trials (57 s, requests for 38 s)``.
+    ``while requests were present (38 of 57 s)``, ``over whole trials (57 s, requests for 38 s)``.
     """
     trials = [trial for trial in run.trials if trial.throughput_s]
     counted = sum({trial.trial: trial.throughput_s or 0.0 for trial in trials}.values())
@@ -111,7 +111,7 @@ def counted_time(run: RunReport) -> Message:
     busy = max((_busy_s(run, rank) for rank in {trial.engine_rank for trial in trials}), default=0.0)
     if {trial.throughput_over for trial in trials} == {"requests"} and counted < NOT_IDLE_FRAC * lasted:
         return say(
-            "while requests were there ({counted:n} of {lasted:n} s)",
+            "while requests were present ({counted:n} of {lasted:n} s)",
             counted=counted,
             lasted=lasted,
         )

@@ -297,7 +297,7 @@ def _stalled(timeline: Timeline) -> Message:
     for stall in timeline.stalls.filter("open").tail(1).iter_rows(named=True):
         return say(
             "When this trace ends, no step has made progress for {time:us}: {sentence}.[ {waiting:n request} "
-            "had reached the engine's process and no step of it knows them: they are in no figure here.]",
+            "had reached the engine's process, but no step had seen them: no figure here includes them.]",
             time=stall["until_us"] - stall["since_us"],
             sentence=stall["sentence"],
             waiting=stall["input_requests"],

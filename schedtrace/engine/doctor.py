@@ -306,9 +306,8 @@ def _status_checks(name: str, status: Status) -> Iterator[Check]:
         yield Check(name="engine", state="ok", text=f"{name}: {load}; not recorded", advice=advice)
     if status.stalled_s is not None:
         text = f"{name}: no step has made progress for {status.stalled_s:,.0f} s: {status.stall}"
-        yield Check(
-            name="engine", state="wrong", text=text, advice="schedtrace queue shows who waits for what"
-        )
+        advice = "schedtrace queue shows what each request waits for"
+        yield Check(name="engine", state="wrong", text=text, advice=advice)
 
 
 def url_checks(url: str) -> list[Check]:
@@ -358,5 +357,5 @@ def _metrics_checks(base: str) -> Iterator[Check]:
         f"{waiting:,.0f} waiting{'' if blocks is None else f', {blocks} KV blocks'}"
     )
     yield Check(name="metrics", state="ok", text=what)
-    what = "over HTTP nobody can say whether schedtrace is installed beside this server"
+    what = "HTTP does not show whether schedtrace is installed on this server"
     yield Check(name="plugin", state="note", text=what, advice="on its machine: schedtrace doctor PID")

@@ -198,7 +198,7 @@ if TYPE_CHECKING:
 
 _FULL_BELOW_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 16
-_STOPPED = re.compile(r"schedtrace: recording to (?P<path>.+) stopped: (?P<why>.+); serving goes on")
+_STOPPED = re.compile(r"schedtrace: recording to (?P<path>.+) stopped: (?P<why>.+); serving continues")
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 

@@ -94,7 +94,7 @@ class RunningEngine:
             msg = f"{self.display_name} has not answered for {timeout_s:g} s"
             raise NoAnswerError(msg) from error
         except (ConnectionRefusedError, FileNotFoundError) as error:
-            msg = f"{self.display_name} does not answer: nobody listens there any more"
+            msg = f"{self.display_name} does not answer: no process listens there any more"
             raise NoAnswerError(msg) from error
         except (OSError, AnswerError) as error:
             msg = f"{self.display_name} does not answer: {error}"

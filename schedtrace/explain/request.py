@@ -254,7 +254,7 @@ def _arrival(rows: RequestRows) -> Iterator[LifeEvent]:
         yield rows.event(first["arrived_us"], "arrived", say("at the front end: {about}", about=about))
     if rows.arrival is None:
         sentence = say(
-            "there when the recording began, {state}[, {computed_tokens:n token} computed]"
+            "present when the recording began, {state}[, {computed_tokens:n token} computed]"
             "[, {output_tokens:n} generated][, {num_preemptions:n time} preempted]; "
             "what happened before is not known",
             SimpleNamespace(**first),

@@ -60,8 +60,8 @@ def mooncake_notes(load: Workload) -> Iterator[Message]:
     """Yield the properties of the load that such a file omits."""
     if unknown := sum(request.abort_us is not None or request.abort_step is not None for request in load):
         yield say(
-            "{unknown:n request} did not end by themselves: output_length is what they were allowed to "
-            "generate",
+            "{unknown:n request} did not end by themselves: output_length is the most that they could "
+            "have generated",
             unknown=unknown,
         )
     if load.prefix_block is None:

@@ -241,7 +241,7 @@ class LifeEvent(msgspec.Struct, kw_only=True):
     what: str
     """``arrived``, ``queued``, ``scheduled``, ``chunk``, ``first_token``, ``decode``, ``preempted``,
     ``resumed``, ``waited`` (in vain), ``interrupted`` (while it ran) or ``finished``; where the trace has it
-    ``present`` (there when the recording began), ``received``, ``asked``, ``grammar``, ``kv_load``,
+    ``present`` (present when the recording began), ``received``, ``asked``, ``grammar``, ``kv_load``,
     ``cached``, ``abort``, ``drafts``."""
     step: int | None
     last_step: int | None

@@ -413,7 +413,7 @@ class Writer:
         self.stops(self.describe(error))
         self.working = False
         logger.warning(
-            "schedtrace: recording to {} stopped: {}; serving goes on", self.path, self.describe(error)
+            "schedtrace: recording to {} stopped: {}; serving continues", self.path, self.describe(error)
         )
         with contextlib.suppress(Exception):  # the disk is full or gone: the log line above has said so
             self._write([Notice(at_us=self._now_us(), message=f"recording stopped: {self.describe(error)}")])

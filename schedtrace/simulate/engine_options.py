@@ -104,7 +104,7 @@ def engine_options(
         changes["num_blocks"] = changes.pop(BLOCKS)
     if SPECULATION in changes:
         if changes.pop(SPECULATION) is not None:  # another way to speculate, whose drafts no trace shows
-            msg = f"--set {SPECULATION}: a replay can only do without drafts: --set {SPECULATION}=none"
+            msg = f"--set {SPECULATION}: a replay can only switch drafts off: --set {SPECULATION}=none"
             raise UsageError(msg)
         options |= {"drafts": 0, SPECULATION: None}
     options |= changes
@@ -121,7 +121,8 @@ def _require_replayable(settings: Mapping[str, Any]) -> None:
     for name, values in NEEDED.items():
         if settings.get(name) not in values:
             msg = (
-                f"the engine ran with {name.rpartition('.')[2]}={settings[name]}, which a replay cannot have"
+                f"the engine ran with {name.rpartition('.')[2]}={settings[name]}, which a replay cannot "
+                "reproduce"
             )
             raise UsageError(msg)
 
@@ -177,7 +178,7 @@ def require_values(changes: Mapping[str, Any], *, ranks: int, lockstep: bool) ->
             msg = f"{name}={changes[name]}: one of {allowed}"
             raise UsageError(msg)
     if changes.get("balance_ranks") and ranks == 1:
-        msg = "balance_ranks=true: with one rank there is nobody to wait for; data_parallel_size=N as well"
+        msg = "balance_ranks=true: a single rank has no other to wait for; set data_parallel_size=N as well"
         raise UsageError(msg)
     if changes.get("balance_ranks") and not lockstep:
         msg = "balance_ranks=true: ranks of a dense model are independent, none waits for another"

@@ -102,7 +102,7 @@ def refuse_memory_setting(name: str, option: str = "--set") -> None:
     """
     if name in OF_MEMORY:
         msg = (
-            f"{option} {name}: it acts by way of the GPU's memory, which a replay lacks: "
+            f"{option} {name}: it acts through the GPU's memory, which a replay does not have: "
             "--set num_gpu_blocks_override=N"
         )
         raise UsageError(msg)

@@ -218,7 +218,7 @@ def _unsure(figure: Figure, base: RecordedLoad) -> Message:
     """Return the bounds from a replay whose steps are larger than any recorded step."""
     return say(
         "Replayed on this load: {name} {low_frac:+%} to {high_frac:+%}, since no recorded step has "
-        "more than {tokens:n token}: a run with it tells.",
+        "more than {tokens:n token}: only a run can tell.",
         figure,
         tokens=int(base.times.most_tokens),
     )

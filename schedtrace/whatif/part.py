@@ -92,8 +92,8 @@ def part_of(base: RecordedLoad, findings: Sequence[Finding] = (), *, most_s: flo
     absent = [root for root in findings if not time.holds(root, begin_us, end_us)]
     if lead is not None and lead in absent:
         msg = (
-            f"a replay of a few seconds holds {part.requests:,} of the {part.whole_requests:,} requests, and "
-            "they did not wait for what the verdict is about: it stays as it is"
+            f"a replay of a few seconds holds {part.requests:,} of the {part.whole_requests:,} requests, "
+            "which did not wait for the verdict's limit: it stays as it is"
         )
         raise InputError(msg)
     missing = frozenset((root.code, root.cause) for root in absent)

@@ -311,7 +311,7 @@ class Predictor:
             trial_values(metric.value, trials) for trials in (self._reports, self.replayed.replayed_trials)
         )
         if not was or not now:
-            msg = f"the load has no {name} to be judged by"
+            msg = f"the load has no {name}, by which to judge a replay"
             raise InputError(msg)
         return metric, was, now
 

@@ -81,16 +81,16 @@ class Clients:
             )
         if self.pattern == "barrier":
             return say(
-                "The load comes in rounds of {clients:n request}; each was sent {thinks:us} (median) after "
-                "the last answer of the round before, and so it is here.",
+                "The load comes in rounds of {clients:n request}; each is sent {thinks:us} (median) after "
+                "the last answer of the round before, as recorded.",
                 self,
                 thinks=thinks,
             )
         if thinks is None:
             return say("The load is that of {clients:n client} with one request open each.", self)
         return say(
-            "The load is a closed loop: {clients:n client} with one request open each; the next one was "
-            "sent {thinks:us} (median) after an answer, and so it is here.",
+            "The load is a closed loop: {clients:n client} with one request open each, sent "
+            "{thinks:us} (median) after the previous answer, as recorded.",
             self,
             thinks=thinks,
         )

@@ -318,7 +318,7 @@ def _claims_sharegpt(sample: FileSample) -> bool:
     return sample.has("conversations") or is_list
 
 
-AS_MEASURED = say("Requests are sent when the benchmark sent them, whatever the answers take here.")
+AS_MEASURED = say("Requests are sent at the benchmark's times, however long answers take here.")
 ONE_TEXT = say("Messages are sent as one text each, without the model's chat template.")
 _IN_BODY = ("custom_id", "url", "body")
 _OF_OTHERS = frozenset(

@@ -261,7 +261,8 @@ def _prefixes(trace: Trace, requests: pl.DataFrame, block: int | None) -> Iterat
     if block is None:
         if requests.filter(pl.col("prompt_tokens") >= size).height:
             yield say(
-                "Which prompts began alike is not recorded, though prefix caching was on: none share one."
+                "Which prompts began alike is not recorded, although prefix caching was on: "
+                "the replay shares no prefixes."
             )
         return
     unknown = requests.filter(pl.col("prefix_hashes").is_null() & (pl.col("prompt_tokens") >= size)).height
@@ -276,7 +277,7 @@ def _prefixes(trace: Trace, requests: pl.DataFrame, block: int | None) -> Iterat
     if longer := requests.filter(hashed & beyond).height:
         yield say(
             "{requests:n request} with prompts of more than {blocks:n block}: what they share "
-            "beyond is not recorded.",
+            "beyond these is not recorded.",
             requests=longer,
             blocks=FIRST_BLOCKS,
         )
@@ -291,7 +292,7 @@ def _prefixes(trace: Trace, requests: pl.DataFrame, block: int | None) -> Iterat
 def _engine(trace: Trace) -> Iterator[Message]:
     if there := trace.present.height:
         yield say(
-            "{there:n request} {were} there when the recording began: the replay begins with an empty "
+            "{there:n request} {were} present when the recording began: the replay begins with an empty "
             "engine, without them.",
             there=there,
             were="was" if there == 1 else "were",
@@ -310,8 +311,8 @@ def _engine(trace: Trace) -> Iterator[Message]:
         yield say(ONE_OF_SEVERAL, ranks=Count(ranks, "data-parallel rank"))
     if trace.problems.is_incomplete:
         yield say(
-            "Lines of the trace are missing[, {steps:n step} among them]: so may be requests that arrived "
-            "there.",
+            "Lines of the trace are missing[, {steps:n step} among them]; requests that arrived in them may "
+            "be missing, too.",
             steps=trace.problems.missing_steps or None,
         )
 

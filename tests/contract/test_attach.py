@@ -408,7 +408,7 @@ def test_every_command_takes_an_attached_trace(played, tmp_path):
         shown = CliRunner().invoke(app, command)
         assert shown.exception is None or isinstance(shown.exception, SystemExit), command
         if command[0] in {"analyze", "diff"}:
-            assert "there when the recording began" in " ".join(shown.output.split()), command
-    assert "there when the recording began" in " ".join(
+            assert "present when the recording began" in " ".join(shown.output.split()), command
+    assert "present when the recording began" in " ".join(
         CliRunner().invoke(app, ["request", folder, name]).output.split()
     )

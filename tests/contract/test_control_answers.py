@@ -158,7 +158,7 @@ def test_after_the_disk_has_filled_every_answer_says_so(engine, tmp_path, monkey
 
 @pytest.mark.parametrize("for_s", [-1.0, 1e11, float("inf"), float("nan")])
 def test_a_time_that_no_timer_can_wait_is_refused_before_anything_is_done(engine, tmp_path, for_s):
-    with pytest.raises(attachment.RefusedError, match="is no time to record for: at most 3"):
+    with pytest.raises(attachment.RefusedError, match="is not a time for a recording: at most 3"):
         engine.answer(AskAttach(run_dir=str(tmp_path / "run"), for_s=for_s))
     assert not (tmp_path / "run").exists()
     assert not hasattr(engine.driver.scheduler, "_schedtrace_recorder")

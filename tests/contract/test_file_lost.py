@@ -71,7 +71,7 @@ def test_a_file_that_can_be_written_no_more_keeps_what_it_has(accident, code, pl
     assert first_difference(plain, decisions_with(accident)) is None
     path = recording / "engine-0.jsonl"
     why = repr(OSError(code, os.strerror(code)))
-    assert warnings == [f"schedtrace: recording to {path} stopped: {why}; serving goes on"]
+    assert warnings == [f"schedtrace: recording to {path} stopped: {why}; serving continues"]
     [trace] = read_run(recording).traces
     assert trace.steps["step"].to_list() == list(range(STEP))
     problems = trace.problems
@@ -82,7 +82,7 @@ def test_a_run_folder_that_is_removed_is_noticed(plain, recording, warnings):
     assert first_difference(plain, decisions_with(lambda _: shutil.rmtree(recording))) is None
     path = recording / "engine-0.jsonl"
     why = repr(FileNotFoundError(errno.ENOENT, "the file was removed while it was written"))
-    assert warnings == [f"schedtrace: recording to {path} stopped: {why}; serving goes on"]
+    assert warnings == [f"schedtrace: recording to {path} stopped: {why}; serving continues"]
     assert not recording.exists()
 
 
@@ -115,7 +115,7 @@ def test_a_disk_that_fills_up_holds_whole_lines(plain, small_disk, warnings):
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     path = small_disk / "run" / "engine-0.jsonl"
     full = repr(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    assert warnings == [f"schedtrace: recording to {path} stopped: {full}; serving goes on"]
+    assert warnings == [f"schedtrace: recording to {path} stopped: {full}; serving continues"]
     [trace] = read_run(small_disk / "run").traces
     assert (trace.problems.garbled_lines, trace.problems.truncated) == ([], False)
     assert trace.problems.unclosed

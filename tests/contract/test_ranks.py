@@ -287,7 +287,7 @@ def test_a_prediction_is_of_all_ranks(recorded_ranks):
     [
         ({"router": "best"}, "router=best: one of vllm, round-robin, least-running, least-tokens"),
         ({"data_parallel_size": 0}, "data_parallel_size=0: expected a number of ranks, 1 or more"),
-        ({"data_parallel_size": 1, "balance_ranks": True}, "with one rank there is nobody to wait for"),
+        ({"data_parallel_size": 1, "balance_ranks": True}, "a single rank has no other to wait for"),
     ],
 )
 def test_changes_that_ranks_cannot_make(recorded_ranks, changes, message):

@@ -31,7 +31,7 @@ def test_an_error_in_the_writers_thread_stops_the_recording_only(
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     path = recording / "engine-0.jsonl"
     told = "RuntimeError('broken')"
-    assert warnings == [f"schedtrace: recording to {path} stopped: {told}; serving goes on"]
+    assert warnings == [f"schedtrace: recording to {path} stopped: {told}; serving continues"]
     [trace] = read_run(recording).traces
     assert trace.notices == [f"recording stopped: {told}"]
     assert trace.end is None
@@ -61,7 +61,7 @@ def test_a_disk_that_fills_up_ends_the_trace_with_a_whole_line(plain, recording,
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     path = recording / "engine-0.jsonl"
     full = f"OSError({errno.ENOSPC}, {os.strerror(errno.ENOSPC)!r})"
-    assert warnings == [f"schedtrace: recording to {path} stopped: {full}; serving goes on"]
+    assert warnings == [f"schedtrace: recording to {path} stopped: {full}; serving continues"]
     [trace] = read_run(recording).traces
     assert (trace.problems.garbled_lines, trace.problems.truncated) == ([], False)
     assert trace.problems.unclosed
@@ -104,7 +104,7 @@ def test_a_writer_thread_that_is_killed_says_so_and_stops_the_recording_only(
     monkeypatch.setattr(writer.Writer, "_work", killed)
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     path = recording / "engine-0.jsonl"
-    assert warnings == [f"schedtrace: recording to {path} stopped: {death!r}; serving goes on"]
+    assert warnings == [f"schedtrace: recording to {path} stopped: {death!r}; serving continues"]
     [trace] = read_run(recording).traces
     assert (trace.notices, trace.end) == ([f"recording stopped: {death!r}"], None)
 

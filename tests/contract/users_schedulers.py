@@ -470,7 +470,7 @@ abc.update_abstractmethods(Delegates)
 
 STEPS_ASIDE: dict[str, Any] = {"Final": "could not be wrapped"}
 """Classes that nobody can record, and what is said."""
-CANNOT_BE_ATTACHED_TO = {"WrapsItself": "schedule() was put on the scheduler itself"}
+CANNOT_BE_ATTACHED_TO = {"WrapsItself": "schedule() is set on the object"}
 """Schedulers whose calls do not come to the class once they are built."""
 CLASSES = {
     kind.__name__: kind

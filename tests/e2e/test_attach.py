@@ -93,7 +93,7 @@ def test_a_window_of_a_working_engine_is_recorded(working, workplace, analyzed):
     (folder,) = (workplace / "window").iterdir()
     assert f"next: schedtrace analyze {folder}" in ended.out
     (there,) = (problem["text"] for problem in analyzed(folder)["problems"])
-    assert there.startswith(f"{present:,} requests were there when the recording began")
+    assert there.startswith(f"{present:,} requests were present when the recording began")
     read = WholeLines(folder / "engine-0.*.jsonl.zst")
     lines = [line for _, chunk in read for line in chunk]
     assert b'"attached":true' in lines[0]

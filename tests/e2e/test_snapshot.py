@@ -33,7 +33,7 @@ def test_a_snapshot_is_a_run_and_the_recording_goes_on(keeping, workplace, analy
         (folder,) = (workplace / f"asked-{number}").iterdir()
         assert f"next: schedtrace analyze {folder}" in written.out
         problems = [problem["text"] for problem in analyzed(folder)["problems"]]
-        expected = ("begins at step ", "there when the recording began")
+        expected = ("begins at step ", "present when the recording began")
         assert all(any(words in text for words in expected) for text in problems), problems
         last.append(read_run(folder).traces[0].steps["step"][-1])
         time.sleep(0.5)

@@ -68,7 +68,7 @@ def _waiting_for(queue: EngineQueue) -> Iterator[Message]:
     causes = ", ".join(f"{cause} ({integer(count)})" for cause, count in refused.most_common())
     if queue.pause is not None and queue.waiting:
         yield say(
-            "waiting until somebody resumes the scheduler[; the latest step refused them for {causes}]",
+            "waiting until a client resumes the scheduler[; the latest step refused them for {causes}]",
             causes=causes,
         )
     elif causes and queue.more_waiting:
@@ -76,9 +76,9 @@ def _waiting_for(queue: EngineQueue) -> Iterator[Message]:
     elif causes:
         yield say("waiting for {causes}", causes=causes)
     elif queue.waiting and _came_since(queue):
-        yield say("the latest step that is known left nobody waiting: they have arrived since")
+        yield say("no request waited after the latest known step: these have arrived since")
     elif queue.waiting:
-        yield say("what they wait for is not known: the latest step refused nobody, or was not seen")
+        yield say("the cause of their wait is not known: the latest step refused no request, or was not seen")
 
 
 def _came_since(queue: EngineQueue) -> bool:

@@ -63,7 +63,7 @@ LEAST_STATE_FRAC = 0.01
 
 TRIAL: list[Field[TrialReport]] = [
     figure_field("steps", lambda trial: integer(trial.steps)),
-    figure_field("budget use\nif waiting", lambda trial: percent(trial.budget_use_waiting_frac)),
+    figure_field("budget used\nif waiting", lambda trial: percent(trial.budget_use_waiting_frac)),
     figure_field("preempted", lambda trial: integer(trial.preemptions)),
     figure_field("output\ntok/s", lambda trial: integer(trial.output_tokens_per_s)),
     figure_field("TTFT ms\np50 / p99", lambda trial: p50_p99(trial.ttft_ms)),

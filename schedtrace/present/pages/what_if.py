@@ -178,7 +178,7 @@ def _replay_warnings(replays: Replays, shown: Configuration) -> Iterator[Message
     if not shown.recorded and replays.load.trials < 2:  # noqa: PLR2004  # for a spread
         yield say(
             "One trial does not show how far trials differ[{given:!}, so no interval is given][{given:?}: "
-            "intervals take how far its replay is off instead]: record {trials:setting}.",
+            "intervals use the misfit of its replay instead]: record {trials:setting}.",
             given=any(figure.low_frac is not None for figure in shown.figures),
             trials="--trials 3",
         )

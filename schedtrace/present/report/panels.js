@@ -41,7 +41,7 @@ function legend() {
     line("Waiting, and budget unused, for", [
       ...own,
       ...(others.length ? [swatch("other", others.join(", "))] : []),
-      swatch("nobody", "nobody refused"),
+      swatch("nobody", "none refused"),
     ]),
   );
 }

@@ -187,7 +187,7 @@ GLANCE = memory_bounds("60s")
 def _require_class_method(scheduler: Any) -> None:
     """Raise TypeError if calls of ``schedule()`` do not reach the scheduler's class."""
     if put_on(scheduler, "schedule") is not None and "schedule" in vars(scheduler):
-        msg = "schedule() was put on the scheduler itself, past its class: set SCHEDTRACE_DIR at its start"
+        msg = "schedule() is set on the object, not on its class: set SCHEDTRACE_DIR when the server starts"
         raise TypeError(msg)
 
 
@@ -300,7 +300,7 @@ class Attachment:
             RefusedError: If the scheduler is already recorded, or cannot be recorded.
         """
         if for_s is not None and not 0 <= for_s <= LONGEST_S:
-            msg = f"{for_s:g} s is no time to record for: at most {LONGEST_S:g} s"
+            msg = f"{for_s:g} s is not a time for a recording: at most {LONGEST_S:g} s"
             raise RefusedError(msg)
         with self._lock:
             self._refuse_if_recorded()

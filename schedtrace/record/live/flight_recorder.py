@@ -258,7 +258,7 @@ class FlightRecorder:
                 end_frame = self._parts.frame(json_of(end_line) + b"\n")
                 path = self._ring.write_to(folder, end_frame, self._header)
             except Exception as error:
-                logger.warning("schedtrace: no snapshot in {}: {!r}; recording goes on", folder, error)
+                logger.warning("schedtrace: no snapshot in {}: {!r}; recording continues", folder, error)
                 future.set_exception(error)
             else:
                 logger.warning("schedtrace: snapshot of the last seconds in {}", path.parent)

@@ -67,8 +67,8 @@ def test_another_setting_is_decided_as_an_engine_with_it_decides(load, tmp_path)
         (
             "gpu-memory-utilization=0.5",
             (
-                "--set gpu_memory_utilization: it acts by way of the GPU's memory, which a replay lacks: "
-                "--set num_gpu_blocks_override=N"
+                "--set gpu_memory_utilization: it acts through the GPU's memory, which a replay does not "
+                "have: --set num_gpu_blocks_override=N"
             ),
         ),
     ],
@@ -124,5 +124,5 @@ def test_without_drafts_an_engine_decides_as_one_that_does_not_speculate(tmp_pat
     expected = compositions([make_timeline(truth.traces[0], truth.manifest)])
     assert replayed(base, tmp_path / "changed", TIMES, {"speculative_config": None}) == expected
     assert expected != compositions(base.timelines)
-    with pytest.raises(UsageError, match="a replay can only do without drafts"):
+    with pytest.raises(UsageError, match="a replay can only switch drafts off"):
         engine_options(base.header, {"speculative_config": drafting})

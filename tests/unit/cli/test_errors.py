@@ -108,10 +108,10 @@ SWEEPING = [
     (f"random {VARY} {VARY}", USAGE, "--vary: a setting is varied twice"),
     (f"random {VARY} --set block_size=16,32", USAGE, "--set block_size=16,32: one value"),
     (f"random {VARY} --slo fast", USAGE, "--slo fast: expected bounds such as"),
-    (f"random {VARY}", USAGE, "random: no recorded run, so nothing tells the engine: give --model and --gpu"),
+    (f"random {VARY}", USAGE, "random: not a recorded run, so the engine is unknown: give --model and --gpu"),
     (f"random {VARY} --model Qwen3-8B", USAGE, "--model and --gpu go together"),
     (f"random {VARY} {MODEL} --speedup 2", USAGE, "--speedup does not go with random"),
-    (f"random {VARY} {MODEL} --concurrency 2", USAGE, "--concurrency: random is no recorded run"),
+    (f"random {VARY} {MODEL} --concurrency 2", USAGE, "--concurrency: random is not a recorded run"),
     (f"random {VARY} --model Qwen3-8B --gpu h1", USAGE, "unknown GPU 'h1'"),
     (
         f"good {VARY} --num-prompts 4",

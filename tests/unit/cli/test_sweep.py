@@ -53,7 +53,7 @@ def test_random_prompts_on_a_model(cli, asked):
     assert code == ExitCode.INTERRUPTED
     assert err == (
         "schedtrace: interrupted; 0 configurations are in logs/sweep-random/sweep.jsonl, the same command "
-        "goes on from there\n"
+        "continues from there\n"
     )
 
 
@@ -81,7 +81,7 @@ def test_a_recorded_load_on_another_model(cli, asked, quiet, monkeypatch):
     assert [load.requests for load in (*on_model.loads, *as_recorded.loads)] == [1, 1]
 
 
-MEMORY = "it acts by way of the GPU's memory, which a replay lacks: --set num_gpu_blocks_override=N"
+MEMORY = "it acts through the GPU's memory, which a replay does not have: --set num_gpu_blocks_override=N"
 UNKNOWN = "--set max_num_seq: not an argument of vLLM; did you mean max_num_seqs?"
 
 

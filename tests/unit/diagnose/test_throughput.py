@@ -85,7 +85,7 @@ def test_a_warm_up_request_long_before_changes_no_throughput(run_of):
         assert trial.output_tokens_per_s == engine.output_tokens_per_s == 5
         assert (trial.throughput_s, trial.requests_per_s) == (1 if run is alone else 2, 1)
         assert trial.total_tokens_per_s == engine.total_tokens_per_s == 105
-    assert "5.00 output tok/s while requests were there (" in shown(warmed)
+    assert "5.00 output tok/s while requests were present (" in shown(warmed)
     assert "5.00 output tok/s, TTFT" in shown(alone)
     assert seconds_said(warmed) == {"counted": 2, "lasted": 21}
     assert seconds_said(alone) == {}

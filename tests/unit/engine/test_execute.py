@@ -113,7 +113,7 @@ def test_the_reason_is_the_writers_own_from_the_log_or_the_trace(cut, log, why, 
     path = cut(step(0, trial=1), Notice(at_us=9, message=f"recording stopped: {why}"))
     assert reason(said(require_whole, [path], manifest(), log)) == told
     path = cut(step(0, trial=1))
-    log.write_text(f"x | schedtrace: recording to {path} stopped: {why}; serving goes on\nbye\n")
+    log.write_text(f"x | schedtrace: recording to {path} stopped: {why}; serving continues\nbye\n")
     assert reason(said(require_whole, [path], manifest(), log)) == told
     assert reason(said(require_recording, [path], manifest(), log)) == told
 
@@ -126,7 +126,7 @@ def test_a_log_that_is_full_too_leaves_the_look_of_the_disk(cut, log, monkeypatc
 def test_another_ranks_recording_is_not_taken_for_this_ones(cut, log):
     path = cut(step(0))
     log.write_text(
-        f"schedtrace: recording to {path.parent / 'engine-1.jsonl'} stopped: {FULL}; serving goes on\n"
+        f"schedtrace: recording to {path.parent / 'engine-1.jsonl'} stopped: {FULL}; serving continues\n"
     )
     assert require_recording([path], manifest(), log) is None
 

@@ -169,7 +169,7 @@ def test_a_recording_that_is_not_whole_is_an_error(run_here, asked, cli):
 
 
 def test_attach_for_a_while_ends_with_what_the_recorders_know(run_here, asked, cli):
-    lost = EngineError("engine 1 (pid 101) does not answer: nobody listens there any more")
+    lost = EngineError("engine 1 (pid 101) does not answer: no process listens there any more")
     run_here(Engine(100, 0, asked, stopped=STOPPED), Engine(101, 1, asked, AskDetach=lost))
     code, out, err = cli("attach", "all", "--for", "0s")
     assert code == 4

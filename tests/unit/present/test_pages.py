@@ -212,11 +212,11 @@ Engine 0 (pid 12345): tiny
         (
             "waiting",
             ["queue_empty"],
-            "the latest step that is known left nobody waiting: they have arrived since",
+            "no request waited after the latest known step: these have arrived since",
         ),
-        ("waiting", ["max_loras", "queue_empty"], "what they wait for is not known"),
-        ("preempted", ["queue_empty"], "what they wait for is not known"),
-        ("waiting", [], "what they wait for is not known"),
+        ("waiting", ["max_loras", "queue_empty"], "the cause of their wait is not known"),
+        ("preempted", ["queue_empty"], "the cause of their wait is not known"),
+        ("waiting", [], "the cause of their wait is not known"),
     ],
 )
 def test_who_has_arrived_since_the_latest_step_waits_for_nothing_yet(state, causes, says):
@@ -227,7 +227,7 @@ def test_who_has_arrived_since_the_latest_step_waits_for_nothing_yet(state, caus
 def test_what_is_not_known_and_what_holds_all_up():
     shown = text(queue(waiting=[entry("r1")], pause="PAUSED_ALL", between_steps=False))
     assert "#  request    age  prompt  for\n1  r1       1.5 s     100\n" in shown
-    assert "  waiting until somebody resumes the scheduler\n" in shown
+    assert "  waiting until a client resumes the scheduler\n" in shown
     assert "The scheduler is paused (PAUSED_ALL)." in shown
     assert "The engine has been within one step for 5 s and was read meanwhile." in shown
 
@@ -236,7 +236,7 @@ def test_a_pause_comes_before_the_limit_that_refused_them():
     waiting = [entry("r1", refused_for="max_num_seqs")]
     shown = " ".join(text(queue(waiting=waiting, pause="PAUSED_NEW")).split())
     assert (
-        "waiting until somebody resumes the scheduler; the latest step refused them for max_num_seqs" in shown
+        "waiting until a client resumes the scheduler; the latest step refused them for max_num_seqs" in shown
     )
 
 

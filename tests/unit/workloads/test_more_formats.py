@@ -188,7 +188,7 @@ def test_a_detailed_result_of_vllm_bench_serve_has_its_requests(file):
         (1.5e6, 20, 5),
     ]
     assert notes(load)[:2] == [
-        "Requests are sent when the benchmark sent them, whatever the answers take here.",
+        "Requests are sent at the benchmark's times, however long answers take here.",
         "1 request that failed or were cancelled left out.",
     ]
     without = open_workload(file([{**result, "start_times": []}]))

@@ -217,9 +217,9 @@ def test_steps_whose_lines_are_missing_count(trace_of):
     )
     load = from_trace(trace)
     assert [(one.queued_step, one.abort_step) for one in load] == [(0, 6), (5, None)]
-    assert (
-        said(load)[-1]
-        == "Lines of the trace are missing, 4 steps among them: so may be requests that arrived there."
+    assert said(load)[-1] == (
+        "Lines of the trace are missing, 4 steps among them; requests that arrived in them may be missing, "
+        "too."
     )
 
 
@@ -319,7 +319,12 @@ def test_prefixes_that_are_not_recorded_are_said(trace_of):
     none = prefixed(trace_of, (100, None, 0))
     assert (none.prefix_block, said(none)) == (
         None,
-        ["Which prompts began alike is not recorded, though prefix caching was on: none share one."],
+        [
+            (
+                "Which prompts began alike is not recorded, although prefix caching was on: "
+                "the replay shares no prefixes."
+            ),
+        ],
     )
     some = prefixed(trace_of, (25, hashes(1, 2), 0), (9, None, 0), (10, None, 0))
     assert said(some) == ["1 request whose prompt's beginning is not recorded: they share no prefix."]
@@ -334,7 +339,7 @@ def test_prefixes_longer_than_recorded_are_said(trace_of):
     load = prefixed(trace_of, (2579, blocks, 0), (2580, blocks, 0))
     assert load.prefix_block == 10
     assert said(load) == [
-        "1 request with prompts of more than 256 blocks: what they share beyond is not recorded."
+        "1 request with prompts of more than 256 blocks: what they share beyond these is not recorded."
     ]
 
 
