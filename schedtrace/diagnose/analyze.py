@@ -12,7 +12,7 @@ import polars as pl
 from msgspec.structs import asdict
 
 from schedtrace.diagnose.latencies import tails
-from schedtrace.diagnose.root_causes import Judged, ordered_findings, ranked
+from schedtrace.diagnose.root_causes import Judged, ordered_findings, ranked, reranked
 from schedtrace.diagnose.rule import package_findings
 from schedtrace.diagnose.rules import PACKAGES, RANK_RULES, RULES, slow_steps
 from schedtrace.diagnose.rules.allowed_settings import allowed
@@ -329,7 +329,7 @@ def analyze_run(
     facts = frozenset(ALL_FACTS).intersection(*(engine.rank.facts for engine in engines))
     findings = all_findings([engine.judged for engine in engines], ranks, facts)
     settings = effective_settings(run, [engine.use for engine in engines if engine.use is not None])
-    findings = without_followed(findings, settings)
+    findings = reranked(without_followed(findings, settings))
     tested: Replays | str | None = None
     if test is not None:
         findings, tested = test(run, findings)

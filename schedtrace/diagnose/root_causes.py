@@ -73,7 +73,12 @@ def ranked(
         if not (uneven is not None and _for_want_of_balance(uneven, root))
         and not (stall is not None and _slow_for_others(stall, root, stalled))
     ]
-    return [*_distinct(_specific_first(_roots([*roots, *run_roots]))), *_distinct([*run_others, *symptoms])]
+    return [*_distinct(reranked([*roots, *run_roots])), *_distinct([*run_others, *symptoms])]
+
+
+def reranked(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of a run with the root causes in order, and symptoms without a root cause last."""
+    return [*_specific_first(_roots(findings)), *(finding for finding in findings if not finding.is_root)]
 
 
 def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:

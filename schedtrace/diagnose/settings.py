@@ -439,14 +439,13 @@ def _says_something(setting: EffectiveSetting, header: Header) -> bool:
 
 
 def without_followed(findings: list[Finding], settings: Sequence[EffectiveSetting]) -> list[Finding]:
-    """Remove advice to use a setting that the user set and vLLM overrode; return the findings, ranked again.
+    """Remove advice to use a setting that the user set and vLLM overrode; return the findings in their order.
 
     A finding that loses its first piece of advice also loses its gain, which belongs to it. If no advice is
     left, the finding's ``refuted`` gives the reason.
     """
     overridden = {setting.name: setting for setting in settings if setting.origin == "overridden"}
-    changed = [_without(finding, overridden) for finding in findings]
-    return sorted(changed, key=lambda finding: finding.place)
+    return [_without(finding, overridden) for finding in findings]
 
 
 def _without(finding: Finding, overridden: dict[str, EffectiveSetting]) -> Finding:

@@ -247,7 +247,8 @@ def _verdict(
 ) -> list[Message]:
     leads = leading(findings, before)
     main = max(engines, key=lambda engine: engine.requests_us)
-    if not leads or (leads[0].code in RULES and KINDS[leads[0].code].quiet is not None):
+    quiet = bool(leads) and leads[0].code in RULES and KINDS[leads[0].code].quiet is not None
+    if not leads or (quiet and leads[0].weight < _from(leads[0])):
         facts = ALL_FACTS.intersection(*(engine.facts for engine in engines))
         if facts >= SHOWS_LIMITS:
             return _nothing_leads(engines, leads, split)

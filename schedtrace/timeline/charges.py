@@ -6,9 +6,9 @@ divides the time in ``request_states`` in which requests got nothing, so the two
 
 Some waits end at the holders of a resource: idle requests that hold KV blocks, or a prompt that takes most of
 the token budget. A streaming session keeps its blocks between two parts; a finished request keeps them until
-a KV transfer has fetched them. ``idle_holders`` does not include requests with KV loads in progress or
-requests that the scheduler set aside, because other rules describe them. A long prompt takes most of the
-steps' prefill tokens.
+a KV transfer has fetched them, and a request that was aborted during its KV load until that load is over.
+``idle_holders`` does not include other requests with KV loads or requests that the scheduler set aside,
+because other rules describe them. A long prompt takes most of the steps' prefill tokens.
 
 A wait during a step that computed for requests whose clients left later is charged to them in part: to the
 share of the step's time that the device worked for them (``work_for_aborted``).
@@ -61,8 +61,9 @@ def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
     Only runs of at least ``FEWEST_STEPS`` count, in which such holders keep ``MOST_FRAC`` of all held blocks.
 
     Columns: ``first_step``, ``last_step``, ``head`` (the refused request), ``held`` (blocks of all holders
-    when it was first refused), ``request_id``, its ``blocks``, ``kind`` (``session``, ``finished`` or
-    ``request``), ``silent`` (a session whose client has not sent the next part) and ``alone`` (nobody ran).
+    when it was first refused), ``request_id``, its ``blocks``, ``kind`` (``session``, ``finished``,
+    ``aborted`` or ``request``), ``silent`` (a session whose client has not sent the next part) and ``alone``
+    (nobody ran).
     """
     if "refusals" not in frames.lists:
         return pl.DataFrame(schema=HOLDERS_SCHEMA)
@@ -70,16 +71,25 @@ def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
     if runs.is_empty():
         return pl.DataFrame(schema=HOLDERS_SCHEMA)
     gone = frames.finishes[["request_id", "finished_us"]].unique("request_id", keep="last")
-    rows = (
-        runs.join_asof(
-            _held(frames), left_on="first_step", right_on="step", by="head", check_sortedness=False
-        )
-        .explode("request_id", "blocks")
+    unended = _unended_loads(frames)
+    at_refusals = runs.join_asof(
+        _held(frames), left_on="first_step", right_on="step", by="head", check_sortedness=False
+    )
+    named = (
+        at_refusals.explode("request_id", "blocks")
         .join(gone, on="request_id", how="left", maintain_order="left")
+        .join(unended[["request_id", "over_us"]], on="request_id", how="left", maintain_order="left")
         .with_columns(unfetched=pl.col("finished").list.contains(pl.col("request_id")))
         .filter(pl.col("unfetched") | (pl.col("finished_us") > pl.col("begin_us")).fill_null(value=True))
         .drop_nulls("request_id")
     )
+    unnamed = (  # a refusal names the largest holders only
+        at_refusals.drop("request_id", "blocks")
+        .join(unended.with_columns(unfetched=pl.lit(value=True)), how="cross")
+        .filter((pl.col("finished_us") <= pl.col("begin_us")) & (pl.col("over_us") > pl.col("begin_us")))
+        .join(named, on=["first_step", "request_id"], how="anti", maintain_order="left")
+    )
+    rows = pl.concat([named, unnamed.select(named.columns)], how="vertical_relaxed")
     if rows.is_empty():
         return pl.DataFrame(schema=HOLDERS_SCHEMA)
     got = frames.stretches.select("request_id", "step", got_last="last_step").collect()
@@ -89,18 +99,45 @@ def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
     elsewhere = pl.concat([pl.LazyFrame(schema={"request_id": pl.String}), *holders]).unique().collect()
     idle = (
         _without(rows, got)
-        .join(elsewhere, on="request_id", how="anti", maintain_order="left")
+        .filter(pl.col("unfetched") | ~pl.col("request_id").is_in(pl.lit(elsewhere["request_id"]).implode()))
         .filter(pl.col("blocks").sum().over("first_step") >= MOST_FRAC * pl.col("held"))
     )
     holder = ["first_step", "request_id"]
     answered = _without(idle, paused.select("request_id", "step", got_last="step")).select(holder)
-    kind = pl.when("unfetched").then(pl.lit("finished")).when(session).then(pl.lit("session"))
+    kind = (
+        pl.when(pl.col("unfetched") & (pl.col("over_us") > pl.col("begin_us")))
+        .then(pl.lit("aborted"))
+        .when("unfetched")
+        .then(pl.lit("finished"))
+        .when(session)
+        .then(pl.lit("session"))
+    )
     return (
         idle.join(
             answered.with_columns(silent=pl.lit(value=False)), on=holder, how="left", maintain_order="left"
         )
         .with_columns(pl.col("silent").fill_null(value=True), kind=kind.otherwise(pl.lit("request")))
         .select(*HOLDERS_SCHEMA)
+    )
+
+
+def _unended_loads(frames: EngineFrames) -> pl.DataFrame:
+    """Return requests that ended before their KV load did: ``finished_us``, ``over_us`` and ``blocks``."""
+    schema = {"request_id": pl.String, "finished_us": pl.Int64, "over_us": pl.Int64, "blocks": pl.Int64}
+    if "kv_loads" not in frames.lists:
+        return pl.DataFrame(schema=schema)
+    loads = frames.lists["kv_loads"].select("request_id", "event", "at_us", "blocks").collect()
+    begun = loads.filter(pl.col("event") == "begun").unique("request_id", keep="last")
+    over = loads.filter(pl.col("event") != "begun").group_by("request_id").agg(over_us=pl.col("at_us").max())
+    return (
+        begun.join(frames.finishes[["request_id", "finished_us"]], on="request_id")
+        .join(over, on="request_id", how="left")
+        .with_columns(
+            pl.col("over_us").fill_null(frames.end_us + 1), pl.col("blocks").list.sum().fill_null(0)
+        )
+        .filter(pl.col("finished_us") < pl.col("over_us"))
+        .sort("finished_us", "request_id")
+        .select(pl.col(name).cast(kind) for name, kind in schema.items())
     )
 
 
@@ -418,10 +455,10 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
             begin_us="start_us",
             end_us=pl.col("start_us").shift(-1).fill_null(frames.end_us),
             seats=pl.when(stalls).then("cause").otherwise(pl.lit(str(Cause.MAX_NUM_SEQS))),
-            kv=pl.when(parked)
-            .then(pl.lit(PARKED_LOADS))
-            .when(pl.col("step").is_in(pl.lit(idle_runs["step"]).implode()))
+            kv=pl.when(pl.col("step").is_in(pl.lit(idle_runs["step"]).implode()))
             .then(pl.lit(IDLE_HOLDERS))
+            .when(parked)
+            .then(pl.lit(PARKED_LOADS))
             .otherwise(pl.lit(str(Cause.KV_BLOCKS))),
             unused=pl.col("remaining_budget") / pl.col("token_budget"),
             long_prompt=pl.col("long_prompt").fill_null(value=False),

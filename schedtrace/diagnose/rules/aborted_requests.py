@@ -9,9 +9,17 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
+from schedtrace.model.causes import CONNECTOR_CAUSES, WAITING_STATUS_CAUSES
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.charges import ABORTED_WORK, FEWEST_ABORTED, have_same_age, is_aborted
+from schedtrace.timeline.charges import (
+    ABORTED_WORK,
+    FEWEST_ABORTED,
+    IDLE_HOLDERS,
+    PARKED_LOADS,
+    have_same_age,
+    is_aborted,
+)
 from schedtrace.timeline.events import INTERRUPTED
 from schedtrace.timeline.frames import states_outside_gaps
 from schedtrace.timeline.spans import LENGTH_US, total_us
@@ -22,6 +30,8 @@ SOON_FRAC = 0.1
 """Largest delay of a retry after the abort, as a share of the time that the client had waited."""
 MOST_FRAC = 0.5
 """Share of aborted requests that shows a pattern."""
+ELSEWHERE = (IDLE_HOLDERS, PARKED_LOADS, *map(str, {*CONNECTOR_CAUSES, *WAITING_STATUS_CAUSES.values()}))
+"""Charges of waits that no load of the clients causes: an abort after such a wait is its effect."""
 
 
 class Aborts(Evidence, kw_only=True):
@@ -80,7 +90,8 @@ def _find(timeline: Timeline) -> Findings:
     of_engine = states_outside_gaps(timeline.interrupted_states).filter(
         theirs, pl.col("state") != INTERRUPTED
     )
-    time_us = total_us(of_engine)
+    effects = timeline.charges.filter(theirs, pl.col("charge").is_in(ELSEWHERE))
+    time_us = max(0, total_us(of_engine) - int(effects["time_us"].sum()))
     for_them = timeline.charges.filter(pl.col("charge") == ABORTED_WORK, ~theirs)
     kept_waiting_us, work = int(for_them["time_us"].sum()), timeline.aborted_work
     device_us = float(work.select((LENGTH_US * pl.col("in_vain")).sum()).item() or 0.0)

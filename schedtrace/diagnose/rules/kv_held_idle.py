@@ -17,10 +17,17 @@ from schedtrace.timeline.charges import IDLE_HOLDERS, PARKED_LOADS
 from schedtrace.timeline.spans import level
 from schedtrace.timeline.timeline import Timeline
 
-NOUNS = {"session": "streaming session", "finished": "finished request", "request": "request"}
+NOUNS = {
+    "session": "streaming session",
+    "finished": "finished request",
+    "aborted": "aborted request",
+    "request": "request",
+}
 ADVICE = {
     "session": "fewer streaming sessions at once, or end those that wait: nothing else frees their blocks",
     "finished": "look at the KV connector's other side: it does not fetch the blocks of finished requests",
+    "aborted": "look at the KV connector and its other side: the KV loads of requests that were aborted "
+    "meanwhile never end, and vLLM frees their blocks only then. A restart frees them, too",
 }
 """Advice by kind, if all holders are of that kind."""
 
@@ -52,7 +59,9 @@ class IdleHolders(Waited, kw_only=True):
     time_ms: float
     """Length of that run."""
     kind: str
-    """``session``, ``finished``, or ``request`` where the holders differ or are something else."""
+    """``session``, ``finished``, ``aborted`` (during a KV load that has not ended), or ``request`` where the
+    holders differ or are something else.
+    """
     holders: int
     """Number of idle holders in that run."""
     largest: str
@@ -155,7 +164,9 @@ def _idle_holders(timeline: Timeline) -> Finding | None:
             "{who} wait for each other (a deadlock): each keeps its KV blocks and waits for more, and no "
             "request runs. Requests spent {share:%} of their time waiting for KV blocks."
         )
-    room = advise("{space}, as room for all of them", space=kv_space(timeline))
+    advice = [advise(ADVICE[evidence.kind])] if evidence.kind in ADVICE else []
+    if evidence.kind != "aborted":  # these only grow more
+        advice.append(advise("{space}, as room for all of them", space=kv_space(timeline)))
     return wait_finding(
         timeline,
         waits,
@@ -171,7 +182,7 @@ def _idle_holders(timeline: Timeline) -> Finding | None:
         },
         cause=Cause.KV_BLOCKS,
         message=WAITED,
-        advice=[*([advise(ADVICE[evidence.kind])] if evidence.kind in ADVICE else []), room],
+        advice=advice,
         evidence=evidence,
     )
 
@@ -202,7 +213,7 @@ def _longest(timeline: Timeline) -> dict[str, Any]:
     largest = of_run.row(0, named=True)
     kinds = totals(of_run, "blocks", by="kind")
     median_ms, longest_ms = _holds_ms(timeline) if "finished" in kinds["kind"] else (None, None)
-    waiting = of_run.filter((pl.col("kind") != "finished") & ~pl.col("silent"))
+    waiting = of_run.filter(~pl.col("kind").is_in(["finished", "aborted"]) & ~pl.col("silent"))
     return {
         "first_step": largest["first_step"],
         "last_step": largest["last_step"],

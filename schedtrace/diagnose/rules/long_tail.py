@@ -1,4 +1,7 @@
-"""``long-tail``: at the end of a trial, a few requests with far longer outputs run alone."""
+"""``long-tail``: a few requests with far longer outputs run alone at the end of a trial, or take its time.
+
+The latter counts only where the others stop by themselves and nothing limits the engine.
+"""
 
 from dataclasses import dataclass
 
@@ -10,6 +13,7 @@ from schedtrace.model.message import Requests
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
+from schedtrace.timeline.spans import total_us
 from schedtrace.timeline.timeline import Timeline
 
 FAR = 3.0
@@ -19,6 +23,8 @@ FEWEST = 20
 """Fewest requests of a trial; with fewer, a single request is more than a tenth."""
 FOUND_FROM_FRAC = 0.05
 """Least share of the run from which the finding is reported."""
+FEW_FRAC, MOST_FRAC = 0.25, 0.5
+"""Largest share of the requests that count as a few, and least share of the requests' time that they take."""
 
 
 class Tail(Evidence, kw_only=True):
@@ -32,6 +38,23 @@ class Tail(Evidence, kw_only=True):
     """90th percentile of the outputs."""
     tail_ms: float
     """Time of the tails, as above."""
+
+
+class Unbounded(Evidence, kw_only=True):
+    """Requests that ran to their ``max_tokens``, far beyond the outputs of those that stopped."""
+
+    capped: int
+    """Number of these requests."""
+    stopped: int
+    """Number of requests that stopped by themselves."""
+    output_tokens: int
+    """Output tokens of the longest of these requests."""
+    usual_tokens: float
+    """90th percentile of the outputs of requests that stopped."""
+    time_frac: float
+    """Share of the time of all requests that these requests took."""
+    again: int
+    """Number of these requests whose prompt a later request repeats, by the hashes of prompts."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +75,68 @@ class _OneTail:
 
 
 def _find(timeline: Timeline) -> Findings:
-    tails, total_us = [], 0
+    yield from _tails(timeline)
+    yield from _unbounded(timeline)
+
+
+def _unbounded(timeline: Timeline) -> Findings:
+    """Report requests that ran to ``max_tokens`` and took most of the time, where others stop far earlier."""
+    ends = timeline.finishes.drop_nulls("output_tokens")
+    stopped = ends.filter(pl.col("status") == "STOPPED")
+    if stopped.height < FEWEST:
+        return
+    usual = float(stopped["output_tokens"].quantile(QUANTILE) or 0)
+    capped = ends.filter((pl.col("status") == "LENGTH_CAPPED") & (pl.col("output_tokens") >= FAR * usual))
+    theirs = pl.col("request_id").is_in(pl.lit(capped["request_id"]).implode())
+    time_frac = share_of_requests(timeline, total_us(timeline.request_states.filter(theirs))) or 0.0
+    if not 0 < capped.height <= FEW_FRAC * ends.height or time_frac < MOST_FRAC:
+        return
+    sent = timeline.first_arrivals.drop_nulls("prefix_hashes").sort("queued_us")
+    is_last = pl.struct("prompt_tokens", "prefix_hashes").is_last_distinct()
+    again = sent.filter(theirs & ~is_last)
+    longest = capped.sort("output_tokens", "request_id", descending=[True, False]).row(0, named=True)
+    evidence = Unbounded(
+        capped=capped.height,
+        stopped=stopped.height,
+        output_tokens=int(longest["output_tokens"]),
+        usual_tokens=usual,
+        time_frac=time_frac,
+        again=again.height,
+    )
+    yield step_finding(
+        timeline,
+        capped,
+        evidence,
+        title="Outputs that end only at max_tokens",
+        verdict="{capped:n request} ran to max_tokens and wrote up to {output_tokens:n token}, where nine "
+        "tenths of the {stopped:n} that stopped by themselves wrote at most {usual:n}: {time_frac:%} of the "
+        "requests' time.[ {again:n} of their prompts came again.]",
+        tokens=int(capped["output_tokens"].sum()),
+        message="{longest:id} is the longest. No setting of the engine makes one request's tokens come in "
+        "parallel.",
+        values={"usual": round(usual), "longest": longest["request_id"]},
+        advice=[
+            advise(
+                "Bound these outputs: a smaller {limit:code}, or {thinking:code} where the model reasons"
+                "[{again:?}; a prompt that is sent again runs as long again].",
+                evidence,
+                limit="max_tokens",
+                thinking="thinking_token_budget",
+            )
+        ],
+    )
+
+
+def _tails(timeline: Timeline) -> Findings:
+    tails, runs_us = [], 0
     for trial in timeline.trials():
         tail, run_us = _tail(timeline, trial)
         tails += [tail] if tail is not None else []
-        total_us += run_us
+        runs_us += run_us
     if not tails:
         return
     tail_us = sum(tail.length_us for tail in tails)
-    share = tail_us / total_us
+    share = tail_us / runs_us
     if share < FOUND_FROM_FRAC:
         return
     spent = share_of_requests(timeline, sum(tail.length_us * len(tail.requests) for tail in tails))
@@ -149,8 +225,9 @@ def _latest(ends: pl.DataFrame) -> int:
 
 RULE = Rule(
     code="long-tail",
-    summary="at the end of a run a few requests with far longer outputs ran alone",
+    summary="a few requests with far longer outputs ran alone at the end of a run, or took most of the time",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
     find=_find,
+    quiet=0,
     threshold=Threshold(FOUND_FROM_FRAC, cost_frac),
 )

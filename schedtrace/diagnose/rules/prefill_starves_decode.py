@@ -22,7 +22,7 @@ from schedtrace.diagnose.rules.common import (
 from schedtrace.diagnose.rules.token_budget_bound import smaller_budget
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Evidence
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median
@@ -38,9 +38,11 @@ WORTH_FRAC = 0.05
 SIZES = ("size", "step_us", "larger_us")
 """Figures of a smaller budget that the verdict states."""
 
-PAUSE_TIMES = 10
-"""Least ratio to the usual time at which users notice a step as a pause."""
+PAUSE_TIMES, PAUSE_US = 10, 1_000_000
+"""Least ratio to the usual time, and least time of any ratio, at which users notice a step as a pause."""
 MOST_FRAC = 0.5
+AGAIN_FRAC = 0.25
+"""Share of the prefill that the cache has lost from which the prefill is an effect of that."""
 FAILED_LOADS = (
     'look at the KV connector and its other side: why loads fail. kv_load_failure_policy "fail" in '
     "--kv-transfer-config ends such requests instead of computing their prompts here."
@@ -49,6 +51,11 @@ FEWER_STEPS = (
     "Fewer steps with prefill: prompts that are sent together share a step, or prefill on another engine. A "
     "profile of {step} shows what the device spends the fixed time on (such as a batch without a full CUDA "
     "graph). Smaller chunks or a smaller budget make it worse."
+)
+ELSEWHERE = (
+    "Prefill on another engine ({connector:setting}): these chunks have about the same number of tokens, so "
+    "this trace does not show whether smaller ones take less time. Measure one value of {option:setting}, "
+    "such as {half:n token}, before you rely on it."
 )
 SHARED_FRAC = 0.95
 """Least share of the steps with prefill that take at least half of a cost of any prefill."""
@@ -163,9 +170,9 @@ def _find(timeline: Timeline) -> Findings:
         }
     elif (  # users notice such a step as a pause, and not only as a slightly slower stream
         usual_us is not None
-        and evidence.mean_stretch_us >= PAUSE_TIMES * usual_us
+        and evidence.mean_stretch_us >= min(PAUSE_TIMES * usual_us, max(PAUSE_US, usual_us))
         and not _came_too_late(timeline, mixed)
-        and again_frac < MOST_FRAC
+        and again_frac < AGAIN_FRAC
     ):
         fields |= {
             "title": "Large prefill chunks interrupt the decodes",
@@ -174,13 +181,31 @@ def _find(timeline: Timeline) -> Findings:
             "{median_decode_step_us:us}; that is {stretch_frac:%} of the time between tokens.",
             "holder": _holder(_prefills(timeline, mixed)),
             "share_frac": share_of_requests(timeline, stretch_us * (1 - again_frac)),
-            "advice": [replay_advice(LONG_PREFILL)],
+            "advice": [_chunks_advice(mixed)],
         }
     else:
         fields["severity"] = severity
     most = largest(mixed, "busy_us")["prefill_tokens"][0]
     sizes: Values = {} if smaller is None else {name: getattr(smaller, name) for name in SIZES}
     yield step_finding(timeline, mixed, evidence, values={"most": most, **sizes}, **fields)
+
+
+def _chunks_advice(mixed: pl.DataFrame) -> Advice:
+    """Return the advice on the size of chunks; recorded chunks of one size do not show what others take."""
+    if _sizes_vary(mixed["prefill_tokens"].to_numpy()):
+        return replay_advice(LONG_PREFILL)
+    return advise(
+        ELSEWHERE,
+        connector="--kv-transfer-config",
+        option="--long-prefill-token-threshold",
+        half=round(median(mixed["prefill_tokens"]) / 2),
+    )
+
+
+def _sizes_vary(tokens: np.ndarray) -> bool:
+    """Return whether small and large prefills can separate a fixed cost from the cost of a token."""
+    small, large = np.quantile(tokens, [0.1, 0.9])
+    return bool(np.log2(large / small) >= WHOLE_LOG)
 
 
 def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
@@ -277,7 +302,7 @@ def prefill_time(timeline: Timeline) -> PrefillTime:
     if model is None or alone is None or mixed.height < FEWEST_STEPS:
         return plain
     tokens = mixed["prefill_tokens"].to_numpy().astype(float)
-    if np.log2(np.quantile(tokens, 0.9) / np.quantile(tokens, 0.1)) < WHOLE_LOG:
+    if not _sizes_vary(tokens):
         return plain
     without_us = mixed.select(alone.predicted() - alone.per_prefill_token_us * pl.col("prefill_tokens"))
     added_us = mixed["busy_us"].to_numpy() - without_us.to_series().to_numpy()

@@ -24,6 +24,7 @@ from schedtrace.timeline.timeline import Timeline
 
 FEWEST_COMPARED = 3
 """Fewest requests that found their shared beginning, and that missed it, whose latencies are compared."""
+MOST_FRAC = 0.5
 MISSED_FRAC = 0.05
 """Least share of all prompt tokens that makes a change worthwhile."""
 FEWEST_REQUESTS = 10
@@ -77,6 +78,10 @@ class PrefixCache(Evidence, kw_only=True):
     """
     keeps_windows: bool
     """Whether groups with a sliding window keep all of their blocks cached."""
+    lacks_states: bool
+    """Whether most missed tokens were in another KV cache group, and a Mamba group, which caches a state only
+    where a chunk of a prompt ends, had no state there.
+    """
     usable_blocks: int | None
     """KV blocks of the cache, without vLLM's null block; None: not recorded."""
     least_free_blocks: int | None
@@ -277,6 +282,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         shared_blocks=shared,
         shared_end_blocks=end_blocks,
         keeps_windows=keeps_windows(timeline.header),
+        lacks_states=_lacks_states(timeline, use, group_lost),
         usable_blocks=None if total is None else total - 1,
         least_free_blocks=free if isinstance(free, int) else None,
         without_hit=dict(misses.iter_rows()),
@@ -291,6 +297,15 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         missed_ttft_ms=missed_ttft,
         reused_ttft_ms=reused_ttft,
     )
+
+
+def _lacks_states(timeline: Timeline, use: pl.DataFrame, group_lost: int | None) -> bool:
+    """Return whether most missed tokens lacked only a Mamba group's state; a window can lack tokens, too."""
+    groups = timeline.header.cache_groups
+    if any(group.kind == "SlidingWindow" for group in groups):
+        return False
+    at_chunks = any(group.cache_mode == "align" for group in groups)
+    return at_chunks and bool(group_lost) and (group_lost or 0) >= MOST_FRAC * int(use["missed_tokens"].sum())
 
 
 def _first_token_ms(timeline: Timeline, use: pl.DataFrame) -> tuple[float | None, float | None]:
@@ -365,7 +380,14 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
 
 
 def _holder(evidence: PrefixCache) -> Message:
-    """Describe the requests or resets that emptied the cache."""
+    """Describe the requests or resets that emptied the cache, or the group that never had the tokens."""
+    if evidence.lacks_states:
+        return say(
+            "Another KV cache group still had {group_lost_tokens:n} of these, but the Mamba group had no "
+            "state there: it caches a state only where a chunk of a prompt ends[{keeps_windows:!}, and keeps "
+            "those at the ends of prompts and of beginnings that prompts share].",
+            evidence,
+        )
     parts = [
         say(
             "[{group_lost_tokens:n token} of these were still in one KV cache group and lost in another.]",
@@ -455,7 +477,9 @@ def _advice(
     if dropped >= MISSED_FRAC * evidence.prompt_tokens:
         advice += _smaller_drop(timeline, block_size)
     missed = missed and (evidence.missed_tokens or 0) - dropped >= MISSED_FRAC * evidence.prompt_tokens
-    if missed and evidence.ends_fit:
+    if missed and evidence.lacks_states:
+        advice.append(_more_states(timeline, evidence, block_size))
+    elif missed and evidence.ends_fit:
         advice.append(_window_ends(timeline, evidence))
     elif missed and evidence.too_many is False and evidence.group_lost_tokens and not evidence.keeps_windows:
         advice.append(
@@ -518,6 +542,21 @@ def _smaller_drop(timeline: Timeline, block_size: int) -> list[Advice]:
         costs="Perhaps fewer accepted drafts.",
     )
     return [keeps, smaller]
+
+
+def _more_states(timeline: Timeline, evidence: PrefixCache, block_size: int) -> Advice:
+    """Return advice to cache the states of a Mamba group at more places."""
+    smaller = "smaller chunks ({chunks:setting}): the Mamba group caches a state where each chunk ends"
+    if evidence.keeps_windows:
+        return advise(smaller, chunks="--max-num-batched-tokens", costs="More steps.")
+    return advise(
+        "{option} {value:n} (now {now:n}) together with " + smaller + ", and then keeps it",
+        setting="prefix_cache_retention_interval",
+        value=block_size,
+        now=timeline.header.settings.get(RETENTION) or 0,
+        chunks="--max-num-batched-tokens",
+        costs="Blocks that other beginnings would have, and more steps.",
+    )
 
 
 def _window_ends(timeline: Timeline, evidence: PrefixCache) -> Advice:

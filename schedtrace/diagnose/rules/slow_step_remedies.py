@@ -19,6 +19,14 @@ BEFORE_AND_AFTER = (
     "Profile a step before a {operation} and a step after it, and compare them: the trace does not see "
     "inside a step. Until the cause is known, more of them keep steps short."
 )
+CALLED = (
+    "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of the "
+    "scheduler changes it."
+)
+INSIDE = (
+    "Let the KV connector {name:code} load asynchronously, or several requests at once, if it can: it loads "
+    "inside the step, and all requests of the step wait. No setting of the scheduler changes it."
+)
 MEMBERS = ("request", "length", "trait", "lora")
 """Features that stand for requests."""
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
@@ -58,12 +66,9 @@ def remedies(timeline: Timeline, part: str, terms: "Sequence[Term]") -> list[Adv
     kinds = {term.feature.kind for term in terms}
     connector = timeline.header.settings.get("kv_transfer_config.kv_connector")
     asks = any(term.feature.detail.startswith("connector") for term in terms)
-    if connector and (asks or kinds & {"loads", "parked"}):
-        look = (
-            "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of "
-            "the scheduler changes it."
-        )
-        return [advise(look, name=str(connector), where=PARTS[part])]
+    loads_inside = part == "execution" and "external" in kinds
+    if connector and (asks or loads_inside or kinds & {"loads", "parked"}):
+        return [advise(INSIDE if loads_inside else CALLED, name=str(connector), where=PARTS[part])]
     places = [name for kind, name in ADAPTER_ROOM.items() if kind in kinds]
     more = [advice for name in places if (advice := more_adapters(timeline, name)) is not None]
     if "compiling" in kinds:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.root_causes import Judged, ordered_findings, ranked
+from schedtrace.diagnose.root_causes import Judged, ordered_findings, ranked, reranked
 from schedtrace.model.message import NOTHING, Share
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
@@ -60,7 +60,9 @@ def test_what_leads_is_first_then_what_weighs_most():
 def test_a_cause_that_names_the_holder_precedes_a_shortage_of_nearly_the_same_share(share, first):
     """Nearly: at least 80 % of what the shortage explains."""
     roots = [root("kv-bound", 0.5), root("long-prompt", share)]
-    assert ranked([ordered_findings(timeline(), roots)])[0].code == first
+    in_order = ranked([ordered_findings(timeline(), roots)])
+    assert in_order[0].code == first
+    assert reranked(in_order) == in_order
 
 
 def test_a_symptom_stands_beneath_the_largest_of_its_root_causes():

@@ -4,6 +4,7 @@ import pytest
 
 from schedtrace.diagnose.analyze import analyze, analyze_run
 from schedtrace.diagnose.reached import reached_by, reached_message
+from schedtrace.diagnose.root_causes import reranked
 from schedtrace.diagnose.settings import (
     capped_steps,
     effective_settings,
@@ -279,7 +280,8 @@ def overridden(name, given, value):
 def test_advice_that_was_followed_and_overridden_is_left_out_with_its_gain(setting, advice, recorded_words):
     """What is left is ranked by its share: below a finding whose gain lay between."""
     other = finding_with(code="kv-bound", saved=0.095)
-    found = without_followed([finding_with(advised(setting[0], advice)), other], [overridden(*setting)])
+    unordered = [finding_with(advised(setting[0], advice)), other]
+    found = reranked(without_followed(unordered, [overridden(*setting)]))
     assert [one.code for one in found] == ["kv-bound", "scheduler-overhead"]
     assert (found[1].advice, found[1].gain, len(found[1].refuted)) == ([], None, 1)
     recorded_words(found[1].refuted)

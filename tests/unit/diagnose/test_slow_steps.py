@@ -615,6 +615,19 @@ def test_tokens_that_a_connector_brought_are_counted_apart_from_cached_ones(view
     assert values_of(view_of(*single_decodes(4, admitted=admitted)), "external") == [[0, 2048, 0, 0]]
 
 
+def test_a_connector_that_loads_inside_steps(found, recorded_words):
+    """Steps of 20 ms take 5 us longer for each token that the connector brings."""
+    lines = decodes([1 + number % 8 for number in range(240)])
+    for number, line in enumerate(lines[::4]):
+        tokens = 1000 * (1 + number % 5)
+        line.admitted = [Admission(f"r{number}", 0, tokens)]
+        line.output_us += 5 * tokens
+    [finding] = found(CODE, *lines, settings={"kv_transfer_config.kv_connector": "Pool"})
+    assert [each.feature for each in finding.evidence.conditions] == ["external"]
+    assert finding.evidence.per_unit_us == pytest.approx(5, rel=0.01)
+    recorded_words(finding.advice)
+
+
 def test_a_step_encodes_what_it_takes_from_the_encoder_cache(view_of):
     """32 embeddings in step 1, given back before step 2; 64 in step 3."""
     free = [256, 224, 256, 192, 192]

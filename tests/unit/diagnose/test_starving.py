@@ -126,30 +126,54 @@ def test_prefills_of_those_that_were_sent_with_the_decoding_ones_are_no_cause(vi
     assert bool(finding.title) is root
 
 
-def prompts_beside_decodes(hashes):
-    """20 steps of decodes, and five with prompts of 30 tokens, whose blocks of 10 have these hashes."""
+@pytest.mark.parametrize(
+    ("prefill_us", "sizes", "root"),
+    [(1_010_000, [100], True), (990_000, [100], False), (1_010_000, [60, 140], True)],
+    ids=["a second", "less than a second", "chunks of two sizes"],
+)
+def test_a_second_is_a_pause_whatever_a_step_usually_takes(found, recorded_words, prefill_us, sizes, root):
+    """20 steps of 200 ms with decodes, and ten in which about 100 prefill tokens take a second more."""
+    lines = [step(n, start=n * 10**7, took=0, back=200_000, got={"b": 4}, decode_tokens=4) for n in range(20)]
+    for n in range(10):
+        size = sizes[n % len(sizes)]
+        times = {"start": (20 + n) * 10**7, "took": 0, "back": 200_000 + prefill_us * size // 100}
+        got = {"a": size, "b": 4}
+        lines.append(step(20 + n, got=got, prefill_tokens=size, decode_tokens=4, **times))
+    [finding] = found("prefill-starves-decode", *lines)
+    assert finding.is_root is root
+    if root:
+        recorded_words(finding.advice)
+
+
+def prompts_beside_decodes(hashes, tokens=30):
+    """20 steps of decodes, and five with prompts of these tokens, whose blocks of 10 have these hashes."""
     lines = [timed(number, 0, 4) for number in range(20)]
     for number in range(20, 25):
         name = f"p{number}"
-        line = timed(number, 30, 4, per_prefill=1000)
-        line.requests = [*line.requests, ScheduledRequest(name, 0, 30, "new")]
-        line.arrived = [arrival(name, 0, prompt_tokens=30, prefix_hashes=hashes and hashes.format(number))]
+        line = timed(number, tokens, 4, per_prefill=1000)
+        line.requests = [*line.requests, ScheduledRequest(name, 0, tokens, "new")]
+        line.arrived = [
+            arrival(name, 0, prompt_tokens=tokens, prefix_hashes=hashes and hashes.format(number))
+        ]
         lines.append(line)
     return lines
 
 
-@pytest.mark.parametrize(("hashes", "root"), [("aaaabbbb", False), (None, True)])
-def test_prefills_of_what_the_cache_has_lost_are_an_effect(view_of, hashes, root):
-    """The last four prompts begin with 20 tokens of the first."""
-    [finding] = RULES["prefill-starves-decode"](view_of(*prompts_beside_decodes(hashes)))
+@pytest.mark.parametrize(
+    ("hashes", "tokens", "root"),
+    [("aaaabbbb", 30, False), (None, 30, True), ("aaaab{}b", 32, False), ("aaaab{}b", 33, True)],
+)
+def test_prefills_of_what_the_cache_has_lost_are_an_effect(view_of, hashes, tokens, root):
+    """The last four of five prompts begin with 10 or 20 tokens of the first: a quarter is the border."""
+    [finding] = RULES["prefill-starves-decode"](view_of(*prompts_beside_decodes(hashes, tokens)))
     assert finding.is_root == root
 
 
 def test_what_the_cache_has_lost_is_no_part_of_the_share(view_of):
-    """The last four of five prompts begin with 10 tokens of the first: 40 of 150 tokens are its effect."""
+    """The last four of five prompts begin with 10 tokens of the first: 40 of 200 tokens are its effect."""
     [every, others] = (
-        RULES["prefill-starves-decode"](view_of(*prompts_beside_decodes(hashes)))[0]
+        RULES["prefill-starves-decode"](view_of(*prompts_beside_decodes(hashes, 40)))[0]
         for hashes in (None, "aaaab{}b")
     )
     assert others.is_root
-    assert others.share_frac == pytest.approx(every.share_frac * 110 / 150)
+    assert others.share_frac == pytest.approx(every.share_frac * 160 / 200)

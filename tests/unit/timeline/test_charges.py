@@ -9,6 +9,7 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, HeadRefusal, Preemption, ScheduledRequest
+from schedtrace.model.trace_facts import KvLoad
 from schedtrace.timeline.charges import ABORTED_WORK, FEWEST_STEPS
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.spans import LENGTH_US
@@ -213,6 +214,23 @@ def test_a_session_is_silent_while_its_client_has_not_sent_more(view_of):
     assert found.select("kind", "silent").rows() == [("session", False)]
     lines[2].exits.insert(0, Exit("waiting", "continue", Cause.STREAMING_INPUT_PENDING, "a"))
     assert view_of(*lines).idle_holders["silent"].to_list() == [True]
+
+
+@pytest.mark.parametrize(("ended_us", "kind"), [(None, "aborted"), (8_500, "finished")])
+def test_a_request_that_was_aborted_during_its_load_holds_its_blocks(view_of, ended_us, kind):
+    """c and d were aborted during loads; d is none of the largest holders. Step 1 begins at 10 ms."""
+    lines = refusing(FEWEST_STEPS, holders=(("c", 30), ("b", 20)), other_holders=1, other_held=[10])
+    lines[1].refusals[0].finished_holders = ["c"]
+    lines[0].arrived += [arrival(name, None, 0) for name in "cd"]
+    lines[0].finished = [finish(name, "ABORTED", finished_us=8_000) for name in "cd"]
+    lines[0].kv_loads = [KvLoad("c", "begun", 900, [30]), KvLoad("d", "begun", 900, [10])]
+    if ended_us is not None:
+        lines[0].kv_loads += [KvLoad(name, "arrived", ended_us) for name in "cd"]
+        lines[1].refusals[0].other_held = [0]
+    of_d = [(1, FEWEST_STEPS, "d", 10, 60, "aborted")] if ended_us is None else []
+    held = 60 if ended_us is None else 50
+    expected = [(1, FEWEST_STEPS, "c", 30, held, kind), *of_d]
+    assert rows(view_of(*lines)) == expected
 
 
 def test_a_finished_request_holds_only_what_nobody_fetched(view_of):

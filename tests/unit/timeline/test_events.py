@@ -86,6 +86,14 @@ def test_no_call_of_schedule(view_of):
     assert cost_us(timeline.request_states, timeline.engine_states, timeline.events) == 30_000
 
 
+@pytest.mark.parametrize(("paused", "running", "silent"), [(2, 0, True), (1, 0, False), (2, 1, False)])
+def test_sessions_that_wait_for_their_clients_need_no_call(view_of, paused, running, silent):
+    """vLLM calls schedule() only for other requests than these, of which step 19 leaves two."""
+    lines = steady(later={20: 30_000})
+    lines[19].num_running_after, lines[19].num_waiting_after, lines[19].sessions_paused = running, 2, paused
+    assert view_of(*lines).events.is_empty() is silent
+
+
 def test_of_steps_that_were_not_recorded_nobody_knows(view_of):
     lines = steady(later={20: 30_000})
     assert view_of(*lines[:19], *lines[20:]).events.is_empty()
