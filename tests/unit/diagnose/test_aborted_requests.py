@@ -1,4 +1,4 @@
-"""``aborted-requests``: an abort after a wait that no load of the clients causes is an effect of that wait."""
+"""``aborted-requests``: an abort after a wait that no load of clients causes is an effect of that wait."""
 
 import pytest
 
