@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.offered_load import offered_load
+from schedtrace.diagnose.offered_load import LEAST_IDLE_FRAC, offered_load
 from schedtrace.diagnose.waits import Charged, mean
 from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Advice, Gain
@@ -29,10 +29,6 @@ from schedtrace.workloads.clients import AT_ONCE_FRAC
 
 WIDEST_FRAC = 0.25
 """Largest distance between the bounds at which a gain is stated; the midpoint errs by at most half of it."""
-IDLE_FRAC = 0.05
-"""Largest share of idle time of an engine that sets the pace; a more idle engine could have taken more
-work.
-"""
 
 RAN = pl.col("total_requests")
 THERE = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
@@ -161,7 +157,7 @@ def sets_pace(timeline: Timeline) -> bool:
     If it does not, the clients' timing decides the throughput, and a higher limit only brings answers sooner.
     """
     load = offered_load(timeline)
-    if len(timeline.trials()) <= 1 and load.working_frac < 1 - IDLE_FRAC:  # between trials it is usual
+    if len(timeline.trials()) <= 1 and load.working_frac < 1 - LEAST_IDLE_FRAC:  # between trials it is usual
         return False
     return load.pace == "at_once" or load.thinks_frac <= AT_ONCE_FRAC
 

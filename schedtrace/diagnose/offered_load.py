@@ -33,6 +33,10 @@ BURST = 2
 """Mean number of requests in a busy period from which busy periods are reported."""
 IDLE_FRAC = 0.5
 """Share of idle time from which an engine counts as waiting for its clients."""
+LEAST_IDLE_FRAC = 0.05
+"""Largest share of idle time of an engine that sets the pace; a more idle engine could have taken more
+work.
+"""
 THINKS_MS = 1.0
 NEARLY_ALL = 0.95
 """Least share of the requests that generate a single token to say so."""
@@ -117,8 +121,8 @@ class OfferedLoad:
 
     @property
     def throughput(self) -> Message:
-        """Sentence that the clients set the throughput, beside a finding about latency; else ``summary``."""
-        if self.pace != "clock" or self.grows:
+        """Sentence that the clients set the throughput, if the engine was idle at times; else ``summary``."""
+        if self.pace != "clock" or self.grows or self.working_frac >= 1 - LEAST_IDLE_FRAC:
             return self.summary
         words = "The clients set the throughput: they offer {offered}, and the engine keeps up: it {works}."
         return say(words, self)

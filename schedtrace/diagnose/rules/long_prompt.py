@@ -3,9 +3,8 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replay_advice
 from schedtrace.diagnose.rules.common import wait_finding
-from schedtrace.diagnose.rules.token_budget_bound import shown_budget
+from schedtrace.diagnose.rules.token_budget_bound import shown_budget, smaller_chunks
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Evidence
@@ -57,7 +56,7 @@ def _find(timeline: Timeline) -> Findings:
         cause=Cause.TOKEN_BUDGET,
         message="{prefill_frac:%} of the prefill tokens of these steps were for it."
         "[ {like_it:n prompt} of this size did so.]",
-        advice=[*([budget] if budget else []), replay_advice(LONG_PREFILL)],
+        advice=[*([budget] if budget else []), smaller_chunks(timeline, waits.steps)],
         evidence=_evidence(timeline, waits),
     )
 

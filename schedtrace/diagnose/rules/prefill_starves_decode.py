@@ -8,7 +8,6 @@ import polars as pl
 from schedtrace.diagnose.excess_features import fit_lad
 from schedtrace.diagnose.kv_cache import cache_use
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
-from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replay_advice
 from schedtrace.diagnose.rules.arrival_limited import late_requests
 from schedtrace.diagnose.rules.common import (
     Fields,
@@ -19,7 +18,7 @@ from schedtrace.diagnose.rules.common import (
     share_of_requests,
     step_finding,
 )
-from schedtrace.diagnose.rules.token_budget_bound import smaller_budget
+from schedtrace.diagnose.rules.token_budget_bound import smaller_budget, smaller_chunks
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence
@@ -181,7 +180,7 @@ def _find(timeline: Timeline) -> Findings:
             "{median_decode_step_us:us}; that is {stretch_frac:%} of the time between tokens.",
             "holder": _holder(_prefills(timeline, mixed)),
             "share_frac": share_of_requests(timeline, stretch_us * (1 - again_frac)),
-            "advice": [_chunks_advice(mixed)],
+            "advice": [_chunks_advice(timeline, mixed)],
         }
     else:
         fields["severity"] = severity
@@ -190,10 +189,10 @@ def _find(timeline: Timeline) -> Findings:
     yield step_finding(timeline, mixed, evidence, values={"most": most, **sizes}, **fields)
 
 
-def _chunks_advice(mixed: pl.DataFrame) -> Advice:
+def _chunks_advice(timeline: Timeline, mixed: pl.DataFrame) -> Advice:
     """Return the advice on the size of chunks; recorded chunks of one size do not show what others take."""
     if _sizes_vary(mixed["prefill_tokens"].to_numpy()):
-        return replay_advice(LONG_PREFILL)
+        return smaller_chunks(timeline, mixed)
     return advise(
         ELSEWHERE,
         connector="--kv-transfer-config",

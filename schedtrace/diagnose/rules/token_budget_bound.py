@@ -7,6 +7,7 @@ small steps. A step beyond that size delays the decodes in it, and computes no t
 
 from typing import NamedTuple
 
+import msgspec
 import polars as pl
 
 from schedtrace.diagnose.gains import (
@@ -22,6 +23,7 @@ from schedtrace.diagnose.offered_load import offered_load
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
+    LONG_PREFILL,
     batched_tokens,
     decodes_of_all,
     replay_advice,
@@ -38,6 +40,7 @@ from schedtrace.diagnose.rules.full_device import knows_waiting_tokens, limit_fi
 from schedtrace.diagnose.waits import Charged, charged, mean, totals
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Advice, Finding
+from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import LONG_PROMPT
 from schedtrace.timeline.step_time import median
@@ -47,6 +50,8 @@ FEWEST_STEPS, FEWEST_SIZED = 20, 5
 """Fewest steps with decodes and prefill that show the saving of a smaller budget, and of about its size."""
 MOST_TIMES = 2
 """Largest ratio of a budget to the recorded steps that speak for it."""
+FIXED_FROM_FRAC = 0.10
+"""Least fixed share of the time of steps with large chunks at which the price of smaller ones is stated."""
 LEAST_SAVED_FRAC = 0.02
 """Least share of the requests' time for which a smaller budget is worth a restart."""
 
@@ -356,6 +361,25 @@ def _may_cost_more(timeline: Timeline, steps: pl.DataFrame) -> bool:
         return False
     decodes_us = steps.select((pl.min_horizontal("decode_tokens", RAN) * pl.col("busy_us")).sum()).item()
     return int(decodes_us) > waits.time_us
+
+
+def smaller_chunks(timeline: Timeline, steps: pl.DataFrame) -> Advice:
+    """Return the advice to cut long prompts into smaller chunks, with its price if these steps show it.
+
+    Args:
+        timeline: Timeline of the engine.
+        steps: Steps with chunks of long prompts.
+    """
+    advice, share = replay_advice(LONG_PREFILL), fixed_share(timeline, steps, at_budget=True)
+    if share is None or share.low_frac < FIXED_FROM_FRAC:
+        return advice
+    warned = say(
+        "{advice}. At least {low:%} of the time of these steps does not depend on their tokens, so smaller "
+        "chunks take longer in all",
+        advice=advice.message,
+        low=share.low_frac,
+    )
+    return msgspec.structs.replace(advice, message=warned)
 
 
 LONGER_STEPS = "Longer steps with prefills: a higher inter-token latency meanwhile."

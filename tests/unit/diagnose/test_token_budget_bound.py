@@ -8,7 +8,7 @@ import pytest
 from schedtrace.diagnose.gains import FixedShare
 from schedtrace.diagnose.offered_load import OfferedLoad
 from schedtrace.diagnose.rules import token_budget_bound
-from schedtrace.diagnose.rules.token_budget_bound import shown_budget, smaller_budget
+from schedtrace.diagnose.rules.token_budget_bound import shown_budget, smaller_budget, smaller_chunks
 from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
@@ -161,3 +161,24 @@ def test_a_larger_budget_is_shown_only_if_waiting_costs_what_decodes_may_lose(
     monkeypatch.setattr(token_budget_bound, "charged", lambda *_: waits)
     advice = shown_budget(None, waits)
     assert (None if advice is None else advice.value) == value
+
+
+@pytest.mark.parametrize(("fixed_us", "warned"), [(1000, True), (50, False)])
+def test_the_price_of_smaller_chunks_is_stated_if_a_step_costs_much_whatever_its_chunk(
+    view_of, fixed_us, warned, recorded_words
+):
+    """30 chunks of 100 to 390 tokens; a token takes 5 us."""
+    lines, at = [], 0
+    for number, tokens in enumerate(range(100, 400, 10)):
+        busy = fixed_us + 5 * tokens
+        work = {"prefill_tokens": tokens, "decode_tokens": 0}
+        came = [arrival("a", 0, 0, prompt_tokens=9000)] if not number else []
+        new = "" if number else "a"
+        lines.append(
+            step(number, start=at, took=0, back=busy, got={"a": tokens}, new=new, arrived=came, **work)
+        )
+        at += busy
+    timeline = view_of(*lines)
+    advice = smaller_chunks(timeline, timeline.steps)
+    assert ("take longer in all" in advice.message.template) is warned
+    recorded_words(advice)
