@@ -200,7 +200,7 @@ class _Costs(NamedTuple):
     base_us: float
     factors: dict[str, float]
     estimates: dict[str, float]
-    """Factors if they could be negative."""
+    """Estimates of the factors without the bound at zero: they may be negative."""
     covariance: dict[str, dict[str, float]]
 
 

@@ -1,4 +1,4 @@
-"""What the published table of balance scheduling allows one to predict (docs/balance-prediction.md).
+"""Predictions from the published table of balance scheduling (docs/balance-prediction.md).
 
 For each set-up (ranks, seats and router are not published) the step times and the spread of decode steps are
 fitted to the published baseline row only; then the same load runs with balance scheduling. vLLM's own

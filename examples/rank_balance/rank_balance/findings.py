@@ -11,7 +11,7 @@ CAUSES = ("ranks_full", "rank_balance")
 
 
 class ClosedGate(Evidence, kw_only=True):
-    """What the gate did on an engine that steps independently of all others."""
+    """Effect of the gate on an engine that steps independently of all others."""
 
     scheduler_class: str
     """Class of the scheduler."""
