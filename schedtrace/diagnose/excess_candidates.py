@@ -14,6 +14,9 @@ from schedtrace.diagnose.excess_features import Array, Feature, WorkFit
 
 LOWEST = 0.02
 """Quantile of a feature at which its slope starts."""
+LATER = (0.25, 0.5, 0.75)
+"""Quantiles of a feature at which a slope may start, too: host work that runs beside the forward pass costs
+nothing until it takes longer."""
 FEWEST_OF_SLOPE = 3
 """Fewest distinct values of a feature that can show a slope."""
 UNGRADED = ("request", "first_use", "first_size", "period")
@@ -22,6 +25,10 @@ FEWEST_SIDE = 5
 """Fewest steps on either side of a split."""
 MOST_CUTS = 24
 """Most cuts of a feature in the first pass; the second pass refines the best cut between its neighbours."""
+BESIDE = ("trait", "lora", "encoder", "grammars", "compiling")
+"""Features that count what adds work of the host, or on the device, beside the forward pass."""
+NO_SLOPE = np.zeros(0)
+"""Starts of a feature that gets no slope."""
 LEAST_NEW = 0.01
 """Least share of a candidate that is independent of the work."""
 
@@ -136,27 +143,39 @@ def _cuts(values: Array) -> Array:
 def single_candidates(fit: WorkFit, features: Sequence[Feature]) -> Candidates:
     """Return every split and slope of each feature."""
     cuts = [np.zeros(0) if feature.kind == "length" else _cuts(feature.values) for feature in features]
-    candidates = make_candidates(fit, features, cuts, [_has_slope(feature) for feature in features])
+    candidates = make_candidates(fit, features, cuts, [_slope_starts(feature) for feature in features])
     norms = candidates.norms()
     slopes = np.array([explanation.slope for explanation in candidates.about], bool)
     enough = (norms >= FEWEST_SIDE) & (len(fit.times) - norms >= FEWEST_SIDE) | slopes
     return candidates.at(np.flatnonzero(enough))
 
 
-def _has_slope(feature: Feature) -> bool:
+def _slope_starts(feature: Feature) -> Array:
+    """Return the values of a feature at which its slopes start; empty: it has none.
+
+    Only what adds to a step's work starts late: the model of the work itself bends.
+    """
     values = feature.values
-    is_graded = feature.kind not in UNGRADED and len(np.unique(values)) >= FEWEST_OF_SLOPE
-    return is_graded and bool(values.max() > np.quantile(values, LOWEST))
+    low, most = np.quantile(values, LOWEST), values.max()
+    if feature.kind in UNGRADED or len(np.unique(values)) < FEWEST_OF_SLOPE or most <= low:
+        return NO_SLOPE
+    later = np.quantile(values, LATER, method="nearest") if may_start_late(feature) else NO_SLOPE
+    return np.unique([low, *later[later < most]])
+
+
+def may_start_late(feature: Feature) -> bool:
+    """Return whether a feature counts what adds host work to a step beside the forward pass."""
+    return feature.kind in BESIDE
 
 
 def make_candidates(
-    fit: WorkFit, features: Sequence[Feature], cuts: Sequence[Array], slopes: Sequence[bool]
+    fit: WorkFit, features: Sequence[Feature], cuts: Sequence[Array], starts: Sequence[Array]
 ) -> Candidates:
-    """Return the splits of each feature at its cuts, in increasing order, and its slope where asked for."""
+    """Return the splits of each feature at its cuts, in increasing order, and its slopes from its starts."""
     values, rows, steps = [np.zeros(0)], [np.zeros(0, int)], [np.zeros(0, int)]
     holds = [np.zeros((0, 0))]
     about: list[Explanation] = []
-    for feature, at_cuts, slope in zip(features, cuts, slopes, strict=True):
+    for feature, at_cuts, at_starts in zip(features, cuts, starts, strict=True):
         if len(at_cuts):
             passed: Array = np.searchsorted(at_cuts, feature.values)  # number of cuts below the value
             beyond = np.flatnonzero(passed)
@@ -165,9 +184,8 @@ def make_candidates(
             steps.append(beyond)
             holds.append(np.triu(np.ones((len(at_cuts), len(at_cuts)))))
             about += [Explanation((Term(feature, float(cut)),), False, 0.0, False, 0.0) for cut in at_cuts]
-        if slope:
-            low, high = np.quantile(feature.values, (LOWEST, 1.0))
-            measure = np.clip(feature.values - low, 0, None) / (high - low)
+        for low in at_starts:
+            measure = np.clip(feature.values - low, 0, None) / (feature.values.max() - low)
             values.append(measure / fit.usual * np.median(fit.usual))
             rows.append(np.full(len(measure), len(about)))
             steps.append(np.arange(len(measure)))

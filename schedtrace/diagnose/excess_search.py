@@ -14,13 +14,16 @@ import numpy as np
 
 from schedtrace.diagnose.excess_candidates import (
     FEWEST_SIDE,
+    LOWEST,
     MOST_CUTS,
+    NO_SLOPE,
     Candidates,
     Explanation,
     Term,
     candidate_scores,
     joint_scores,
     make_candidates,
+    may_start_late,
     single_candidates,
 )
 from schedtrace.diagnose.excess_features import (
@@ -50,6 +53,8 @@ FAR = 4.5
 570 searches, by the distribution of a maximum (E. J. Gumbel, 1958)."""
 FAR_PAIR = 1.3
 """Multiple of that score that a pair of conditions must reach, because there are many more pairs."""
+MOST_STARTS = 20
+"""Most values of a feature at which a slope is tried to start."""
 FIRST = 10
 """Number of leading candidates, each on a different feature, that the search fits and extends to pairs."""
 AS_GOOD = 0.9
@@ -305,19 +310,36 @@ def _leaders(candidates: Candidates, scores: Array, least: float) -> list[int]:
 
 
 def _refined(fit: WorkFit, explanation: Explanation) -> Explanation:
-    """Return the split with the best cut near its own and a score of its sign; a slope stays as it is."""
+    """Return the split with the best cut near its own and a score of its sign, or the slope's best start.
+
+    A slope that cannot start late stays as it is.
+    """
     (term,) = explanation.terms
     if explanation.slope:
-        return explanation
+        return _started(fit, explanation) if may_start_late(term.feature) else explanation
     near = _near_cuts(term)
     own, around = (
-        candidate_scores(fit, make_candidates(fit, [term.feature], [cuts], [False]), fit.errors)
+        candidate_scores(fit, make_candidates(fit, [term.feature], [cuts], [NO_SLOPE]), fit.errors)
         for cuts in (np.array([term.cut]), near)
     )
     signed = np.sign(own[0] or 1.0) * around
     if not len(near) or signed.max() <= 0:
         return explanation
     return replace(explanation, terms=(replace(term, cut=float(near[int(signed.argmax())])),))
+
+
+def _started(fit: WorkFit, explanation: Explanation) -> Explanation:
+    """Return the slope that starts where it fits best."""
+    (term,) = explanation.terms
+    values = term.feature.values
+    starts = np.unique(np.quantile(values[values < values.max()], np.linspace(LOWEST, 1, MOST_STARTS)))
+
+    def error(start: float) -> float:
+        column = np.clip(values - start, 0, None) / fit.usual
+        matrix = np.column_stack([fit.work, column / column.max()])
+        return float(np.abs(fit.times - matrix @ fit_lad(matrix, fit.times, 8)).sum())
+
+    return replace(explanation, terms=(replace(term, cut=float(min(starts, key=error))),))
 
 
 def _pairs(
@@ -353,7 +375,7 @@ def _pair_refined(fit: WorkFit, pair: Explanation) -> Explanation:
         cuts = _near_cuts(term)
         if not len(cuts):
             continue
-        splits = make_candidates(fit, [term.feature], [cuts], [False])
+        splits = make_candidates(fit, [term.feature], [cuts], [NO_SLOPE])
         inside, scores = joint_scores(fit, splits, held, term.above)
         scores = np.where((inside >= FEWEST_SIDE) & (inside < held.sum()), scores, 0.0)
         if scores.max() > 0:

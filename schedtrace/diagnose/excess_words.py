@@ -92,6 +92,8 @@ SECONDS = ("clock", "idle", "period", "since")
 """Features in seconds; the others are counts."""
 LEAST_GROWTH_US = 10.0
 """Least time in microseconds that a sentence states for each unit, or each thousand or million of them."""
+LATE_FRAC = 0.1
+"""Share of the steps below the start of a slope from which a sentence states the start."""
 FIRST_OF = {"prefill": "prefill", "used": "number of tokens"}
 """Tokens whose first sizes are features, in words."""
 MINUTES = {
@@ -189,6 +191,8 @@ def trend(excess: "PartExcess", effect: "Effect", each_us: float, share: float) 
         )
     else:
         grows = _per_units(term, each_us)
+        if term.cut >= 1 and (term.feature.values <= term.cut).mean() > LATE_FRAC:
+            grows = say("{grows} beyond {first:n}", grows=grows, first=math.floor(term.cut))
     return say(
         "Time {where} {grows}, up to {most:us} beyond what a step's work explains ({span}): {share:%} of the "
         "requests' time.",

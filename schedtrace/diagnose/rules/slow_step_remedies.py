@@ -27,6 +27,10 @@ INSIDE = (
     "Let the KV connector {name:code} load asynchronously, or several requests at once, if it can: it loads "
     "inside the step, and all requests of the step wait. No setting of the scheduler changes it."
 )
+OWN_ENGINE = (
+    "Another grammar backend ({option:setting}), or an engine of their own for these requests: all "
+    "requests of a step wait for its grammars."
+)
 MEMBERS = ("request", "length", "trait", "lora")
 """Features that stand for requests."""
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
@@ -89,7 +93,10 @@ def remedies(timeline: Timeline, part: str, terms: "Sequence[Term]") -> list[Adv
             for term in members
         ]
         without = "Run the same load without {requests} and compare the two with {diff:code}."
-        return [advise(without, requests=listed(names), diff="schedtrace diff")]
+        more = [advise(without, requests=listed(names), diff="schedtrace diff")]
+        if any(term.feature.detail == "structured" for term in members):
+            more.append(advise(OWN_ENGINE, option="--structured-outputs-config"))
+        return more
     if kinds & {"first_use", "first_size"}:
         warm = (
             "Warm the engine up with batches of these sizes before it serves or is measured "

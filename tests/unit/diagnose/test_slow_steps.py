@@ -443,6 +443,15 @@ def test_a_clear_effect_that_half_of_the_steps_lack_is_another_feature():
     assert explanation.terms[0].cut == 15.5
 
 
+def test_host_work_beside_the_forward_pass_costs_nothing_until_it_takes_longer():
+    """Grammars of up to 19 requests take 0.2 ms each while the device computes for 2 ms."""
+    structured = Feature("trait", (STEPS * 7 % 20).astype(float), "structured")
+    times = NOISE * np.maximum(2000, 200 * structured.values)
+    [explanation] = search(fit_work(times, WORK), [structured])
+    assert (explanation.slope, explanation.terms[0].cut) == (True, 10)
+    assert explanation.effect == pytest.approx(200, rel=0.1)
+
+
 PHASES = [(60, 95), (190, 235), (300, 330), (480, 530), (560, 590)]
 """Phases of slow steps, first and last, at irregular distances."""
 
