@@ -31,6 +31,10 @@ CUDA graphs of decode steps.
 """
 LEAST_ABOVE_FRAC = 0.05
 """Least share of the busy time that larger steps lose by drafts, and that smaller ones gain."""
+DOUBTFUL_FRAC = 0.25
+"""Share of a decode step, the most that drafters usually take: if drafts pay only where drafting takes less,
+they may lose. The trace does not show the drafter's own time.
+"""
 BETTER = 0.5
 """Most error, as a share of the linear model's, with which the model with a bend replaces it."""
 PER_BATCH = "num_speculative_tokens_per_batch_size"
@@ -63,6 +67,8 @@ class SpecDecode(Evidence, kw_only=True):
     """Output rate that the step-time model predicts without drafts."""
     from_requests: int | None
     """Least number of requests of these steps, if drafts pay in smaller steps; None: all sizes are judged."""
+    drafting_us: float | None
+    """Time of drafting per step from which drafts lose, if it is so short that they may; None otherwise."""
     draft_slot_steps: int
     """Number of steps that refused a request with cause ``input_budget``: some drafting methods take slots
     of the budget besides the tokens."""
@@ -83,6 +89,8 @@ def _find(timeline: Timeline) -> Findings:
         yield _finding(timeline, costs)
     elif (fall := _falling_acceptance(timeline, costs.drafts / costs.requests)) is not None:
         yield _finding(timeline, costs, fall)
+    elif 0 <= costs.drafting_us <= DOUBTFUL_FRAC * costs.busy_us / steps.height:
+        yield _doubt(timeline, costs)
 
 
 class _Costs:
@@ -110,6 +118,12 @@ class _Costs:
     def change(self) -> float:
         """Relative change of the output rate without drafts."""
         return self.plain_rate / self.rate - 1 if self.rate and self.plain_rate else 0.0
+
+    @property
+    def drafting_us(self) -> float:
+        """Time of drafting per step from which the steps would finish more tokens a second without drafts."""
+        least_us = self.busy_us * self.requests / max(self.output, 1)
+        return (self.busy_us - self.token_us * self.drafts - least_us) / self.steps.height
 
     @property
     def loses(self) -> bool:
@@ -164,24 +178,7 @@ def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> 
     accepted = max(0, costs.output - costs.requests)
     if costs.loses and costs.from_requests is None:
         fall = _falling_acceptance(timeline, costs.drafts / costs.requests)
-    of_slots = timeline.exits.filter("refusal").filter(pl.col("cause") == str(Cause.INPUT_BUDGET))
-    settings = timeline.header.settings
-    evidence = SpecDecode(
-        method=settings.get("speculative_config.method"),
-        num_speculative_tokens=settings.get("speculative_config.num_speculative_tokens"),
-        draft_tokens=costs.drafts,
-        accepted_tokens=accepted,
-        acceptance_frac=accepted / costs.drafts,
-        early_frac=None if fall is None else fall.early,
-        late_frac=None if fall is None else fall.late,
-        wasted_frac=(costs.drafts - accepted) / int(steps["used_tokens"].sum()),
-        verify_us_per_token=costs.token_us,
-        output_tokens_per_s=costs.rate,
-        without_drafts_tokens_per_s=costs.plain_rate,
-        from_requests=costs.from_requests,
-        draft_slot_steps=of_slots["step"].n_unique(),
-        draft_slot_tokens=int(of_slots.unique("step", keep="last")["budget_left"].sum()),
-    )
+    evidence = _evidence(timeline, costs, fall)
     speed = costs.rate / costs.plain_rate if loses or fall is None else fall.speed(accepted / costs.drafts)
     lost_us = costs.busy_us * (1 - speed)
     return step_finding(
@@ -219,6 +216,68 @@ def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> 
         cost_ms=lost_us / 1e3,
         cost_frac=lost_us / timeline.busy_us,
         cost_error_frac=costs.error_frac if loses else None,
+    )
+
+
+def _evidence(
+    timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None, drafting_us: float | None = None
+) -> SpecDecode:
+    steps, accepted = costs.steps, max(0, costs.output - costs.requests)
+    of_slots = timeline.exits.filter("refusal").filter(pl.col("cause") == str(Cause.INPUT_BUDGET))
+    settings = timeline.header.settings
+    return SpecDecode(
+        method=settings.get("speculative_config.method"),
+        num_speculative_tokens=settings.get("speculative_config.num_speculative_tokens"),
+        draft_tokens=costs.drafts,
+        accepted_tokens=accepted,
+        acceptance_frac=accepted / costs.drafts,
+        early_frac=None if fall is None else fall.early,
+        late_frac=None if fall is None else fall.late,
+        wasted_frac=(costs.drafts - accepted) / int(steps["used_tokens"].sum()),
+        verify_us_per_token=costs.token_us,
+        output_tokens_per_s=costs.rate,
+        without_drafts_tokens_per_s=costs.plain_rate,
+        from_requests=costs.from_requests,
+        drafting_us=drafting_us,
+        draft_slot_steps=of_slots["step"].n_unique(),
+        draft_slot_tokens=int(of_slots.unique("step", keep="last")["budget_left"].sum()),
+    )
+
+
+def _doubt(timeline: Timeline, costs: _Costs) -> Finding:
+    """Return the finding that drafts pay only if drafting takes little of a step."""
+    evidence = _evidence(timeline, costs, drafting_us=costs.drafting_us)
+    return step_finding(
+        timeline,
+        costs.steps,
+        evidence,
+        severity="info",
+        title="Drafts may cost more than they give",
+        verdict="Speculative decoding may slow this run: {acceptance_frac:%} of its draft tokens are "
+        "accepted, {per_step:n1} tokens per step and request; it pays only if drafting takes less than "
+        "{drafting_us:us} of a decode step ({step_us:us}), and the trace does not show what drafting takes.",
+        share_frac=0.0,
+        tokens=evidence.draft_tokens - evidence.accepted_tokens,
+        message="{steps:n step} without prefill verified {draft_tokens:n draft token} and accepted "
+        "{accepted_tokens:n}. By the model of step times, verifying a draft token takes "
+        "{verify_us_per_token:us}.",
+        values={
+            "per_step": costs.output / costs.requests,
+            "step_us": costs.busy_us / costs.steps.height,
+        },
+        advice=[
+            advise(
+                "Compare with a run without {option:setting}[ (now {method} with {num_speculative_tokens:n "
+                "token})], and with fewer {tokens:setting}, under the same load: {diff:code}.",
+                evidence,
+                option="--speculative-config",
+                tokens="num_speculative_tokens",
+                diff="schedtrace diff",
+            )
+        ],
+        example="{at} verified {draft_tokens:n draft token} for {total_requests:n request} in "
+        "{busy_us:us} and finished {output_tokens:n token}.",
+        cases=largest(costs.steps, "busy_us"),
     )
 
 
@@ -349,4 +408,5 @@ RULE = Rule(
     summary="so few draft tokens are accepted that verifying them costs more than they give",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
     find=_find,
+    quiet=0,
 )
