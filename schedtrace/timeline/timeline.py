@@ -9,7 +9,7 @@ draws; the page also draws ``request_states`` and ``preemptions``.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import polars as pl
@@ -374,12 +374,47 @@ def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
     return listed.filter(is_outside)
 
 
+NO_PROGRESS_US = 10_000_000
+"""Time from which a batch without an output is a stall: the watchdog's own, unless it is set."""
+LONGER = 5.0
+"""Factor by which such a batch takes longer than any other."""
+
+
 def _stalls(trace: Trace) -> pl.DataFrame:
-    """Return the watchdog's stalls, with ``open``: whether there was no progress until the trace's end."""
-    later = [trace.cpu["at_us"].max(), trace.end.at_us if trace.end is not None else None]
-    last_us = pl.max_horizontal("at_us", pl.lit(max((us for us in later if us is not None), default=0)))
+    """Return the stalls, with ``open``: whether there was no progress until the trace's end."""
+    later: list[Any] = [trace.cpu["at_us"].max(), trace.end.at_us if trace.end is not None else None]
+    last_us: int = max((us for us in later if us is not None), default=0)
+    stalls = trace.stalls
+    if stalls["until_us"].null_count() == 0:
+        stalls = pl.concat([stalls, _unanswered(trace, last_us)])
     ended = pl.col("until_us").is_null()
-    return trace.stalls.with_columns(open=ended, until_us=pl.coalesce("until_us", last_us))
+    until = pl.coalesce("until_us", pl.max_horizontal("at_us", pl.lit(last_us)))
+    return stalls.with_columns(open=ended, until_us=until)
+
+
+def _unanswered(trace: Trace, last_us: int) -> pl.DataFrame:
+    """Return the stall of a batch whose output has not come back long after, without the watchdog."""
+    computing = trace.steps.filter(pl.col("total_requests") > 0)
+    back_us = computing["output_us"].max()
+    if back_us is None:
+        return trace.stalls.clear()
+    open_ = computing.filter(
+        pl.col("output_us").is_null() & (pl.col("start_us") >= computing["start_us"].max())
+    )
+    longest_us = computing.select((pl.col("output_us") - pl.col("start_us")).max()).item()
+    stalls = open_.select(
+        at_us=pl.lit(last_us),
+        kind=pl.lit("worker"),
+        since_us=pl.max_horizontal("start_us", pl.lit(back_us)),
+        sentence=pl.format(
+            "the worker does not answer: a batch is in flight ({} running)", "num_running_after"
+        ),
+        running="num_running_after",
+        waiting="num_waiting_after",
+    )
+    lasts = pl.col("at_us") - pl.col("since_us")
+    stalls = stalls.filter(lasts >= max(NO_PROGRESS_US, LONGER * longest_us))
+    return pl.concat([trace.stalls.clear(), stalls], how="diagonal_relaxed").select(trace.stalls.columns)
 
 
 def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:

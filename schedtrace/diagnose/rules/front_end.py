@@ -19,6 +19,11 @@ from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.spans import LENGTH_US, total_us, united
 from schedtrace.timeline.timeline import Timeline
 
+FEWER_INPUTS = (
+    "Send fewer or smaller images and other inputs, or their embeddings: vLLM's front end prepares them "
+    "before a request reaches the engine."
+)
+
 
 def is_offline(timeline: Timeline) -> bool:
     """Return whether ``LLM(...)`` passes on whole batches, so that throughput counts and not each TTFT."""
@@ -266,8 +271,21 @@ def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
                     costs="Each needs a processor core and memory of its own.",
                 )
             )
-    pieces.append(advise("Send token ids instead of text where the client can tokenize."))
+    pieces.append(
+        advise(
+            FEWER_INPUTS
+            if has_multimodal_inputs(timeline)
+            else "Send token ids instead of text where the client can tokenize."
+        )
+    )
     return pieces
+
+
+def has_multimodal_inputs(timeline: Timeline) -> bool:
+    """Return whether the encoder's cache was used."""
+    if "encoder_slots_freeable" not in timeline.steps.columns:
+        return False
+    return timeline.steps["encoder_slots_freeable"].drop_nulls().n_unique() > 1
 
 
 def _more_threads(timeline: Timeline) -> list[Advice]:

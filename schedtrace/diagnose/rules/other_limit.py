@@ -18,11 +18,14 @@ from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import CHARGES as NAMED
+from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, total_us
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline, made_once
 
 SLOW_LOAD = 2.0
 """Least factor by which a KV load takes longer than computing its tokens to be called slow."""
+MOSTLY = 0.9
+"""Least share of the waits for a connector's answer that loads for other requests must fill to be named."""
 HAVE_A_RULE = frozenset(
     charge for rule in (KV_BOUND, MAX_NUM_SEQS_BOUND, TOKEN_BUDGET_BOUND) for charge in rule.charges
 )
@@ -44,6 +47,8 @@ def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noq
             return _encoder(timeline, waits)
         case Cause.REMOTE_KV_PENDING:
             return _loads(timeline)
+        case Cause.CONNECTOR_UNDECIDED:
+            return _undecided(timeline)
         case _:
             return NOTHING
 
@@ -157,18 +162,29 @@ class LoadTimes(NamedTuple):
         return 0 < SLOW_LOAD * self.compute_us <= self.median_us
 
 
-@made_once
-def _load_times(timeline: Timeline) -> LoadTimes | None:
-    """Return the times of the KV loads; None if there are none."""
+def _load_spans(timeline: Timeline) -> pl.DataFrame | None:
+    """Return ``request_id``, ``begin_us``, ``end_us`` and ``over_us`` (null: never) of each KV load.
+
+    None: there are none.
+    """
     if "kv_loads" not in timeline.lists:
         return None
     loads = timeline.lists["kv_loads"].select("request_id", "event", "at_us").collect()
-    begun = loads.filter(pl.col("event") == "begun").unique("request_id", keep="first")
+    begun = loads.filter(pl.col("event") == "begun").unique("request_id", keep="first", maintain_order=True)
     over = loads.filter(pl.col("event") != "begun").group_by("request_id").agg(over_us=pl.col("at_us").min())
-    took = begun.join(over, on="request_id", how="left").with_columns(
-        us=pl.col("over_us").fill_null(timeline.end_us) - pl.col("at_us")
+    spans = begun.join(over, on="request_id", how="left", maintain_order="left").select(
+        "request_id",
+        "over_us",
+        begin_us="at_us",
+        end_us=pl.col("over_us").fill_null(timeline.end_us),
     )
-    if took.is_empty():
+    return None if spans.is_empty() else spans
+
+
+@made_once
+def _load_times(timeline: Timeline) -> LoadTimes | None:
+    """Return the times of the KV loads; None if there are none."""
+    if (took := _load_spans(timeline)) is None:
         return None
     tokens = 0.0
     if "admitted" in timeline.lists:
@@ -179,7 +195,7 @@ def _load_times(timeline: Timeline) -> LoadTimes | None:
     return LoadTimes(
         loads=took.height,
         pending=took["over_us"].null_count(),
-        median_us=median(took["us"]),
+        median_us=median(took.select(LENGTH_US).to_series()),
         tokens=round(tokens),
         compute_us=tokens * model.per_prefill_token_us if model else 0.0,
     )
@@ -192,6 +208,27 @@ def _loads(timeline: Timeline) -> Message:
         "{loads:n KV load} began and took {median_us:us} (median)[; {pending:n} never arrived]"
         "[{is_slow:?}; this engine computes as many tokens ({tokens:n}) in about {compute_us:us}].",
         times,
+    )
+
+
+@made_once
+def _waits_for_loads(timeline: Timeline) -> float | None:
+    """Return the share of the waits for the connector's answer in which it loaded KV for another request.
+
+    None: no load is recorded.
+    """
+    if (loads := _load_spans(timeline)) is None:
+        return None
+    waits = timeline.request_states.filter(pl.col("cause") == str(Cause.CONNECTOR_UNDECIDED))
+    whole_us = total_us(waits)
+    return int(overlap_us(waits, merged(loads)).sum()) / whole_us if whole_us else None
+
+
+def _undecided(timeline: Timeline) -> Message:
+    """Return whether KV loads of other requests were under way while the connector did not answer."""
+    return say(
+        "[In {share:%} of that time, the connector loaded KV blocks for another request.]",
+        share=share if (share := _waits_for_loads(timeline)) and share >= MOSTLY else None,
     )
 
 
@@ -268,6 +305,29 @@ def _slow_tier(timeline: Timeline) -> LoadTimes | None:
     return times if times is not None and times.is_slow and stores_itself and not peers else None
 
 
+def _of_loads(timeline: Timeline, cause: str) -> Advice | None:
+    """Return advice on the KV connector's loads; None if the trace shows nothing about them."""
+    connector = str(timeline.header.settings.get("kv_transfer_config.kv_connector", "the KV connector"))
+    if cause == Cause.CONNECTOR_UNDECIDED:
+        if (_waits_for_loads(timeline) or 0.0) < MOSTLY:
+            return None
+        return advise(
+            "Find out whether {connector} must end one load before it answers about the next request: here, "
+            "requests wait for each other's loads.",
+            connector=connector,
+        )
+    if (times := _slow_tier(timeline)) is None:
+        return None
+    return advise(
+        "Load only what loads faster than it is computed ({load_us:us} a token against {token_us:us}): from "
+        "a faster tier, or let {connector} load less.",
+        load_us=times.median_us / times.tokens,
+        token_us=times.compute_us / times.tokens,
+        connector=connector,
+        costs="Steps that compute these prompts delay the decodes.",
+    )
+
+
 def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:  # noqa: PLR0911  # one per cause
     """Return advice, with a legal value if there is one; none if a client requested the wait."""
     if cause in ASKED_FOR or cause == Cause.OTHER:
@@ -284,17 +344,8 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
             now = batched_tokens(timeline)
             if now and detail != "max_model_len":
                 return [more_batched_tokens(timeline, 2 * now)]
-        case Cause.REMOTE_KV_PENDING if (times := _slow_tier(timeline)) is not None:
-            return [
-                advise(
-                    "Load only what loads faster than it is computed ({load_us:us} a token against "
-                    "{token_us:us}): from a faster tier, or let {connector} load less.",
-                    load_us=times.median_us / times.tokens,
-                    token_us=times.compute_us / times.tokens,
-                    connector=str(timeline.header.settings["kv_transfer_config.kv_connector"]),
-                    costs="Steps that compute these prompts delay the decodes.",
-                )
-            ]
+        case Cause.REMOTE_KV_PENDING | Cause.CONNECTOR_UNDECIDED if look := _of_loads(timeline, cause):
+            return [look]
         case Cause.CHUNKED_PREFILL_OFF:
             return [
                 advise(

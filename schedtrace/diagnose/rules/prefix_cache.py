@@ -179,7 +179,12 @@ def _find(timeline: Timeline) -> Findings:
         "[{ends_fit:?}, and {shared_end_blocks:n} if sliding "
         "windows kept their ends only]]."
         if again
-        else ("" if alone else "The prefix cache gave nothing: none of the prompts found a block in it."),
+        else (
+            ""
+            if alone
+            else "The prefix cache gave nothing: none of the prompts found a block in it[; {short:n} of "
+            "{requests:n} are no longer than one of {size:n token}]."
+        ),
         share_frac=share,
         holder=_holder(evidence),
         count=shown["step"].n_unique(),
@@ -187,6 +192,8 @@ def _find(timeline: Timeline) -> Findings:
         message=joined(_sentences(evidence, block_size, missed=missed, nothing=nothing)),
         values={
             "felt": _felt(share),
+            "short": evidence.without_hit.get("short"),
+            "size": block_size,
             "dropped": "all" if dropped == again else dropped and say("{dropped:n}", dropped=dropped),
         },
         advice=_advice(timeline, evidence, block_size, missed=missed, nothing=nothing),
@@ -512,16 +519,27 @@ def _advice(
             )
         )
     if nothing and not evidence.salted:
-        advice.append(
-            advise(
-                "If prompts begin alike, use a smaller {option} (now {now:n}), as far as the attention "
-                "backend accepts it.",
-                setting="block_size",
-                now=block_size,
-                costs="More blocks for vLLM to manage.",
-            )
-        )
+        advice.append(_smaller_blocks(timeline, block_size))
     return advice
+
+
+def _smaller_blocks(timeline: Timeline, block_size: int) -> Advice:
+    """Return advice to make a block smaller than what prompts share."""
+    if any(group.kind == "Mamba" for group in timeline.header.cache_groups):
+        return advise(
+            "If prompts begin alike, begin them with more than {now:n token} of common text, or use a "
+            "narrower {state:setting}: vLLM makes a block at least as large as the state of a Mamba layer.",
+            now=block_size,
+            state="--mamba-ssm-cache-dtype",
+            costs="A narrower state may change outputs.",
+        )
+    return advise(
+        "If prompts begin alike, use a smaller {option} (now {now:n}), as far as the attention backend "
+        "accepts it.",
+        setting="block_size",
+        now=block_size,
+        costs="More blocks for vLLM to manage.",
+    )
 
 
 def _smaller_drop(timeline: Timeline, block_size: int) -> list[Advice]:

@@ -46,6 +46,14 @@ def test_most_of_the_time_to_first_token_before_the_engine(served, recorded_word
     recorded_words(finding.holder)
 
 
+def test_who_sends_images_does_not_send_text(served, recorded_words):
+    """The encoder's cache is empty, then used."""
+    line = request(800)
+    line.encoder_slots_freeable = 8192
+    [finding] = served(line, step(1, start=2000, got={"b": 1}, encoder_slots_freeable=6692))
+    recorded_words(finding.advice[-1])
+
+
 @pytest.mark.parametrize(("prepared", "severity"), [(49_999, "info"), (50_000, "critical")])
 def test_what_nobody_notices_is_no_warning(served, prepared, severity):
     [finding] = served(request(prepared, ttft=60_000))

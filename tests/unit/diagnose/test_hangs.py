@@ -106,6 +106,18 @@ def test_a_trace_that_ends_in_a_hang_says_so_first(reported):
     assert run.time_split[0].part == "interrupted"
 
 
+@pytest.mark.parametrize(("end_us", "stands"), [(9_000_000, False), (12_019_000, True)])
+def test_a_batch_without_an_output_long_before_the_end_is_a_stall_without_a_watchdog(
+    reported, end_us, stands
+):
+    *lines, last, _ = hang(count=20, ends=False)
+    last.output_us = last.update_us = None
+    run, text = reported(*lines, last, End(at_us=end_us, steps=20))
+    sentence = "When this trace ends, no step has made progress for 12.0 s: the worker does not answer"
+    assert (sentence in text) == stands
+    assert [one.cause for one in run.findings if one.code == "interruption"] == ["stalled"] * stands
+
+
 @pytest.mark.parametrize("kind", ["scheduler", "livelock"])
 def test_a_stall_in_which_the_engine_steps_is_said_and_charged_to_what_refuses(kind, reported):
     *lines, _ = hang(count=20, ends=False)

@@ -57,3 +57,23 @@ def test_a_load_that_takes_longer_than_computing_its_tokens(found, recorded_word
 def test_a_load_that_this_engine_cannot_do_without(found, lines, settings):
     [advice] = of(found("other-limit", *lines, settings=settings)).advice
     assert "KV connector" in str(advice.message)
+
+
+@pytest.mark.parametrize(("until", "loading"), [(20, True), (10, False)])
+def test_a_connector_that_does_not_answer_while_it_loads_for_another_request(
+    found, recorded_words, until, loading
+):
+    """c waits for an answer for 0.2 s; b is being loaded all that time, or half of it."""
+    lines = loaded()
+    for line in lines[:20]:
+        line.exits = [PARKED, Exit("waiting", "continue", Cause.CONNECTOR_UNDECIDED, "c", via="source")]
+        line.num_waiting_after = 2
+    lines[0].arrived.append(arrival("c", 0, 10, prompt_tokens=500))
+    lines[20].kv_loads = []
+    lines[until].kv_loads = [KvLoad("b", "arrived", until * 10_000 + 500)]
+    findings = found("other-limit", *lines, settings=STORES)
+    [finding] = [finding for finding in findings if finding.cause == Cause.CONNECTOR_UNDECIDED]
+    assert bool(finding.holder) == loading
+    assert ("each other's loads" in str(finding.advice[0].message)) == loading
+    if loading:
+        recorded_words(finding.holder, finding.advice)

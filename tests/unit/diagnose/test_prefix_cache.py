@@ -254,6 +254,14 @@ def different(prompt=15, **admission):
     ]
 
 
+def test_blocks_of_a_hybrid_model_that_are_longer_than_most_prompts(found, recorded_words):
+    """Nine of ten prompts have no whole block; its size follows from the state of the Mamba layers."""
+    lines = [*shorter(9), admits_alike(9, "r9", 0, "a", prompt=15, miss="not_cached")]
+    groups = [CacheGroup(kind=kind, block_size=10, layers=1) for kind in ("FullAttention", "Mamba")]
+    [finding] = found(CODE, *lines, cache_groups=groups)
+    recorded_words(finding.verdict, finding.advice)
+
+
 @pytest.mark.parametrize(
     ("lines", "block_size", "advised"),
     [
