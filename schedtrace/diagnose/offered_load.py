@@ -1,6 +1,7 @@
 """Offered load and served load of an engine: rates, the backlog, and what sets the pace."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
@@ -38,6 +39,10 @@ LEAST_IDLE_FRAC = 0.05
 work.
 """
 THINKS_MS = 1.0
+FEWEST_EVEN, EVEN = 20, 0.3
+"""Fewest gaps between arrivals, and their most standard deviation in units of their mean, to call them even:
+1 if requests come independently.
+"""
 NEARLY_ALL = 0.95
 """Least share of the requests that generate a single token to say so."""
 ROOM_FRAC = 0.9
@@ -81,6 +86,8 @@ class OfferedLoad:
     """Share of the time that the same work would take in steps as full as the fullest one; None without a
     model.
     """
+    every_us: float | None = None
+    """Median time between two arrivals if they come evenly; None if they do not."""
     one_token: bool = False
     """Whether requests come in rounds and nearly all of them generate a single token."""
 
@@ -117,7 +124,11 @@ class OfferedLoad:
                 self,
                 served=_rates(self.served_requests_per_s, self.served_tokens_per_s),
             )
-        return say("Offered {offered}, and the engine keeps up: it {works}.", self)
+        return say(
+            "Offered {offered}[, one request every {every_us:us}], and the engine keeps up: it {works}."
+            "[{every_us:?} A client with a fixed rate, or a router before the engine, sets this pace.]",
+            self,
+        )
 
     @property
     def throughput(self) -> Message:
@@ -321,7 +332,18 @@ def _by_clock(
         requests_per_busy_period=arrived.height / periods,
         fullest=fullest,
         at_fullest_frac=at_fullest,
+        every_us=_even_gap_us(arrived),
     )
+
+
+def _even_gap_us(requests: pl.DataFrame) -> float | None:
+    """Return the median time between two arrivals of a trial; None if they do not come evenly."""
+    ordered = requests.sort("trial", "came_us")
+    gaps = ordered.select(us=pl.col("came_us").diff().over("trial")).drop_nulls()
+    count, mean, deviation, middle = gaps.select(
+        pl.len(), mean=pl.col("us").mean(), deviation=pl.col("us").std(), median=pl.col("us").median()
+    ).row(0)
+    return float(middle) if count >= FEWEST_EVEN and mean > 0 and deviation <= EVEN * mean else None
 
 
 def _per_s(requests: pl.DataFrame, column: str) -> float | None:
@@ -359,6 +381,22 @@ def _backlogs(timeline: Timeline, arrived: pl.DataFrame) -> tuple[list[float], i
     means = each.group_by("part").agg(pl.col("requests").mean()).sort("part")["requests"].to_list()
     last = each["requests"][-1] if each.height else 0
     return (means if len(means) == PARTS else [0.0] * PARTS), int(last or 0)
+
+
+def load_of_all(loads: Sequence[OfferedLoad]) -> Message:
+    """Return what reaches several engines that keep up; empty if one of them does not, or if not known."""
+    if any(load.pace != "clock" or load.grows or load.requests_per_s is None for load in loads):
+        return NOTHING
+    requests = sum(load.requests_per_s or 0.0 for load in loads)
+    tokens = sum(load.tokens_per_s or 0.0 for load in loads)
+    every = [load.every_us for load in loads if load.every_us]
+    return say(
+        "Offered {offered}[, to each engine one request every {every:us}], and the engines keep up."
+        "[{every:?} A client with a fixed rate, or a router or load balancer before the engines, sets this "
+        "pace.]",
+        offered=_rates(requests, tokens or None),
+        every=median(every) if len(every) == len(loads) else None,
+    )
 
 
 def _rates(requests_per_s: float | None, tokens_per_s: float | None) -> Message:

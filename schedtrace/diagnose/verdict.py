@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
+from schedtrace.diagnose.offered_load import OfferedLoad, load_of_all, offered_load
 from schedtrace.diagnose.root_causes import on_engine, quotes_share
 from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES, capped_prefill, client_limited
 from schedtrace.diagnose.rules.allowed_settings import threshold
@@ -275,7 +275,8 @@ def _nothing_leads(
 ) -> list[Message]:
     """Describe that no setting limits the engines, and what explains the run or took the requests' time."""
     main = max(engines, key=lambda engine: engine.requests_us)
-    load = engines[0].load.summary if len(engines) == 1 else NOTHING
+    loads = [engine.load for engine in engines]
+    load = loads[0].summary if len(loads) == 1 else load_of_all(loads)
     if load and main.load.grows:
         return [say("The engine is the limit: no setting held requests back for long."), load]
     is_too_low = any(finding.code == capped_prefill.RULE.code for finding in findings)

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
+from schedtrace.diagnose.offered_load import OfferedLoad, load_of_all, offered_load
 from schedtrace.diagnose.rules import RULES
 from tests.makers import arrival, finish, step
 
 
-def one_by_one(view_of, *, every_us, took_us, requests=24):
-    """A request every so often; each is one step of its own, as soon as the one before is done."""
+def one_by_one(view_of, *, every_us, took_us, requests=24, late_us=0):
+    """A request every so often, every second one late; each is a step, as soon as the one before is done."""
     lines, free = [], 0
-    came = [every_us * number for number in range(requests)]
+    came = [every_us * number + late_us * (number % 2) for number in range(requests)]
     for number, us in enumerate(came):
         start = max(free, us + 10)
         free = start + took_us
@@ -58,6 +58,21 @@ def test_an_engine_that_is_never_idle_may_set_the_throughput_itself(working_frac
     """Some of its clients may wait for answers, although most requests arrive at times of their own."""
     load = OfferedLoad("clock", working_frac, requests_per_s=5.0, served_requests_per_s=5.0)
     assert (load.throughput != load.summary) is idles
+
+
+@pytest.mark.parametrize(("late_us", "every_us"), [(2000, 12_000), (4000, None)])
+def test_arrivals_are_even_if_their_gaps_hardly_differ(view_of, late_us, every_us):
+    """The 23 gaps are 12 and 8 ms, or 14 and 6 ms: 21 or 42 % of their mean apart."""
+    load = offered_load(one_by_one(view_of, every_us=10_000, took_us=2000, late_us=late_us))
+    assert load.every_us == every_us
+
+
+def test_what_several_engines_are_offered(view_of, recorded_words):
+    """Two engines get a request every 10 ms; a third one cannot keep up."""
+    even = offered_load(one_by_one(view_of, every_us=10_000, took_us=2000))
+    late = offered_load(one_by_one(view_of, every_us=10_000, took_us=2000, late_us=4000))
+    recorded_words(load_of_all([even, even]), load_of_all([even, late]))
+    assert not load_of_all([even, offered_load(one_by_one(view_of, every_us=1000, took_us=2000))])
 
 
 def test_a_long_latency_is_no_backlog(view_of):
