@@ -1,9 +1,12 @@
 """Cases 13, 27 and 31, and others of the kind: adapters, grammars, front ends and clients."""
 
+import random
+from dataclasses import dataclass
+
 from vllm.lora.request import LoRARequest
 
 from tests.contract.loads import compiled, structured_outputs
-from tests.exam.case import case
+from tests.exam.case import Machine, case
 
 
 def adapter(number):
@@ -60,6 +63,77 @@ def grammars_compile_slowly(engine):
             engine.at(us + 400_000, lambda request_id=request_id: compiled(engine, request_id))
         else:
             engine.arrive(us, request_id, 50, 16)
+    engine.run()
+
+
+@dataclass(frozen=True)
+class FillsBitmasks(Machine):
+    """A worker that samples once the engine has filled the bitmasks, 0.6 ms for each JSON request."""
+
+    def device_us(self, batch):
+        return max(super().device_us(batch), 600 * sum(name.startswith("json") for name in batch.tokens))
+
+
+@case(
+    "123-grammars-beside-the-forward-pass",
+    "slow-steps",
+    engine={"times": FillsBitmasks(9000, 20, 30, 0.01), "num_blocks": 8001},
+    says=(r"structured output", r"beyond 1\d\b", r"\b0\.[56]\d? ms"),
+    silent=(r"[Dd]evice is (the limit|full)", r"(larger|raise|increase)[^.\n]*max-num-seqs"),
+)
+def grammars_beside_the_forward_pass(engine):
+    """Three of four requests want JSON; their bitmasks are filled while the device computes."""
+    chance, us = random.Random(5), 0.0  # noqa: S311  # a load, no secret
+    for number in range(260):
+        us += chance.expovariate(1 / (40_000 if 60 <= number < 200 else 90_000))
+        prompt, outputs = chance.randint(100, 600), chance.randint(40, 160)
+        if chance.random() < 0.75:
+            engine.arrive(
+                us, f"json-{number}", prompt, outputs, structured_outputs=structured_outputs(json="{}")
+            )
+            engine.at(us + 2000, lambda number=number: compiled(engine, f"json-{number}"))
+        else:
+            engine.arrive(us, f"chat-{number}", prompt, outputs)
+    engine.run()
+
+
+@dataclass(frozen=True)
+class Drafts(Machine):
+    """A worker that looks for n-grams in all texts after each step."""
+
+    def device_us(self, batch):
+        return super().device_us(batch) + 0.045 * batch.decode_context_tokens
+
+
+@case(
+    "125-drafts-that-may-not-pay",
+    "spec-decode",
+    engine={
+        "times": Drafts(9000, 20, 20, 0.01),
+        "num_blocks": 8001,
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4},
+        "drafts": 4,
+        "accepted": lambda request_id, _: int(request_id[1:]) % 2,
+        "max_num_batched_tokens": 8192,
+    },
+    says=(r"may slow|may cost", r"--speculative-config", r"draft"),
+    silent=(r"(larger|raise|increase)[^.\n]*max-num-seqs",),
+)
+def drafts_that_may_not_pay(engine):
+    """Forty clients with one request open each; few n-gram drafts are accepted, and long texts are searched."""
+    chance = random.Random(5)  # noqa: S311  # a load, no secret
+    sent = iter(range(40, 160))
+
+    def send(number, us):
+        engine.arrive(us, f"q{number}", chance.randint(800, 2600), chance.randint(60, 200))
+
+    def next_one(_):
+        if (number := next(sent, None)) is not None:
+            send(number, engine.clock.now_us + 5000)
+
+    engine.finished = next_one
+    for number in range(40):
+        send(number, 12_000 * number)
     engine.run()
 
 
