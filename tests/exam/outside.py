@@ -120,7 +120,7 @@ class Drafts(Machine):
     silent=(r"(larger|raise|increase)[^.\n]*max-num-seqs",),
 )
 def drafts_that_may_not_pay(engine):
-    """Forty clients with one request open each; few n-gram drafts are accepted, and long texts are searched."""
+    """Forty clients with one request open each; few drafts are accepted, and long texts are searched."""
     chance = random.Random(5)  # noqa: S311  # a load, no secret
     sent = iter(range(40, 160))
 
