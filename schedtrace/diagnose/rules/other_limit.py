@@ -305,7 +305,7 @@ def _slow_tier(timeline: Timeline) -> LoadTimes | None:
     return times if times is not None and times.is_slow and stores_itself and not peers else None
 
 
-def _of_loads(timeline: Timeline, cause: str) -> Advice | None:
+def _load_advice(timeline: Timeline, cause: str) -> Advice | None:
     """Return advice on the KV connector's loads; None if the trace shows nothing about them."""
     connector = str(timeline.header.settings.get("kv_transfer_config.kv_connector", "the KV connector"))
     if cause == Cause.CONNECTOR_UNDECIDED:
@@ -344,7 +344,7 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
             now = batched_tokens(timeline)
             if now and detail != "max_model_len":
                 return [more_batched_tokens(timeline, 2 * now)]
-        case Cause.REMOTE_KV_PENDING | Cause.CONNECTOR_UNDECIDED if look := _of_loads(timeline, cause):
+        case Cause.REMOTE_KV_PENDING | Cause.CONNECTOR_UNDECIDED if look := _load_advice(timeline, cause):
             return [look]
         case Cause.CHUNKED_PREFILL_OFF:
             return [
