@@ -22,6 +22,8 @@ PREEMPTIONS = (
     " It also caused {preemptions:n preemption}: vLLM computed {recomputed_tokens:n token} twice "
     "({recomputed_frac:%} of all computed tokens)."
 )
+STATED_FRAC = 0.01
+"""Least share of the requests' time that went to computing again from which the verdict states it."""
 WATERMARKS = (0.05, 0.1, 0.2)
 STATE = "Mamba"
 """Groups whose blocks hold a state of fixed size instead of tokens."""
@@ -97,7 +99,14 @@ def _find(timeline: Timeline) -> Findings:
         title="Preemptions: the KV cache is too small for the running requests"
         if thrashing
         else "KV cache too small",
-        verdict=_verdict(evidence, waits.share_frac, again),
+        verdict="KV cache space limits this run: requests spent {share:%} of their time waiting for KV blocks"
+        "[{again:?} or computing again after a preemption]{free}.",
+        values={
+            "again": again >= STATED_FRAC,
+            "free": NOTHING
+            if evidence.mean_budget_left_frac is None
+            else say(", while {mean_budget_left_frac:%} of the token budget stayed free", evidence),
+        },
         holder=_holder(evidence),
         gain=_gain(timeline, waits, evidence),
         limit=Cause.KV_BLOCKS,
@@ -149,19 +158,6 @@ def _named_groups(evidence: KvSpace) -> Message:
         share=each / evidence.blocks_total if evidence.blocks_total else None,
         own=round(own),
         groups=len(states),
-    )
-
-
-def _verdict(evidence: KvSpace, share_frac: float, again: float) -> Message:
-    free = NOTHING
-    if evidence.mean_budget_left_frac is not None:
-        free = say(", while {mean_budget_left_frac:%} of the token budget stayed free", evidence)
-    return say(
-        "KV cache space limits this run: requests spent {share:%} of their time waiting for KV blocks"
-        "[{again:?} or computing again after a preemption]{free}.",
-        share=share_frac,
-        again=again >= 0.01,  # noqa: PLR2004  # what is less is not worth the words
-        free=free,
     )
 
 

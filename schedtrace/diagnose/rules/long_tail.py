@@ -11,7 +11,6 @@ from schedtrace.diagnose.rule import Findings, Rule, Threshold, cost_frac
 from schedtrace.diagnose.rules.common import advise, severity_by_weight, share_of_requests, step_finding
 from schedtrace.model.message import Requests
 from schedtrace.model.report import Evidence
-from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.spans import total_us
 from schedtrace.timeline.timeline import Timeline
@@ -175,11 +174,10 @@ def _tails(timeline: Timeline) -> Findings:
             "share": share,
             "usual": round(worst.usual_tokens),
             "alone": len(worst.requests),
+            "longest": worst.requests[0],
         },
         advice=[advise(advice)],
-        example=say(
-            "{request:id} wrote {output_tokens:n output token}.", evidence, request=worst.requests[0]
-        ),
+        example="{longest:id} wrote {output_tokens:n output token}.",
         cost_ms=evidence.tail_ms,
         cost_frac=share,
         cost_of="run",

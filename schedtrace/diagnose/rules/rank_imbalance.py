@@ -75,8 +75,6 @@ class RankDummies(msgspec.Struct, kw_only=True):
     """Data-parallel rank."""
     batches: int
     """Number of its dummy batches."""
-    time_ms: float
-    """Time of its dummy batches."""
     time_frac: float
     """Share of the time of its batches."""
 
@@ -104,7 +102,7 @@ class DummyBatches(Evidence, kw_only=True):
     @property
     def most(self) -> RankDummies:
         """Figures of the rank whose dummy batches took the most time."""
-        return max(self.ranks, key=lambda figures: figures.time_ms)
+        return max(self.ranks, key=lambda figures: figures.time_frac)
 
 
 class RankImbalance(Evidence, kw_only=True):
@@ -524,16 +522,11 @@ def _dummies(ranks: RecordedRanks) -> DummyBatches | None:
     if not ranks.lockstep or ranks.passes.is_empty():
         return None
     each = [
-        RankDummies(
-            rank=rank,
-            batches=batches,
-            time_ms=time_us / 1e3,
-            time_frac=time_us / ranks.lockstep_us,
-        )
+        RankDummies(rank=rank, batches=batches, time_frac=time_us / ranks.lockstep_us)
         for rank, batches, time_us in ranks.dummies[["rank", "batches", "time_us"]].iter_rows()
     ]
-    batches, time_ms = sum(figures.batches for figures in each), sum(figures.time_ms for figures in each)
-    frac = 1e3 * time_ms / (ranks.lockstep_us * len(each))
+    batches = sum(figures.batches for figures in each)
+    frac = sum(figures.time_frac for figures in each) / len(each)
     if not batches or frac < DUMMIES_FROM_FRAC:
         return None
     longer = ranks.idle_excess
