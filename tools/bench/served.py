@@ -82,17 +82,17 @@ def limited_loads():
     """Return six loads, each with a setting that is the limit."""
     draw = random.Random(7)  # noqa: S311  # no secret
     drawn = [(draw.randint(60, 180), draw.randint(60, 120)) for _ in range(64)]
-    mixed = [(1500, 16) if n % 8 == 5 else (40, 60) for n in range(56)]
     short_cache = {"max_model_len": 1024, "kv_cache_memory_bytes": "5M"}
     few_tokens = {"max_num_batched_tokens": 16, "max_num_seqs": 16}
+    small_chunks = {"long_prefill_token_threshold": 16}
     no_sharing = {"enable_prefix_caching": False}
     return {
         "seats": Load({"max_num_seqs": 4}, ["--max-concurrency", "24"], [(30, 60)] * 120),
+        "seats-arrivals": Load({"max_num_seqs": 3}, ["--request-rate", "5"], [(40, 60)] * 100),
         "kv-cache": Load(short_cache, AT_ONCE, drawn),
-        "token-budget": Load(few_tokens, AT_ONCE, [(300, 20)] * 64),
-        "threshold": Load({"long_prefill_token_threshold": 16}, ["--request-rate", "1.5"], [(600, 20)] * 40),
-        "prefix-cache": Load(no_sharing, ["--request-rate", "2"], [(540, 24)] * 48, shared=512),
-        "long-prompts": Load({}, ["--request-rate", "2"], mixed),
+        "token-budget": Load(few_tokens, ["--request-rate", "2.5"], [(300, 20)] * 60),
+        "threshold": Load(small_chunks, ["--max-concurrency", "3"], [(600, 60)] * 48),
+        "prefix-cache": Load(no_sharing, ["--request-rate", "2"], [(540, 24)] * 40, shared=512),
     }
 
 
