@@ -379,74 +379,6 @@ NO_ROOM = (
 )
 
 
-def test_a_failed_start_has_its_first_error(logs):
-    content = (
-        message("WARNING", "ImportError: no flash attention")
-        + message("ERROR", "EngineCore failed to start.", "core.py:708")
-        + message("ERROR", "Traceback (most recent call last):", "core.py:708")
-        + message("ERROR", NO_ROOM, "core.py:708")
-        + "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed "
-        "core proc(s): {}\n"
-    )
-    [log] = logs(content)
-    assert log.failure == Failure(stage="start", reason=NO_ROOM, line=4, worker_died=None)
-
-
-def test_the_workers_error_comes_before_the_engines(logs):
-    content = (
-        message("ERROR", "WorkerProc failed to start.", "multiproc_executor.py:597")
-        + message(
-            "ERROR", "torch.OutOfMemoryError: CUDA out of memory. token=abc", "multiproc_executor.py:597"
-        )
-        + message("ERROR", "EngineCore failed to start.", "core.py:708")
-        + message("ERROR", "Exception: WorkerProc initialization failed due to an exception", "core.py:708")
-    )
-    [log] = logs(content)
-    assert log.failure == Failure(
-        stage="start",
-        reason="torch.OutOfMemoryError: CUDA out of memory. token=(hidden)",
-        line=2,
-        worker_died=None,
-    )
-
-
-def test_an_error_long_before_is_not_the_reason(logs):
-    content = (
-        message("ERROR", "ValueError: a client's mistake")
-        + "INFO 05-19 10:00:00 [x.py:1] GET\n" * 3000
-        + every_10_s({})
-        + message("ERROR", "Worker proc VllmWorker-1 died unexpectedly, shutting down executor.")
-    )
-    [log] = logs(content)
-    assert log.failure == Failure(
-        stage="serving", reason="worker process VllmWorker-1 died", line=3003, worker_died="VllmWorker-1"
-    )
-
-
-def test_a_shutdown_that_was_asked_for_is_no_failure(logs):
-    """vLLM 0.32 drains its engine on SIGTERM, and its output handler then finds the engine dead."""
-    stopped = message("INFO", "[shutdown] API server: shutdown triggered", "launcher.py:254")
-    dead = message("ERROR", "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
-    [log] = logs(START + stopped + dead)
-    assert log.failure is None
-    [log] = logs(START + dead + stopped)
-    assert log.failure is not None
-
-
-def test_an_engine_that_was_killed_has_failed_although_vllm_then_shuts_down(logs):
-    """vLLM 0.32 prints ``[shutdown]`` for its own cleanup, too, before it finds the engine dead."""
-    gone = message("WARNING", "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
-    cleanup = message("INFO", "[shutdown] MPClient: start timeout=default", "core_client.py:770")
-    dead = message("ERROR", "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
-    stopped = message("INFO", "[shutdown] API server: shutdown triggered", "launcher.py:254")
-    [log] = logs(START + gone + cleanup + dead + stopped)
-    assert log.failure == Failure(
-        stage="serving", reason="the engine's process exited unexpectedly", line=7, worker_died=None
-    )
-    [log] = logs(START + stopped + gone + cleanup + dead)
-    assert log.failure is None
-
-
 BEFORE_THE_ENGINE = (
     "(APIServer pid=1) Traceback (most recent call last):\n"
     '(APIServer pid=1)   File "/usr/bin/vllm", line 8, in <module>\n'
@@ -454,46 +386,6 @@ BEFORE_THE_ENGINE = (
     "(APIServer pid=1)   Value error, User-specified max_model_len (9999) is greater than 4096\n"
 )
 """The end of a log whose server failed before it started an engine, in the front end's own words."""
-
-
-def test_a_start_that_fails_before_there_is_an_engine(logs):
-    version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
-    [log] = logs(version + BEFORE_THE_ENGINE)
-    assert log.failure == Failure(
-        stage="start",
-        reason="pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig: "
-        "Value error, User-specified max_model_len (9999) is greater than 4096",
-        line=4,
-        worker_died=None,
-    )
-
-
-@pytest.mark.parametrize(
-    "later",
-    [START, every_10_s({}), "(APIServer pid=1) INFO:     Application startup complete.\n"],
-    ids=["cache", "periodic lines", "front end"],
-)
-def test_a_traceback_of_a_server_that_started_is_no_failure(logs, later):
-    version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
-    assert [log.failure for log in logs(version + BEFORE_THE_ENGINE + later)] == [None]
-
-
-def test_a_logged_traceback_is_no_failure(logs):
-    version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
-    logged = message("ERROR", "Traceback (most recent call last):") + message("ERROR", "ValueError: no such")
-    assert [log.failure for log in logs(version + logged)] == [None]
-
-
-def test_an_interrupt_is_no_failure(logs):
-    """Releases up to 0.11 print a traceback of the engine's process when a server is interrupted."""
-    frames = ("Traceback (most recent call last):", "    engine_core.run_busy_loop()", "KeyboardInterrupt")
-    [log] = logs(every_10_s({}) + "".join(f"(EngineCore_DP0 pid=7) {frame}\n" for frame in frames))
-    assert log.failure is None
-
-
-def test_errors_without_a_failure_are_none(logs):
-    [log] = logs(message("ERROR", "ValueError: a client's mistake") + every_10_s({}))
-    assert log.failure is None
 
 
 def test_the_public_dump_is_read(logs):
@@ -606,6 +498,118 @@ NO_MEMORY = "ValueError: No available memory for the cache blocks."
 RAISED = '    raise ValueError("No available memory for the cache blocks. "'
 IN_START = frame("core/kv_cache_utils.py", "check_enough_kv_cache_memory")
 IN_STEP = frame("engine/core.py", "_process_engine_step")
+VERSION = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
+ENGINE_FAILED = message("ERROR", "EngineCore failed to start.", "core.py:708")
+FATAL = message("ERROR", "EngineCore encountered a fatal error.")
+DEAD = message("ERROR", "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
+SHUTDOWN = message("INFO", "[shutdown] API server: shutdown triggered", "launcher.py:254")
+CLEANUP = message(
+    "WARNING", "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup"
+) + message("INFO", "[shutdown] MPClient: start timeout=default", "core_client.py:770")
+"""Lines that vLLM 0.32 prints for its own cleanup, before it finds the engine dead."""
+MISTAKE = message("ERROR", "ValueError: a client's mistake")
+
+
+def in_engine(*lines):
+    return "".join(f"(EngineCore_DP0 pid=7) {line}\n" for line in lines)
+
+
+def failed(stage, reason, line, worker_died=None):
+    return Failure(stage=stage, reason=reason, line=line, worker_died=worker_died)
+
+
+FAILURES = {
+    "a failed start has its first error": (
+        message("WARNING", "ImportError: no flash attention")
+        + ENGINE_FAILED
+        + message("ERROR", "Traceback (most recent call last):", "core.py:708")
+        + message("ERROR", NO_ROOM, "core.py:708")
+        + "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed "
+        "core proc(s): {}\n",
+        failed("start", NO_ROOM, 4),
+    ),
+    "the worker's error comes before the engine's": (
+        message("ERROR", "WorkerProc failed to start.")
+        + message("ERROR", "torch.OutOfMemoryError: CUDA out of memory. token=abc")
+        + ENGINE_FAILED
+        + message("ERROR", "Exception: WorkerProc initialization failed due to an exception", "core.py:708"),
+        failed("start", "torch.OutOfMemoryError: CUDA out of memory. token=(hidden)", 2),
+    ),
+    "an error long before is not the reason": (
+        MISTAKE
+        + "INFO 05-19 10:00:00 [x.py:1] GET\n" * 3000
+        + every_10_s({})
+        + message("ERROR", "Worker proc VllmWorker-1 died unexpectedly, shutting down executor."),
+        failed("serving", "worker process VllmWorker-1 died", 3003, "VllmWorker-1"),
+    ),
+    # vLLM 0.32 drains its engine on SIGTERM, and its output handler then finds the engine dead
+    "a shutdown that was asked for": (START + SHUTDOWN + DEAD, None),
+    "a shutdown after the failure": (START + DEAD + SHUTDOWN, failed("serving", UNNAMED, 7)),
+    "a killed engine": (
+        START + CLEANUP + DEAD + SHUTDOWN,
+        failed("serving", "the engine's process exited unexpectedly", 7),
+    ),
+    "cleanup after a shutdown that was asked for": (START + SHUTDOWN + CLEANUP + DEAD, None),
+    "a start that fails before there is an engine": (
+        VERSION + BEFORE_THE_ENGINE,
+        failed(
+            "start",
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig: "
+            "Value error, User-specified max_model_len (9999) is greater than 4096",
+            4,
+        ),
+    ),
+    "a traceback before the cache": (VERSION + BEFORE_THE_ENGINE + START, None),
+    "a traceback before periodic lines": (VERSION + BEFORE_THE_ENGINE + every_10_s({}), None),
+    "a traceback of a front end that starts": (
+        VERSION + BEFORE_THE_ENGINE + "(APIServer pid=1) INFO:     Application startup complete.\n",
+        None,
+    ),
+    "a logged traceback": (
+        VERSION
+        + message("ERROR", "Traceback (most recent call last):")
+        + message("ERROR", "ValueError: no such"),
+        None,
+    ),
+    # releases up to 0.11 print a traceback of the engine's process when a server is interrupted
+    "an interrupt": (
+        every_10_s({})
+        + in_engine(
+            "Traceback (most recent call last):", "    engine_core.run_busy_loop()", "KeyboardInterrupt"
+        ),
+        None,
+    ),
+    "an interrupted start": (VERSION + in_engine(IN_START, "KeyboardInterrupt"), None),
+    "errors without a failure": (MISTAKE + every_10_s({}), None),
+    "the dead engine of V0 is another one": (
+        every_10_s({})
+        + message("ERROR", "vllm.engine.async_llm_engine.AsyncEngineDeadError: Task finished unexpectedly."),
+        None,
+    ),
+    "an error without a text": (
+        FATAL + message("ERROR", "AssertionError"),
+        failed("serving", "AssertionError", 2),
+    ),
+    "a later error": (
+        FATAL + message("ERROR", "AssertionError") + message("ERROR", "RuntimeError: later"),
+        failed("serving", "AssertionError", 2),
+    ),
+    "code that raises": (
+        FATAL + message("ERROR", "    raise NotImplementedError"),
+        failed("serving", UNNAMED, 1),
+    ),
+    "an uncaught consequence is no reason": (
+        VERSION
+        + "Traceback (most recent call last):\n"
+        + "RuntimeError: Engine process failed to start. See stack trace for the root cause.\n",
+        failed("start", UNNAMED, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "failure"), FAILURES.values(), ids=FAILURES)
+def test_the_failure_of_a_log(logs, content, failure):
+    assert [log.failure for log in logs(content)] == [failure]
 
 
 @pytest.mark.parametrize(
@@ -659,43 +663,12 @@ def test_a_traceback_of_a_step_that_is_not_logged_needs_its_error(logs, tmp_path
     assert log.failure is None
 
 
-def test_an_interrupted_start_is_no_failure(logs):
-    version = message("INFO", "vLLM API server version 0.11.0", "api_server.py:1839")
-    lines = "".join(f"(EngineCore_DP0 pid=7) {line}\n" for line in (IN_START, "KeyboardInterrupt"))
-    [log] = logs(version + lines)
-    assert log.failure is None
-
-
-def test_an_error_without_a_text_is_a_reason(logs):
-    fatal = message("ERROR", "EngineCore encountered a fatal error.")
-    [log] = logs(fatal + message("ERROR", "AssertionError"))
-    assert log.failure.reason == "AssertionError"
-    [log] = logs(fatal + message("ERROR", "AssertionError") + message("ERROR", "RuntimeError: later"))
-    assert log.failure.reason == "AssertionError"
-    [log] = logs(fatal + message("ERROR", "    raise NotImplementedError"))
-    assert log.failure.reason == "the log does not name the error"
-
-
 @pytest.mark.parametrize(
     "process", ["(APIServer pid=1) ", "", "(ServeReplica:app:LLM-8b pid=1, ip=10.0.0.1) "]
 )
 def test_lines_of_tracebacks_are_log_lines(logs, process):
-    version = message("INFO", "vLLM API server version 0.32.0", "api_server.py:1839")
     traceback = BEFORE_THE_ENGINE.replace("(APIServer pid=1) ", process)
-    assert [log.notices for log in logs(version + traceback)] == [[]]
-
-
-def test_an_uncaught_consequence_is_no_reason(logs):
-    version = message("INFO", "vLLM API server version 0.10.0", "api_server.py:1839")
-    consequence = "RuntimeError: Engine process failed to start. See stack trace for the root cause.\n"
-    [log] = logs(version + "Traceback (most recent call last):\n" + consequence)
-    assert log.failure.reason == "the log does not name the error"
-
-
-def test_the_dead_engine_of_v0_is_another_one(logs):
-    error = "vllm.engine.async_llm_engine.AsyncEngineDeadError: Task finished unexpectedly."
-    [log] = logs(every_10_s({}) + message("ERROR", error))
-    assert log.failure is None
+    assert [log.notices for log in logs(VERSION + traceback)] == [[]]
 
 
 def test_statistics_without_the_step_are_of_the_failure(logs):
