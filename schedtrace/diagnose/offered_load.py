@@ -131,7 +131,7 @@ class OfferedLoad:
         )
 
     @property
-    def throughput(self) -> Message:
+    def throughput_note(self) -> Message:
         """Sentence that the clients set the throughput, if the engine was idle at times; else ``summary``."""
         if self.pace != "clock" or self.grows or self.working_frac >= 1 - LEAST_IDLE_FRAC:
             return self.summary

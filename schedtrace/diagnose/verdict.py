@@ -265,7 +265,7 @@ def _verdict(
     few_clients = client_limited.RULE.code in {root.code for root in findings if root is not first}
     # Where the engine keeps up, the clients set the throughput, whatever the first cause costs in latency.
     is_paced = few_clients or (main.load.pace == "clock" and not first.leads)
-    pace = main.load.throughput if is_paced and not grows and len(engines) == 1 else NOTHING
+    pace = main.load.throughput_note if is_paced and not grows and len(engines) == 1 else NOTHING
     open_ = left_open(ALL_FACTS.intersection(*(engine.facts for engine in engines)))
     return [sentence for sentence in (first.verdict, grows, pace, holder, open_, also) if sentence][:3]
 

@@ -17,7 +17,8 @@ from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.frames import NOT_RECORDED, missing_steps, offset
-from schedtrace.timeline.timeline import Timeline, make_timeline, per_step
+from schedtrace.timeline.per_step import per_step
+from schedtrace.timeline.timeline import Timeline, make_timeline
 
 QUARTER_NS = 7_889_238_000_000_000
 """A quarter of a mean Gregorian year, ``std::chrono::months(3)``."""

@@ -14,9 +14,10 @@ from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.read.follow import Following
 from schedtrace.timeline.frames import Demand
+from schedtrace.timeline.per_step import per_step
 from schedtrace.timeline.pieces import waits_for
 from schedtrace.timeline.step_time import StepTime
-from schedtrace.timeline.timeline import Timeline, make_timeline, per_step
+from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.watch.seen import UNNAMED, Cell, LiveFigures, Slow, added, cells_by_second
 
 KEEP_S = 75

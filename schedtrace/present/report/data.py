@@ -22,9 +22,10 @@ from schedtrace.present.report.packed import Packed
 from schedtrace.present.report.step_sentences import add_words
 from schedtrace.read.run import Run
 from schedtrace.timeline.frames import offset
+from schedtrace.timeline.per_step import per_step
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.timeline import Timeline, per_step
+from schedtrace.timeline.timeline import Timeline
 
 MOST_STORIES, FEWEST_STORIES = 40, 6
 """Numbers of steps and requests shown in full; fewer for a long trace, where each takes half a second."""
@@ -161,7 +162,7 @@ def merged_steps(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.D
     and requests, and their most frequent cause. No row spans the end of a trial.
 
     Args:
-        steps: Rows of ``timeline.per_step``.
+        steps: Rows of ``per_step``.
         named: Steps that keep a row each, as do ``DETAIL`` steps on either side; at most half of the rows go
             to them.
         most: Approximate maximum number of rows.

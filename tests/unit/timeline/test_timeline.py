@@ -5,7 +5,8 @@ from polars.testing import assert_frame_equal
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Events, Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import HeadRefusal
-from schedtrace.timeline.timeline import CHART_SCHEMA, context_tokens, make_timeline, per_step
+from schedtrace.timeline.per_step import CHART_SCHEMA, per_step
+from schedtrace.timeline.timeline import context_tokens, make_timeline
 from tests.makers import arrival, finish, manifest, step
 
 WARM_UP_AND_TWO_TRIALS = [

@@ -20,7 +20,7 @@ from schedtrace.present.report.data import (
 )
 from schedtrace.present.report.packed import Packed
 from schedtrace.present.report.step_sentences import NOT_DRAWN
-from schedtrace.timeline.timeline import CHART_SCHEMA, per_step
+from schedtrace.timeline.per_step import CHART_SCHEMA, per_step
 from tests.makers import arrival, finish, step
 
 
