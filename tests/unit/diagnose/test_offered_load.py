@@ -50,14 +50,14 @@ def test_an_engine_keeps_up(view_of, recorded_words):
     assert (load.pace, load.grows, load.beyond_frac) == ("clock", False, 0)
     assert load.working_frac == pytest.approx(0.2, abs=0.02)
     assert (load.busy_periods, load.requests_per_busy_period) == (24, 1)
-    recorded_words(load.summary, load.throughput)
+    recorded_words(load.summary, load.throughput_note)
 
 
 @pytest.mark.parametrize(("working_frac", "idles"), [(0.94, True), (0.95, False)])
 def test_an_engine_that_is_never_idle_may_set_the_throughput_itself(working_frac, idles):
     """Some of its clients may wait for answers, although most requests arrive at times of their own."""
     load = OfferedLoad("clock", working_frac, requests_per_s=5.0, served_requests_per_s=5.0)
-    assert (load.throughput != load.summary) is idles
+    assert (load.throughput_note != load.summary) is idles
 
 
 @pytest.mark.parametrize(("late_us", "every_us"), [(2000, 12_000), (4000, None)])
