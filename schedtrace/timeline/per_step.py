@@ -1,4 +1,4 @@
-"""One row per step with all that the report page, the live view and exported traces draw of it."""
+"""Table with a row per step, from which the report page, the live view and exported traces draw."""
 
 import polars as pl
 
