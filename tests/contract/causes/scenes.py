@@ -52,6 +52,14 @@ class Scene(Driver):
         super().__init__(options.pop("wrap", traced_class), **options)
         self._folder = folder
 
+    def play(self, *, steps: int = 1, **requests: int | dict[str, Any]) -> Told:
+        """Add requests by prompt length or options, and step; return what the last of the steps says."""
+        for name, options in requests.items():
+            self.add(name, **(options if isinstance(options, dict) else {"prompt": options}))
+        for _ in range(steps):
+            self.step()
+        return self.told()
+
     def told(self, step: int = -1) -> Told:
         """What the trace says of a step, the last one if not told otherwise; closes the trace."""
         self.scheduler.shutdown()

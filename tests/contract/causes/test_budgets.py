@@ -21,39 +21,27 @@ DRAFT_MODEL = {"method": "draft_model", "model": tiny_model(), "num_speculative_
 
 
 def test_queue_empty(scene):
-    engine = scene()
-    engine.add("only", prompt=10)
-    engine.step()
-    told = engine.told()
+    told = scene().play(only=10)
     assert told.exits == [waiting("break", Cause.QUEUE_EMPTY, None, 246)]
     assert told.guards == ["not request_queue or input_budget <= draft_slots"]
 
 
 def test_token_budget(scene):
-    engine = scene(max_num_batched_tokens=100)
-    engine.add("long", prompt=120)
-    engine.add("next", prompt=10)
-    engine.step()
-    told = engine.told()
+    told = scene(max_num_batched_tokens=100).play(long=120, next=10)
     assert told.exits == [waiting("condition", Cause.TOKEN_BUDGET, "next", 0)]
     assert told.guards == ["token_budget > 0"]
 
 
 def test_token_budget_with_nobody_waiting_names_nobody(scene):
-    engine = scene(max_num_batched_tokens=100)
-    engine.add("long", prompt=120)
-    engine.step()
-    assert engine.told().exits == [waiting("condition", Cause.TOKEN_BUDGET, None, 0)]
+    told = scene(max_num_batched_tokens=100).play(long=120)
+    assert told.exits == [waiting("condition", Cause.TOKEN_BUDGET, None, 0)]
 
 
 def test_token_budget_leaves_a_running_request_out(scene):
     """Drafts make a request want more than when it was admitted."""
-    engine = scene(max_num_batched_tokens=4, max_num_seqs=2, speculative_config=NGRAM, drafts=3)
-    engine.add("first", prompt=1, max_tokens=9)
-    engine.add("second", prompt=1, max_tokens=9)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene(max_num_batched_tokens=4, max_num_seqs=2, speculative_config=NGRAM, drafts=3).play(
+        first={"prompt": 1, "max_tokens": 9}, second={"prompt": 1, "max_tokens": 9}, steps=2
+    )
     assert told.tokens == {"first": 4}
     assert told.exits == [
         running("condition", Cause.TOKEN_BUDGET, "second", 0),
@@ -125,19 +113,12 @@ def test_rank_balance(scene):
 
 
 def test_max_num_active_seqs_counts_as_max_num_seqs(scene):
-    engine = scene(max_num_seqs=4, max_num_active_seqs=1)
-    engine.add("one", prompt=10)
-    engine.add("two", prompt=10)
-    engine.step()
-    assert engine.told().exits == [waiting("break", Cause.MAX_NUM_SEQS, "two", 246)]
+    told = scene(max_num_seqs=4, max_num_active_seqs=1).play(one=10, two=10)
+    assert told.exits == [waiting("break", Cause.MAX_NUM_SEQS, "two", 246)]
 
 
 def test_chunked_prefill_off(scene):
-    engine = scene(enable_chunked_prefill=False)
-    engine.add("fits", prompt=100)
-    engine.add("too_long", prompt=200)
-    engine.step()
-    told = engine.told()
+    told = scene(enable_chunked_prefill=False).play(fits=100, too_long=200)
     assert told.exits == [waiting("break", Cause.CHUNKED_PREFILL_OFF, "too_long", 156)]
     assert "num_new_tokens > request_token_budget" in told.guards[0]
 

@@ -14,11 +14,7 @@ pytestmark = pytest.mark.vllm
 
 def test_mamba_alignment(scene):
     """No block of 16 goes into the 8 tokens that are left."""
-    engine = scene(**with_mamba(), max_num_batched_tokens=24)
-    engine.add("first", prompt=16)
-    engine.add("second", prompt=40)
-    engine.step()
-    told = engine.told()
+    told = scene(**with_mamba(), max_num_batched_tokens=24).play(first=16, second=40)
     assert told.tokens == {"first": 16}
     assert told.exits == [waiting("break", Cause.MAMBA_ALIGNMENT, "second", 8)]
     assert told.guards == ["num_new_tokens == 0"]
@@ -46,22 +42,16 @@ def test_kv_blocks_without_a_limit_where_vllm_only_puts_it_off(scene):
 
     That other one has 4 blocks for attention and 1 for its state.
     """
-    engine = scene(**with_mamba())
-    engine.add("writes", prompt=65, shared=65)
-    engine.add("could_use_it", prompt=65, shared=65)
-    engine.step()
-    told = engine.told()
+    told = scene(**with_mamba()).play(
+        writes={"prompt": 65, "shared": 65}, could_use_it={"prompt": 65, "shared": 65}
+    )
     assert told.tokens == {"writes": 64}
     assert told.exits == [waiting("break", Cause.KV_BLOCKS, "could_use_it", 192, blocks_free=999 - 4 - 1)]
 
 
 def test_prefill_lookahead(scene):
     """One token is left of the budget: with it the chunk would end 2 tokens before the prompt's end."""
-    engine = scene(**with_mtp(), max_num_batched_tokens=16)
-    engine.add("first", prompt=15)
-    engine.add("second", prompt=3)
-    engine.step()
-    told = engine.told()
+    told = scene(**with_mtp(), max_num_batched_tokens=16).play(first=15, second=3)
     assert told.tokens == {"first": 15}
     assert told.exits == [
         waiting("break", Cause.PREFILL_LOOKAHEAD, "second", 1, detail=Cap.PREFILL_LOOKAHEAD),
@@ -71,12 +61,9 @@ def test_prefill_lookahead(scene):
 
 def test_prefill_lookahead_leaves_a_running_request_out(scene):
     """A threshold of one token: 3 are left to compute, and after one of them it would be 2."""
-    engine = scene(**with_mtp(), long_prefill_token_threshold=1)
-    engine.add("stuck", prompt=4)
-    engine.add("other", prompt=1, max_tokens=9)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene(**with_mtp(), long_prefill_token_threshold=1).play(
+        stuck=4, other={"prompt": 1, "max_tokens": 9}, steps=2
+    )
     assert told.exits[0] == running(
         "continue", Cause.PREFILL_LOOKAHEAD, "stuck", 256, detail=Cap.PREFILL_LOOKAHEAD
     )

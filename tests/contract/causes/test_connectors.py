@@ -85,12 +85,9 @@ def test_connector_frees_pending(scene):
 
 def test_victim_not_freeable(scene):
     """A step in flight may still write the victim's blocks, and the connector could give them away."""
-    engine = scene(kv_transfer_config=KV, num_blocks=1 + 4, async_scheduling=True)
-    engine.add("wants_a_block", prompt=32, max_tokens=40)
-    engine.add("victim", prompt=32, max_tokens=40)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene(kv_transfer_config=KV, num_blocks=1 + 4, async_scheduling=True).play(
+        wants_a_block={"prompt": 32, "max_tokens": 40}, victim={"prompt": 32, "max_tokens": 40}, steps=2
+    )
     assert (told.tokens, told.preempted) == ({}, [])
     assert told.exits == [
         running("break", Cause.VICTIM_NOT_FREEABLE, "wants_a_block", 256),

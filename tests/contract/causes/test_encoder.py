@@ -14,11 +14,10 @@ pytestmark = pytest.mark.vllm
 
 def test_encoder_budget(scene):
     """The encoder may compute 40 embeddings a step: one image of 32 goes in, a second does not."""
-    engine = scene(**sees_images(), max_num_batched_tokens=40)
-    engine.add("first", prompt=32, mm_features=[image("one", at=0)])
-    engine.add("second", prompt=32, mm_features=[image("other", at=0)])
-    engine.step()
-    told = engine.told()
+    told = scene(**sees_images(), max_num_batched_tokens=40).play(
+        first={"prompt": 32, "mm_features": [image("one", at=0)]},
+        second={"prompt": 32, "mm_features": [image("other", at=0)]},
+    )
     assert told.exits == [
         waiting("break", Cause.ENCODER_BUDGET, "second", 8, detail=Cap.ENCODER_BUDGET),
     ]
@@ -27,12 +26,11 @@ def test_encoder_budget(scene):
 
 def test_encoder_budget_leaves_a_running_request_out(scene):
     """Both have come as far as their image, 4 tokens a step; only the first one's is computed."""
-    engine = scene(**sees_images(), max_num_batched_tokens=40, long_prefill_token_threshold=4)
-    engine.add("first", prompt=36, mm_features=[image("one", at=4)])
-    engine.add("second", prompt=36, mm_features=[image("other", at=4)])
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene(**sees_images(), max_num_batched_tokens=40, long_prefill_token_threshold=4).play(
+        first={"prompt": 36, "mm_features": [image("one", at=4)]},
+        second={"prompt": 36, "mm_features": [image("other", at=4)]},
+        steps=2,
+    )
     assert told.tokens == {"first": 4}
     assert told.exits == [
         running("continue", Cause.ENCODER_BUDGET, "second", 36, detail=Cap.ENCODER_BUDGET),

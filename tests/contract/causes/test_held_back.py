@@ -77,12 +77,11 @@ def test_prefill_throttled_while_it_runs(scene):
 
 
 def test_lora_cap(scene):
-    engine = scene(enable_lora=True, max_loras=1)
-    engine.add("one", lora_request=adapter(1))
-    engine.add("other", lora_request=adapter(2))
-    engine.add("one_again", lora_request=adapter(1))
-    engine.step()
-    told = engine.told()
+    told = scene(enable_lora=True, max_loras=1).play(
+        one={"lora_request": adapter(1)},
+        other={"lora_request": adapter(2)},
+        one_again={"lora_request": adapter(1)},
+    )
     assert told.tokens == {"one": 10, "one_again": 10}
     assert told.exits == [waiting("continue", Cause.LORA_CAP, "other", 246), nobody_is_left(236)]
     assert "len(scheduled_loras) == self.lora_config.max_loras" in told.guards[0]

@@ -16,34 +16,23 @@ pytestmark = pytest.mark.vllm
 
 
 def test_output_in_flight(scene):
-    engine = scene(async_scheduling=True)
-    engine.add("last_token", prompt=10, max_tokens=1)
-    engine.add("goes_on", prompt=10, max_tokens=9)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene(async_scheduling=True).play(
+        last_token={"prompt": 10, "max_tokens": 1}, goes_on={"prompt": 10, "max_tokens": 9}, steps=2
+    )
     assert told.exits == [running("continue", Cause.OUTPUT_IN_FLIGHT, "last_token", 256), nobody_is_left(255)]
     assert ">= request.num_prompt_tokens + request.max_tokens" in told.guards[0]
 
 
 def test_no_new_tokens(scene):
     """With pipeline parallelism a request's next token is not known while its last step is on its way."""
-    engine = scene(pipeline_parallel_size=2)
-    engine.add("on_its_way", prompt=10)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene(pipeline_parallel_size=2).play(on_its_way=10, steps=2)
     assert told.exits == [running("continue", Cause.NO_NEW_TOKENS, "on_its_way", 256), nobody_is_left(256)]
     assert told.guards[0] == "num_new_tokens == 0"
     assert told.caps == []
 
 
 def test_no_new_tokens_at_max_model_len(scene):
-    engine = scene(async_scheduling=True, max_model_len=32)
-    engine.add("full", prompt=31, max_tokens=9)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene(async_scheduling=True, max_model_len=32).play(full={"prompt": 31, "max_tokens": 9}, steps=2)
     assert told.exits == [
         running("continue", Cause.NO_NEW_TOKENS, "full", 256, detail=Cap.MAX_MODEL_LEN),
         nobody_is_left(256),
@@ -106,11 +95,7 @@ def test_who_is_held_back_from_decoding_by_somebody_else_is_held_back_for_an_unk
                 request.next_decode_eligible_step = self.current_step + 2
             return super().schedule(*args)
 
-    engine = scene(wrap=lambda _: traced_class(HoldsBack), async_scheduling=True)
-    engine.add("held_back", prompt=10)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene(wrap=lambda _: traced_class(HoldsBack), async_scheduling=True).play(held_back=10, steps=2)
     guard = "self.current_step < request.next_decode_eligible_step"
     assert told.exits == [
         running("continue", Cause.OTHER, "held_back", 256, guard=guard),

@@ -16,45 +16,29 @@ def refused(detail, request_id, budget_left, needed, free):
 
 
 def test_the_chunk_does_not_fit(scene):
-    engine = scene(num_blocks=1 + 9)
-    engine.add("fits", prompt=100)
-    engine.add("does_not", prompt=100)
-    engine.step()
-    told = engine.told()
+    told = scene(num_blocks=1 + 9).play(fits=100, does_not=100)
     assert told.exits == [refused("free", "does_not", 156, needed=7, free=2)]
     assert told.guards == ["new_blocks is None"]
 
 
 def test_the_chunk_would_fit_but_not_the_whole_sequence(scene):
-    engine = scene(num_blocks=1 + 9, max_num_batched_tokens=32)
-    engine.add("fits", prompt=20)
-    engine.add("does_not", prompt=120)
-    engine.step()
-    told = engine.told()
+    told = scene(num_blocks=1 + 9, max_num_batched_tokens=32).play(fits=20, does_not=120)
     assert told.exits == [refused("full_sequence", "does_not", 12, needed=8, free=7)]
 
 
 def test_the_chunk_is_admitted_where_the_whole_sequence_need_not_fit(scene):
-    engine = scene(num_blocks=1 + 9, max_num_batched_tokens=32, scheduler_reserve_full_isl=False)
-    engine.add("fits", prompt=20)
-    engine.add("fits_in_part", prompt=120)
-    engine.step()
-    assert engine.told().tokens == {"fits": 20, "fits_in_part": 12}
+    told = scene(num_blocks=1 + 9, max_num_batched_tokens=32, scheduler_reserve_full_isl=False).play(
+        fits=20, fits_in_part=120
+    )
+    assert told.tokens == {"fits": 20, "fits_in_part": 12}
 
 
 def test_it_would_fit_but_for_the_watermark(scene):
     """A quarter of 20 blocks must stay free: 6 and 5 do not go into 9."""
-    engine = scene(num_blocks=20, watermark=0.25)
-    engine.add("fits", prompt=160)
-    engine.add("does_not", prompt=90)
-    engine.step()
-    told = engine.told()
+    told = scene(num_blocks=20, watermark=0.25).play(fits=160, does_not=90)
     assert told.exits == [refused("watermark", "does_not", 96, needed=6, free=9)]
 
 
 def test_it_fits_without_the_watermark(scene):
-    engine = scene(num_blocks=20)
-    engine.add("fits", prompt=160)
-    engine.add("fits_too", prompt=90)
-    engine.step()
-    assert engine.told().tokens == {"fits": 160, "fits_too": 90}
+    told = scene(num_blocks=20).play(fits=160, fits_too=90)
+    assert told.tokens == {"fits": 160, "fits_too": 90}

@@ -21,11 +21,7 @@ def structured():
 
 
 def test_grammar_pending(scene):
-    engine = scene()
-    engine.add("structured", structured_outputs=structured())
-    engine.add("plain", prompt=10)
-    engine.step()
-    told = engine.told()
+    told = scene().play(structured={"structured_outputs": structured()}, plain=10)
     assert told.exits == [
         waiting("continue", Cause.GRAMMAR_PENDING, "structured", 256, detail=GRAMMAR),
         nobody_is_left(246),
@@ -34,11 +30,7 @@ def test_grammar_pending(scene):
 
 
 def test_streaming_input_pending(scene):
-    engine = scene()
-    engine.add("session", prompt=10, max_tokens=1, resumable=True)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene().play(session={"prompt": 10, "max_tokens": 1, "resumable": True}, steps=2)
     assert told.exits == [
         waiting("continue", Cause.STREAMING_INPUT_PENDING, "session", 256, detail=STREAMING),
         nobody_is_left(256),

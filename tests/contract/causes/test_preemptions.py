@@ -12,12 +12,9 @@ pytestmark = pytest.mark.vllm
 
 
 def test_preempted_this_step(scene):
-    engine = scene(num_blocks=1 + 4)
-    engine.add("stays", prompt=32, max_tokens=40)
-    engine.add("victim", prompt=32, max_tokens=40)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene(num_blocks=1 + 4).play(
+        stays={"prompt": 32, "max_tokens": 40}, victim={"prompt": 32, "max_tokens": 40}, steps=2
+    )
     assert told.exits == [waiting("gate", Cause.PREEMPTED_THIS_STEP, "victim", 255)]
     assert told.guards == ["not preempted_reqs and self._pause_state != PauseState.PAUSED_ALL"]
     assert told.preempted == [
@@ -60,13 +57,12 @@ def test_the_least_important_is_preempted(scene):
 def test_several_victims_for_one_request(scene):
     """A second decode's 17 drafted tokens want two blocks; each victim has one."""
     drafts = {"method": "ngram", "num_speculative_tokens": 17, "prompt_lookup_max": 3}
-    engine = scene(num_blocks=1 + 3, speculative_config=drafts, drafts=17, max_num_seqs=3)
-    engine.add("wants_two", prompt=16, max_tokens=40)
-    engine.add("earlier", prompt=2, max_tokens=40)
-    engine.add("later", prompt=2, max_tokens=40)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene(num_blocks=1 + 3, speculative_config=drafts, drafts=17, max_num_seqs=3).play(
+        wants_two={"prompt": 16, "max_tokens": 40},
+        earlier={"prompt": 2, "max_tokens": 40},
+        later={"prompt": 2, "max_tokens": 40},
+        steps=2,
+    )
     assert [
         (victim.request_id, victim.for_request_id, victim.blocks_needed, victim.blocks_freed)
         for victim in told.preempted
@@ -74,12 +70,9 @@ def test_several_victims_for_one_request(scene):
 
 
 def test_preempted_itself(scene):
-    engine = scene(num_blocks=1 + 4)
-    engine.add("has_room", prompt=31, max_tokens=40)
-    engine.add("last", prompt=32, max_tokens=40)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = scene(num_blocks=1 + 4).play(
+        has_room={"prompt": 31, "max_tokens": 40}, last={"prompt": 32, "max_tokens": 40}, steps=2
+    )
     assert told.tokens == {"has_room": 1}
     assert told.exits == [
         running("break", Cause.PREEMPTED_ITSELF, "last", 255),

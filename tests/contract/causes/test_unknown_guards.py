@@ -24,11 +24,9 @@ def told(scene):
     """What was told of a prompt that is counted as 60 of a quota of 100, and of one behind it."""
 
     def play():
-        engine = scene(wrap=lambda plain: traced_class(toy_scheduler.with_quota(plain)))
-        engine.add("first", prompt=70)
-        engine.add("held_back", prompt=50)
-        engine.step()
-        told = engine.told()
+        told = scene(wrap=lambda plain: traced_class(toy_scheduler.with_quota(plain))).play(
+            first=70, held_back=50
+        )
         assert told.tokens == {"first": 70}
         return told
 
