@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from schedtrace.step_times.constants import HostTimes
+from tests.contract.causes.test_budgets import NGRAM
 from tests.exam.case import MACHINE, Machine, case
 
 
@@ -86,6 +87,56 @@ case(
     engine={**CACHED, "block_size": 128, "num_blocks": 501},
     says=(r"\b128\b", r"block"),
 )(partial(together, requests=40, prompt=120, outputs=16, every_us=20_000, shared=100))
+
+
+@case(
+    "23d-batch-of-prompts-shorter-than-a-block",
+    "token-budget-bound",
+    engine={**CACHED, "block_size": 784, "num_blocks": 501, "times": Machine(24_000, 430, 180)},
+    says=(r"Prefill takes 9\d %", r"block of 784 tokens", r"If prompts begin alike"),
+    silent=(r"(larger|raise|increase)[^.\n]*max-num-(seqs|batched-tokens)",),
+    exits={"token_budget": 20},
+)
+def batch_of_short_prompts(engine):
+    """A batch of prompts with the same 320 tokens at their beginning; a hybrid model's block has 784."""
+    for number in range(240):
+        engine.arrive(60.0 * number, f"row-{number}", 340 + 37 * number % 70, 5 + number % 7, shared=320)
+    engine.run()
+
+
+@case(
+    "139-drafts-are-rejected",
+    "spec-decode",
+    engine={
+        "speculative_config": NGRAM,
+        "async_scheduling": True,
+        "drafts": 3,
+        "accepted": lambda request_id, _: int(request_id == "q7"),
+        "times": Machine(4300, 9, 28, 0.01),
+    },
+    says=(r"\b[0-2] % of its draft tokens", r"without --speculative-config"),
+    silent=(r"max-num-seqs \d",),
+)
+def drafts_are_rejected(engine):
+    """Ten clients; with asynchronous scheduling, hardly any token that the drafter proposes is accepted."""
+    sent = iter(range(10, 120))
+
+    def send(_=None):
+        number = next(sent, None)
+        if number is not None:
+            engine.arrive(
+                engine.clock.now_us + 500 + 137 * number % 2000,
+                f"q{number}",
+                110 + number % 40,
+                80 + number % 60,
+            )
+
+    engine.finished = send
+    for number in range(10):
+        engine.arrive(900.0 * number, f"q{number}", 110 + number % 40, 80 + number % 60)
+    engine.run()
+
+
 case(
     "23b-prefix-evicted",
     "prefix-cache",
