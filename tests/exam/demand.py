@@ -1,4 +1,4 @@
-"""Cases 109, 115, 117 and 119, and others of the kind: what is asked of an engine, and what it can do."""
+"""Cases 109, 115, 117, 119, 155 and others of the kind: what is asked of an engine, and what it can do."""
 
 import random
 from functools import partial
@@ -104,6 +104,32 @@ def two_clients_that_think(engine):
     engine.finished = next_one
     for number in range(2):
         engine.arrive(5000 * number, f"r{number}", 300, 20)
+    engine.run()
+
+
+@case(
+    "155-runs-to-max-tokens",
+    "long-tail",
+    engine={"enable_prefix_caching": True, "max_model_len": 4096},
+    says=(r"\b3 requests ran to max_tokens", r"2,000", r"came again", r"thinking_token_budget"),
+    silent=(*SILENT, r"more sessions", r"more connections"),
+)
+def some_answers_do_not_end(engine):
+    """A client sends one request at a time; three of 40 prompts are answered until ``max_tokens``."""
+    endless, sent = {9, 10, 25}, iter(range(1, 40))
+
+    def send(number, us):
+        text = 9 if number == 10 else number  # the client sends that prompt again
+        stops = None if number in endless else 60 + 7 * number % 120
+        prompt = [100 + (7919 * text + 31 * at) % 1800 for at in range(300)]
+        engine.arrive(us, f"r{number}", prompt, 2000, stop_at=stops)
+
+    def next_one(_):
+        if (number := next(sent, None)) is not None:
+            send(number, engine.clock.now_us + 50_000)
+
+    engine.finished = next_one
+    send(0, 0)
     engine.run()
 
 

@@ -1,4 +1,4 @@
-"""Cases 3, 5, 7, 15 and 29: KV cache blocks."""
+"""Cases 3, 5, 7, 15, 29 and 151: KV cache blocks."""
 
 from vllm.v1.outputs import KVConnectorOutput
 
@@ -246,3 +246,27 @@ def documents_among_chats(engine):
     for number in range(20):
         engine.arrive(5000 + 3000 * number, f"chat-{number}", 60, 10)
     engine.run()
+
+
+@case(
+    "151-clients-leave-during-loads",
+    "kv-held-idle",
+    engine={"num_blocks": 201, "kv_transfer_config": KV},
+    says=(r"aborted requests", r"kept[^.]*blocks", r"loads[^.]*never end"),
+    silent=(r"kv-cache-memory-bytes",),
+    exits={"kv_blocks": 100},
+)
+def clients_leave_during_loads(engine):
+    """Each third load never ends; its client leaves after 0.3 s, but its 20 blocks stay with vLLM."""
+    remote(engine, takes_us=20_000)
+    begins = engine.scheduler.connector.update_state_after_alloc
+    engine.scheduler.connector.update_state_after_alloc = lambda request, *others: (
+        None if request.request_id.startswith("lost") else begins(request, *others)
+    )
+    done = set()
+    engine.finished = done.add
+    for number in range(60):
+        name, us = f"{'lost' if number % 3 == 1 else 'r'}-{number}", 30_000 * number
+        loaded(engine, us, name, 320, 12)
+        engine.at(us + 300_000, lambda name=name: name in done or engine.abort(name))
+    engine.run(until_us=2_500_000)

@@ -1,10 +1,11 @@
-"""Cases 17, 19, 21, 23 and 25, and others of the kind: ranks, defaults, pipelines, caches, device, host."""
+"""Cases 17, 19, 21, 23, 25, 153 and others of the kind: ranks, defaults, pipelines, caches, hosts."""
 
 from dataclasses import replace
 from functools import partial
 
 from schedtrace.step_times.constants import HostTimes
 from tests.contract.causes.test_budgets import NGRAM
+from tests.contract.causes.models import with_mamba
 from tests.exam.case import MACHINE, Machine, case
 
 
@@ -156,6 +157,26 @@ def resets(engine):
     for number in range(24):
         engine.arrive(150_000 * number, f"r{number}", 900, 12, shared=800)
         engine.at(150_000 * number - 500, engine.reset_prefix_cache)
+    engine.run()
+
+
+@case(
+    "153-no-state-where-prompts-part",
+    "prefix-cache",
+    engine={**with_mamba(64), "max_num_batched_tokens": 2048, "max_model_len": 4096},
+    says=(r"Mamba group had no state", r"prefix-cache-retention-interval 64", r"max-num-batched-tokens"),
+    silent=(r"kv-cache-memory-bytes", r"gpu-memory-utilization"),
+)
+def instructions_at_the_end(engine):
+    """Two turns of 40 talks, with 200 tokens of instructions at the end; Mamba states lie behind these."""
+
+    def send(talk, turn, us):
+        text = [100 + (7919 * talk + 31 * at + at * at % 97) % 1800 for at in range(1200 + 60 * turn)]
+        engine.arrive(us, f"talk{talk}-{turn}", text + [100 + 13 * at % 1800 for at in range(200)], 20)
+
+    for talk in range(40):
+        send(talk, 0, 60_000 * talk)
+        send(talk, 1, 60_000 * talk + 400_000)
     engine.run()
 
 

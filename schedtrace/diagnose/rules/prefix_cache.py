@@ -568,12 +568,12 @@ def _more_states(timeline: Timeline, evidence: PrefixCache, block_size: int) -> 
     if evidence.keeps_windows:
         return advise(smaller, chunks="--max-num-batched-tokens", costs="More steps.")
     return advise(
-        "{option} {value:n} (now {now:n}) together with " + smaller + ", and then keeps it",
-        setting="prefix_cache_retention_interval",
-        value=block_size,
+        "{interval:setting} {size:n} (now {now:n}) together with " + smaller + ", and then keeps it",
+        interval="--prefix-cache-retention-interval",
+        size=block_size,
         now=timeline.header.settings.get(RETENTION) or 0,
         chunks="--max-num-batched-tokens",
-        costs="Blocks that other beginnings would have, and more steps.",
+        costs="More steps, and blocks that other beginnings would have.",
     )
 
 

@@ -182,17 +182,11 @@ MAMBA = CacheGroup("Mamba", 10, 1, cache_mode="align")
 
 
 @pytest.mark.parametrize(
-    ("groups", "settings", "setting", "value"),
-    [
-        ([MAMBA], {RETENTION: 0}, "prefix_cache_retention_interval", 10),
-        ([MAMBA], {RETENTION: None}, None, None),
-        ([MAMBA, WINDOW], {RETENTION: 0}, "prefix_cache_retention_interval", None),
-    ],
+    ("groups", "settings"),
+    [([MAMBA], {RETENTION: 0}), ([MAMBA], {RETENTION: None}), ([MAMBA, WINDOW], {RETENTION: 0})],
     ids=["states at the ends of prompts", "states at the ends of chunks", "a window may lack the tokens"],
 )
-def test_states_of_mamba_layers_are_cached_where_chunks_end(
-    found, groups, settings, setting, value, recorded_words
-):
+def test_states_of_mamba_layers_are_cached_where_chunks_end(found, groups, settings, recorded_words):
     """The attention group has all 40 tokens that prompts share, the Mamba group none of them."""
     lines = two_agents(200, longest_tokens=40)
     groups = [CacheGroup("FullAttention", 10, 1), *groups]
@@ -200,8 +194,6 @@ def test_states_of_mamba_layers_are_cached_where_chunks_end(
     assert finding.evidence.group_lost_tokens == finding.evidence.missed_tokens == 8 * 40
     assert finding.evidence.lacks_states is (groups[-1] is MAMBA)
     if finding.evidence.lacks_states:
-        [advice] = finding.advice
-        assert (advice.setting, advice.value) == (setting, value)
         recorded_words(finding.holder, finding.advice)
 
 
