@@ -4,8 +4,8 @@ from dataclasses import replace
 from functools import partial
 
 from schedtrace.step_times.constants import HostTimes
-from tests.contract.causes.test_budgets import NGRAM
 from tests.contract.causes.models import with_mamba
+from tests.contract.causes.test_budgets import NGRAM
 from tests.exam.case import MACHINE, Machine, case
 
 
