@@ -374,10 +374,17 @@ def _advice(evidence: RankImbalance) -> Advice:
             "X-data-parallel-rank), or fewer of them to rank {largest:n}.",
             evidence,
         )
-    return advise(
+    words = (
         "Choose the rank by tokens, in the client or in a router before vLLM (header X-data-parallel-rank): "
-        "vLLM's own router counts requests, not their tokens.",
-        costs="Requests with a common prefix find it in the prefix cache only on the rank that has it.",
+        "vLLM's own router counts requests, not their tokens."
+    )
+    if evidence.why == "requests":
+        words = (
+            "Choose the rank by its load (open requests or their tokens), in the client or in a router "
+            "before vLLM (header X-data-parallel-rank), also where prefixes or sessions name a rank."
+        )
+    return advise(
+        words, costs="Requests with a common prefix find it in the prefix cache only on the rank that has it."
     )
 
 

@@ -126,13 +126,14 @@ def test_independent_ranks_have_no_findings_of_lockstep(report_of):
     assert [row.stalled_ms for row in report.statistics.engines] == [None] * 3
 
 
-def test_a_rank_that_refuses_while_another_has_room(report_of):
+def test_a_rank_that_refuses_while_another_has_room(report_of, recorded_words):
     report = report_of([[(16, 0), (2, 0)]] * 40, lockstep=False, refused="max_num_seqs")
     found = report.findings[0]
     assert (found.code, found.engine_rank, found.evidence.why) == ("rank-imbalance", 0, "requests")
     assert (found.evidence.since_s, found.evidence.uneven_frac) == (0, 1)
     assert "max-num-seqs-bound" in {symptom.code for symptom in found.symptoms}
     assert found.share_frac == pytest.approx(1 / 19)
+    recorded_words(found.advice)
 
 
 @pytest.mark.parametrize(("other", "found"), [(12, False), (11, False), (8, True), (7, True)])
