@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.model.message import Count
 from schedtrace.model.what_if import CONCURRENCY
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
@@ -111,7 +112,7 @@ def test_where_clients_are_the_limit_more_and_fewer_of_them_are_tried(tmp_path, 
 
 
 def test_it_is_told(base):
-    notes = [plain(note) for note in predict(base, {}, resamples=0).notes]
-    assert any(
-        note.startswith("The load is a closed loop: 12 clients with one request open each;") for note in notes
-    )
+    notes = predict(base, {}, resamples=0).notes
+    assert [note.arguments["clients"] for note in notes if "clients" in note.arguments] == [
+        Count(12, "client")
+    ]
