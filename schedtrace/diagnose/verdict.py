@@ -267,7 +267,8 @@ def _verdict(
     is_paced = few_clients or (main.load.pace == "clock" and not first.leads)
     pace = main.load.throughput_note if is_paced and not grows and len(engines) == 1 else NOTHING
     open_ = left_open(ALL_FACTS.intersection(*(engine.facts for engine in engines)))
-    return [sentence for sentence in (first.verdict, grows, pace, holder, open_, also) if sentence][:3]
+    idle = _idle(engines) if quiet else NOTHING
+    return [sentence for sentence in (first.verdict, grows, pace, holder, open_, also, idle) if sentence][:3]
 
 
 def _nothing_leads(

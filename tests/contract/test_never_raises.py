@@ -75,7 +75,7 @@ def test_an_error_after_a_preemption_stops_the_recording_only(plain, recording, 
     assert read_run(recording).traces[0].notices == [message]
 
 
-@pytest.mark.parametrize("broken", ["begin", "end", "release"])
+@pytest.mark.parametrize("broken", ["begin", "infer_exits", "release"])
 def test_an_error_in_inference_stops_the_recording_only(broken, plain, recording, warnings, monkeypatch):
     monkeypatch.setattr(traced, "instrument", lambda _: Instrumented((), ("nothing is proven",)))
     name = f"schedtrace.record.recorder.InferredExits.{broken}"

@@ -4,8 +4,16 @@ from typing import NamedTuple
 
 import polars as pl
 
+from schedtrace.diagnose.kv_cache import cache_use
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import Decodes, batched_tokens, decodes_of_all, more_adapters
+from schedtrace.diagnose.rules.allowed_settings import (
+    BATCHED_TOKENS,
+    Decodes,
+    batched_tokens,
+    decodes_of_all,
+    more_adapters,
+    replay_advice,
+)
 from schedtrace.diagnose.rules.common import Waited, advise, wait_figures, wait_finding
 from schedtrace.diagnose.rules.kv_bound import RULE as KV_BOUND
 from schedtrace.diagnose.rules.max_num_seqs_bound import RULE as MAX_NUM_SEQS_BOUND
@@ -343,7 +351,7 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
         case Cause.MAMBA_ALIGNMENT | Cause.PREFILL_LOOKAHEAD | Cause.ENCODER_BUDGET:
             now = batched_tokens(timeline)
             if now and detail != "max_model_len":
-                return [more_batched_tokens(timeline, 2 * now)]
+                return [_larger_budget(timeline, cause, 2 * now)]
         case Cause.REMOTE_KV_PENDING | Cause.CONNECTOR_UNDECIDED if look := _load_advice(timeline, cause):
             return [look]
         case Cause.CHUNKED_PREFILL_OFF:
@@ -356,6 +364,17 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
                 )
             ]
     return [Advice(message=cause_advice(timeline.header, cause=cause, detail=detail))]
+
+
+def _larger_budget(timeline: Timeline, cause: str, tokens: int) -> Advice:
+    """Return advice on a larger budget; without a value where prefix caching may lose by it.
+
+    Mamba layers may cache a state only at the end of each chunk, so larger chunks leave fewer of them.
+    """
+    at_chunks = any(group.cache_mode == "align" for group in timeline.header.cache_groups)
+    if cause == Cause.MAMBA_ALIGNMENT and at_chunks and cache_use(timeline)["shareable_tokens"].sum() > 0:
+        return replay_advice(BATCHED_TOKENS)
+    return more_batched_tokens(timeline, tokens)
 
 
 RULE = Rule(

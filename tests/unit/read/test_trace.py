@@ -147,7 +147,7 @@ def test_a_threads_times_grow_from_the_first_to_the_last_time_it_was_seen_in_the
         seen(700, 50, 25),
         step(1, start=800),
     ]
-    share = ThreadShare(role="engine", pid=1, ran_frac=40 / 500, waited_frac=20 / 60)
+    share = ThreadShare(role="engine", ran_frac=40 / 500, waited_frac=20 / 60)
     assert thread_shares(make_timeline(trace_of(*lines))) == [share]
 
 
