@@ -334,12 +334,12 @@ def _started(fit: WorkFit, explanation: Explanation) -> Explanation:
     values = term.feature.values
     starts = np.unique(np.quantile(values[values < values.max()], np.linspace(LOWEST, 1, MOST_STARTS)))
 
-    def error(start: float) -> float:
+    def absolute_error(start: float) -> float:
         column = np.clip(values - start, 0, None) / fit.usual
         matrix = np.column_stack([fit.work, column / column.max()])
         return float(np.abs(fit.times - matrix @ fit_lad(matrix, fit.times, 8)).sum())
 
-    return replace(explanation, terms=(replace(term, cut=float(min(starts, key=error))),))
+    return replace(explanation, terms=(replace(term, cut=float(min(starts, key=absolute_error))),))
 
 
 def _pairs(
