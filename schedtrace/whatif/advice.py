@@ -163,10 +163,10 @@ def _advised(
     single = len(trial.changes) == 1
     setting, value = trial.changes[0]
     gain: Gain | None = _gain(figure, was.before if was else None)
-    unsure = _unsure(figure, base) if trial.unsure else NOTHING
-    if unsure and saved_frac(figure, figure.change_frac or 0.0) < LEAST_FRAC:
+    if trial.unsure and saved_frac(figure, figure.change_frac or 0.0) < LEAST_FRAC:
         gain = None
     outcome = _outcome(configuration, name, base) if gain else NOTHING
+    unsure = _unsure(figure, base, "" if outcome else base.load_words) if trial.unsure else NOTHING
     return Advised(
         trial,
         Advice(
@@ -214,12 +214,21 @@ def _gain(figure: Figure, was: float | None) -> Gain:
     )
 
 
-def _unsure(figure: Figure, base: RecordedLoad) -> Message:
-    """Return the bounds from a replay whose steps are larger than any recorded step."""
+def _unsure(figure: Figure, base: RecordedLoad, load: str) -> Message:
+    """Return the bounds from a replay whose steps are larger than any recorded step.
+
+    Args:
+        figure: The figure to improve.
+        base: The recorded load.
+        load: Words for it; empty if the sentence before it names it.
+    """
     return say(
-        "Replayed on this load: {name} {low_frac:+%} to {high_frac:+%}, since no recorded step has "
-        "more than {tokens:n token}: only a run can tell.",
+        "[Replayed on {load}: {figure}][{its:?}Its {figure} may change by] {low_frac:+%} to {high_frac:+%}, "
+        "since no recorded step has more than {tokens:n token}: only a run can tell.",
         figure,
+        figure=figure.name,
+        load=load or None,
+        its=not load,
         tokens=int(base.times.most_tokens),
     )
 
