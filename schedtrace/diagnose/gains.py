@@ -175,7 +175,7 @@ NEARER_FRACS = (0.5, 0.75)
 """Narrower ranges of sizes, which show whether a result holds only for the smaller of the similar steps."""
 BREAK_EVEN_FRAC = 0.5
 """Fixed share above which steps that run together end sooner on average than one after the other."""
-LEAST_SAVED_FRAC = 0.05
+SAVED_AT_ONCE_FRAC = 0.05
 """Least share of the busy time that fewer steps must save where all requests come at once."""
 LIMITS = frozenset({"max_num_seqs", "max_num_active_seqs", "num_gpu_blocks_override"})
 """Settings whose larger values put more requests into a step."""
@@ -282,13 +282,13 @@ def budget_times(timeline: Timeline, shown: pl.DataFrame, share: FixedShare) -> 
     """Return the factor on the token budget, 2, 4 or a half, that the bounds speak for; None: none.
 
     Of requests that all come at once, the last one counts: half as many steps save at least half of their
-    fixed time, and larger steps never lengthen the total. Otherwise, latencies count: a step less saves its
+    fixed time, and larger ones hardly lengthen the total. Otherwise, latencies count: a step less saves its
     fixed time for every request present, and costs each decoding request a token, which a later step
     computes. A step more does the opposite.
     """
     if offered_load(timeline).pace == "at_once":
         full_us = float(shown["busy_us"].sum())
-        if share.low_frac / 2 * full_us / max(1, timeline.busy_us) < LEAST_SAVED_FRAC:
+        if share.low_frac / 2 * full_us / max(1, timeline.busy_us) < SAVED_AT_ONCE_FRAC:
             return None
         wanted = shown.select((pl.col("used_tokens") + pl.col("waiting_tokens_after")).max()).item()
         return 4.0 if wanted is not None and wanted >= 4 * shown["used_tokens"].max() else 2.0  # type: ignore[operator]  # integers

@@ -43,6 +43,8 @@ FEWEST_EVEN, EVEN = 20, 0.3
 """Fewest gaps between arrivals, and their most standard deviation in units of their mean, to call them even:
 1 if requests come independently.
 """
+GIVEN_UP_FRAC = 0.1
+"""Share of requests given up from which an engine does not count as keeping up."""
 NEARLY_ALL = 0.95
 """Least share of the requests that generate a single token to say so."""
 ROOM_FRAC = 0.9
@@ -88,8 +90,15 @@ class OfferedLoad:
     """
     every_us: float | None = None
     """Median time between two arrivals if they come evenly; None if they do not."""
+    gave_up_frac: float = 0.0
+    """Share of the requests whose clients went away before the answer."""
     one_token: bool = False
     """Whether requests come in rounds and nearly all of them generate a single token."""
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the engine answers what is offered: the backlog does not grow, and few clients give up."""
+        return not self.grows and self.gave_up_frac < GIVEN_UP_FRAC
 
     @property
     def beyond_frac(self) -> float:
@@ -125,7 +134,8 @@ class OfferedLoad:
                 served=_rates(self.served_requests_per_s, self.served_tokens_per_s),
             )
         return say(
-            "Offered {offered}[, one request every {every_us:us}], and the engine keeps up: it {works}."
+            "Offered {offered}[, one request every {every_us:us}][{keeps_up:?}, and the engine keeps up: it "
+            "{works}][{keeps_up:!}; clients gave up {gave_up_frac:%} of the requests]."
             "[{every_us:?} A client with a fixed rate, or a router before the engine, sets this pace.]",
             self,
         )
@@ -133,7 +143,7 @@ class OfferedLoad:
     @property
     def throughput_note(self) -> Message:
         """Sentence that the clients set the throughput, if the engine was idle at times; else ``summary``."""
-        if self.pace != "clock" or self.grows or self.working_frac >= 1 - LEAST_IDLE_FRAC:
+        if self.pace != "clock" or not self.keeps_up or self.working_frac >= 1 - LEAST_IDLE_FRAC:
             return self.summary
         words = "The clients set the throughput: they offer {offered}, and the engine keeps up: it {works}."
         return say(words, self)
@@ -333,6 +343,7 @@ def _by_clock(
         fullest=fullest,
         at_fullest_frac=at_fullest,
         every_us=_even_gap_us(arrived),
+        gave_up_frac=float(requests["gave_up"].mean() or 0.0),  # type: ignore[arg-type]  # of booleans
     )
 
 
@@ -385,7 +396,7 @@ def _backlogs(timeline: Timeline, arrived: pl.DataFrame) -> tuple[list[float], i
 
 def load_of_all(loads: Sequence[OfferedLoad]) -> Message:
     """Return what reaches several engines that keep up; empty if one of them does not, or if not known."""
-    if any(load.pace != "clock" or load.grows or load.requests_per_s is None for load in loads):
+    if any(load.pace != "clock" or not load.keeps_up or load.requests_per_s is None for load in loads):
         return NOTHING
     requests = sum(load.requests_per_s or 0.0 for load in loads)
     tokens = sum(load.tokens_per_s or 0.0 for load in loads)

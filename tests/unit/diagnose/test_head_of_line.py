@@ -37,7 +37,7 @@ def everybody(number):
 
 @pytest.fixture
 def rows(view_of):
-    """Those that a head held up, if the rule finds any."""
+    """Return the requests that a head held up, if the rule finds any."""
     names = ("step", "head", "request_id", "tokens", "blocks", "waited_us")
 
     def of(*lines, **header):

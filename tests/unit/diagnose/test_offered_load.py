@@ -9,8 +9,11 @@ from schedtrace.diagnose.rules import RULES
 from tests.makers import arrival, finish, step
 
 
-def one_by_one(view_of, *, every_us, took_us, requests=24, late_us=0):
-    """A request every so often, every second one late; each is a step, as soon as the one before is done."""
+def one_by_one(view_of, *, every_us, took_us, requests=24, late_us=0, given_up=0):
+    """A request every so often, every second one late; each is a step, as soon as the one before is done.
+
+    Clients give up the last requests.
+    """
     lines, free = [], 0
     came = [every_us * number + late_us * (number % 2) for number in range(requests)]
     for number, us in enumerate(came):
@@ -28,7 +31,15 @@ def one_by_one(view_of, *, every_us, took_us, requests=24, late_us=0):
                 running=1,
                 waiting=waiting,
                 arrived=[arrival(f"r{number}", us)],
-                finished=[finish(f"r{number}", finished_us=free, prompt_tokens=100, output_tokens=1)],
+                finished=[
+                    finish(
+                        f"r{number}",
+                        "ABORTED" if number >= requests - given_up else "LENGTH_CAPPED",
+                        finished_us=free,
+                        prompt_tokens=100,
+                        output_tokens=1,
+                    )
+                ],
             )
         )
     return view_of(*lines)
@@ -50,6 +61,14 @@ def test_an_engine_keeps_up(view_of, recorded_words):
     assert (load.pace, load.grows, load.beyond_frac) == ("clock", False, 0)
     assert load.working_frac == pytest.approx(0.2, abs=0.02)
     assert (load.busy_periods, load.requests_per_busy_period) == (24, 1)
+    recorded_words(load.summary, load.throughput_note)
+
+
+@pytest.mark.parametrize(("given_up", "keeps_up"), [(0, True), (2, True), (3, False)])
+def test_an_engine_whose_clients_give_up_does_not_keep_up(view_of, given_up, keeps_up, recorded_words):
+    """Two of 24 are less than a tenth of the requests, three are more."""
+    load = offered_load(one_by_one(view_of, every_us=10_000, took_us=2000, given_up=given_up))
+    assert (load.grows, load.keeps_up) == (False, keeps_up)
     recorded_words(load.summary, load.throughput_note)
 
 

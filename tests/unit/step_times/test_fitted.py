@@ -368,7 +368,7 @@ def test_the_error_of_a_factor_counts_for_what_lies_beyond_the_recorded_range():
 
 
 def test_a_column_that_hardly_varied_has_an_uncertain_cost():
-    """Of 400 steps that take 1 ms, give or take 50 us, eight have 3 decodes and the others 4."""
+    """Eight of 400 steps have 3 decodes, the others 4; all take 1 ms, give or take 50 us."""
     draw = random.Random(3)  # noqa: S311  # made-up noise
     counts = [3 if 100 <= number < 104 or number >= 396 else 4 for number in range(400)]
     us = [1000 + draw.gauss(0, 50) for _ in counts]

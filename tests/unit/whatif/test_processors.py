@@ -32,7 +32,7 @@ def a_server(view_of, threads, **header):
 
 
 def test_the_time_of_front_ends_counts_while_the_engine_works(view_of):
-    """It ran for 0.6 of 2 s, and waited for 0.2 s; afterwards it ran alone."""
+    """The thread ran for 0.6 of 2 s, and waited for 0.2 s; afterwards it ran alone."""
     times = [(100, 0), (400_100, 100_000), (600_100, 200_000), (1_600_100, 200_000)]
     recorded = recorded_processors([a_server(view_of, times)])
     assert recorded == Processors(100, pytest.approx(0.2 / 0.8), pytest.approx(0.3))
@@ -76,7 +76,7 @@ def figures(change, low, high, *, steps=0.0):
     ],
 )
 def test_the_interval_of_an_output_and_of_its_makespan(processors, expected):
-    """It was 1 token a second, and is predicted to be 5 (4 to 10)."""
+    """An output of 1 token a second is predicted to be 5 (4 to 10)."""
     changed = figures(4, 3, 9)
     bound_output(changed, processors)
     _, output, makespan = changed

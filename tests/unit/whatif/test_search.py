@@ -210,7 +210,7 @@ def best(predictor, *changes):
 
 
 def test_of_values_that_gain_nearly_as_much_the_nearest_one_is_advised():
-    """Of 0.4, 0.97 parts are 0.388; the values midway to the neighbours of the best one are tried, too."""
+    """The best gain is 0.4, so 0.388 is enough; values midway to the neighbours of the best one are tried."""
     predictor = Predictor({seat(128): 0.387, seat(181): 0.389, seat(256): 0.4, seat(512): 0.39})
     assert best(predictor, *seat(128), *seat(256), *seat(512)) == [seat(181)]
     assert [changes["max_num_seqs"] for changes in predictor.replayed] == [128, 256, 512, 181, 362]
