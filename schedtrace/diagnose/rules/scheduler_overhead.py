@@ -35,11 +35,6 @@ class HostGaps(Evidence, kw_only=True):
 
     gap_ms: float
     """Total time that the device waited; measured, not estimated."""
-    schedule_ms: float
-    """Part of it in ``schedule()``."""
-    update_ms: float
-    """Part of it in ``update_from_output()`` of the step before. The rest is the engine's other work: taking
-    requests, sending outputs, exchanging batches and outputs with the worker."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -56,11 +51,7 @@ def _find(timeline: Timeline) -> Findings:
     yield step_finding(
         timeline,
         gaps,
-        HostGaps(
-            gap_ms=gap_us / 1e3,
-            schedule_ms=scheduling / 1e3,
-            update_ms=updating / 1e3,
-        ),
+        HostGaps(gap_ms=gap_us / 1e3),
         title="Host work between steps",
         verdict="The device waits for the host: {share:%} of the busy time ({gap_ms:ms}) passed between "
         "steps while requests were running.",

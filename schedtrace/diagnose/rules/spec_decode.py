@@ -61,10 +61,6 @@ class SpecDecode(Evidence, kw_only=True):
     """Share of the steps' scheduled tokens that were rejected drafts."""
     verify_us_per_token: float
     """Time that a decode token adds to a step."""
-    output_tokens_per_s: float
-    """Output rate in these steps."""
-    without_drafts_tokens_per_s: float
-    """Output rate that the step-time model predicts without drafts."""
     from_requests: int | None
     """Least number of requests of these steps, if drafts pay in smaller steps; None: all sizes are judged."""
     drafting_us: float | None
@@ -235,8 +231,6 @@ def _evidence(
         late_frac=None if fall is None else fall.late,
         wasted_frac=(costs.drafts - accepted) / int(steps["used_tokens"].sum()),
         verify_us_per_token=costs.token_us,
-        output_tokens_per_s=costs.rate,
-        without_drafts_tokens_per_s=costs.plain_rate,
         from_requests=costs.from_requests,
         drafting_us=drafting_us,
         draft_slot_steps=of_slots["step"].n_unique(),

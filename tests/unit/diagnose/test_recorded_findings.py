@@ -202,11 +202,6 @@ def test_figures(of, code, figures):
         assert {path: at(about, path) for path in expected} == expected
 
 
-def test_figures_within_bounds(of):
-    [overhead] = of("scheduler-overhead", "shows")
-    assert overhead.evidence.schedule_ms + overhead.evidence.update_ms <= overhead.evidence.gap_ms
-
-
 @pytest.mark.parametrize("sample", ["kv-bound", "token-budget-bound", "max-num-seqs-bound"])
 def test_the_longest_wait_is_that_of_the_request_without_interruptions(of, sample):
     """Two of them have interruptions, whose time stands by itself in the request's life."""

@@ -35,8 +35,7 @@ def test_drafts_that_are_never_accepted(found, recorded_words):
     evidence = finding.evidence
     assert (evidence.draft_tokens, evidence.accepted_tokens) == (10 * 36 * 3, 0)
     assert (evidence.acceptance_frac, evidence.wasted_frac) == (0, 0.75)
-    assert evidence.output_tokens_per_s == pytest.approx(4.5 / 2800e-6)
-    assert evidence.without_drafts_tokens_per_s == pytest.approx(4.5 / 1450e-6, rel=0.02)
+    assert 1 + finding.verdict.arguments["change"].fraction == pytest.approx(2800 / 1450, rel=0.02)
     recorded_words(finding.advice[0])
     assert finding.cost_ms == pytest.approx(80 * (2.8 - 1.45), rel=0.02)
 
@@ -139,8 +138,7 @@ def test_drafts_lose_in_larger_steps_only(found, recorded_words):
     [finding] = found(CODE, *bent(3), settings=SETTINGS | PER_BATCH)
     evidence = finding.evidence
     assert (evidence.from_requests, finding.count) == (5, 120)
-    assert evidence.output_tokens_per_s == pytest.approx(4 * 26 / 29_200e-6)
-    assert evidence.without_drafts_tokens_per_s == pytest.approx(26 / 4_000e-6, rel=0.05)
+    assert 1 + finding.verdict.arguments["change"].fraction == pytest.approx(29_200 / 4 / 4_000, rel=0.05)
     recorded_words(finding.title, finding.verdict, *finding.advice)
 
 
