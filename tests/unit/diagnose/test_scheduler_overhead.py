@@ -17,7 +17,7 @@ def one_after_the_other(gap, *, count=5, busy=1000, took=30, update=20, **fields
 
 
 def shares(finding):
-    """Return the shares of the gaps in ``schedule()`` and in ``update_from_output()``, as the message has them."""
+    """Return the shares of the gaps in schedule() and update_from_output() that the message states."""
     arguments = finding.message.arguments
     return arguments["scheduling"].fraction, arguments["updating"].arguments["share"].fraction
 
