@@ -34,13 +34,11 @@ SMALL = (
     *("dummies", "syncs", "controls", "kv_sends", "cpu", "stalls"),
 )
 NOTED = ("header", "notices", "end", "problems", "in_order")
-"""Fields of a ``trace.Parsed`` that are in the note; ``SMALL`` names its tables."""
+"""Fields of a ``trace.Parsed`` that the note contains; ``SMALL`` names its tables."""
 LAYOUT = 11
-"""Version of the files; raise it when the content of the files changes without a change of the trace's
-schema.
-"""
+"""Version of the cache's layout; raise it if files change in content although the trace's schema does not."""
 IN_USE_S = 600
-"""Seconds for which another process may still read, or build, a cache that no longer fits the trace."""
+"""Seconds for which another process may still read or build a cache that no longer matches the trace."""
 KEPT_S = 30 * 24 * 3600
 """Seconds after which an unused cache is removed, because its trace may be gone."""
 KEPT_BYTES = 2**30
@@ -48,28 +46,30 @@ KEPT_BYTES = 2**30
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 SETTLED_NS = 2 * 10**9
-"""A file changed as recently as this may change again at the same time: clocks of file systems are coarse."""
+"""Age in nanoseconds up to which a file may change again without a new time stamp: file systems' clocks are
+coarse."""
 _TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
-"""Folders that exist until the process ends, because lazy tables refer to files in them."""
+"""Folders that exist until the process ends, because lazy tables refer to their files."""
 
 Fields = dict[str, Any]
 """Fields of a ``trace.Parsed``, by name."""
 
 
 class Fingerprint(msgspec.Struct):
-    """A file's content, and the operating system's record of its last change."""
+    """Hash of a file's content, and the operating system's record of the file's last change."""
 
     size: int
     digest: str
     """BLAKE2b hash of the whole content."""
     sampled: str
-    """BLAKE2b hash of its first block, its last block and blocks between."""
+    """BLAKE2b hash of the file's first block, its last block and blocks in between."""
     stamp: list[int] | None
-    """Times of the last change (no program can set ``ctime``), inode and device; None if not settled yet."""
+    """Times of the last change (no program can set ``ctime``), inode and device; None if the file changed too
+    recently."""
 
 
 class CacheNote(msgspec.Struct):
-    """Record of what a cache was made from, by which version, and what it contains in addition to tables."""
+    """Record of the files that a cache was made from, of the version that made it, and of its other data."""
 
     made_by: str
     read: dict[str, Fingerprint]
@@ -90,13 +90,13 @@ def temporary_folder() -> Path:
 
 
 def remove_temporary() -> None:
-    """Remove the files of traces that this process has read without a cache; their tables end with them."""
+    """Remove the folders of traces that this process has read without a cache, and thus their lazy tables."""
     while _TEMPORARY:
         _TEMPORARY.pop().cleanup()
 
 
 def made_by() -> str:
-    """Return a hash that changes whenever the same trace could yield other tables."""
+    """Return a hash of the versions and the schema that a cache's tables depend on."""
     versions = (LAYOUT, SCHEMA_VERSION, __version__, pl.__version__, schema_of(Step))
     return hashlib.blake2b(repr(versions).encode(), digest_size=16).hexdigest()
 
@@ -115,7 +115,7 @@ def _prefix(path: Path) -> str:
 
 
 def load_cached(path: Path, last_us: int | None) -> tuple[Fields, dict[str, pl.LazyFrame]] | None:
-    """Return the trace and its large tables, if a complete cache has the trace's content; None otherwise."""
+    """Return the trace and its large tables from a complete, current cache; None if there is none."""
     for folder in folders_of(path):
         try:
             note = msgspec.json.decode((folder / NOTE).read_bytes(), type=CacheNote)
@@ -143,7 +143,7 @@ def save_cached(
     contents: dict[str, Content],
     stamps: dict[str, list[int] | None],
 ) -> None:
-    """Turn a folder with a trace's large tables into its cache; the note, written last, makes it valid.
+    """Turn a folder with a trace's large tables into its cache, which is valid once the note is written last.
 
     Args:
         path: Path of the trace.
@@ -171,7 +171,7 @@ def _fingerprint(file: Path, content: Content, stamp: list[int] | None) -> Finge
     """Return the fingerprint of a file that was read.
 
     Args:
-        file: File, which may have changed since.
+        file: The file, which may have changed since it was read.
         content: Content that was read.
         stamp: Stamp of the file before it was read.
     """
@@ -182,7 +182,7 @@ def _fingerprint(file: Path, content: Content, stamp: list[int] | None) -> Finge
 
 
 def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fingerprint] | None:
-    """Return the fingerprints of a trace's files as they are now; None if their content has changed."""
+    """Return the fingerprints of a trace's files as they are now; None if the content of any has changed."""
     if [file.name for file in files] != list(read):
         return None
     now = {file.name: still(file, read[file.name]) for file in files}
@@ -211,7 +211,7 @@ def building(path: Path) -> Iterator[Path]:
 
 
 def remove_unused(path: Path, but: Path) -> None:
-    """Remove caches that no process still uses: others of the trace, old ones, and those over the limit."""
+    """Remove caches that no process uses: outdated ones of the trace, old ones, and those over the limit."""
     used = []
     for folder in but.parent.iterdir():
         with suppress(OSError):
@@ -226,7 +226,7 @@ def remove_unused(path: Path, but: Path) -> None:
 
 
 def stamp_of(path: Path) -> list[int] | None:
-    """Return the file's stamp; None if a later change to the file might leave the stamp unchanged."""
+    """Return the file's stamp; None if the file may change again without a new stamp."""
     stat = path.stat()
     if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) < SETTLED_NS:
         return None
@@ -234,7 +234,7 @@ def stamp_of(path: Path) -> list[int] | None:
 
 
 def still(path: Path, fingerprint: Fingerprint) -> Fingerprint | None:
-    """Return the fingerprint with its new stamp if the file still has this content; otherwise None.
+    """Return the fingerprint with the file's current stamp if its content is unchanged; otherwise None.
 
     A file with another stamp, such as a copy, is hashed as a whole.
     """
@@ -252,7 +252,7 @@ def still(path: Path, fingerprint: Fingerprint) -> Fingerprint | None:
 
 
 def sampled(file: BinaryIO, size: int) -> str:
-    """Return a hash of blocks at equal distances, including the first and the last of ``size`` bytes."""
+    """Return a hash of evenly spaced blocks, including the first and the last of ``size`` bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for at in range(SAMPLES):
         file.seek(max(0, size - SAMPLE_BYTES) * at // (SAMPLES - 1))

@@ -1,7 +1,7 @@
 """Reader of step lines: a delta is rebuilt if the step before it is known, and otherwise dropped and counted.
 
-``Chain`` takes the lines in turn; ``Running`` has the requests of the step that was read last, and applies
-the next line to them.
+``Chain`` takes the lines in turn; ``Running`` holds the requests of the last step and applies the next line
+to them.
 """
 
 from bisect import bisect_left
@@ -44,7 +44,7 @@ class Got(NamedTuple):
     details: tuple[tuple[Any, ...], ...]
     """Column for each of ``DETAILS``; empty if no caller needs them."""
     alone: Sequence[bool]
-    """Whether the row is a stretch of its own; empty if none is."""
+    """Whether each row is a stretch of its own; empty if no row is."""
 
     def without(self, places: Sequence[int]) -> "Got":
         """Return the columns without these ascending rows."""
@@ -76,7 +76,7 @@ def got_in_line(requests: Sequence[Any]) -> Got:
 
 
 def got_by(rows: Sequence[Stretch], step: int) -> Got:
-    """Read the columns from stretches that continue in this step or end with it."""
+    """Read a step's columns from the stretches that continue in this step or end with it."""
     return Got(
         tuple([row.request_id for row in rows]),
         tuple([row.expected(step) for row in rows]),
@@ -103,7 +103,7 @@ def not_continued(before: Got, now: Got) -> list[int]:
 
 
 def removed_rows(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
-    """Return the ascending indices of the rows to remove, so that the remaining rows come first."""
+    """Return the ascending indices of the rows to remove so that the rest are the first rows of ``now``."""
     places: list[int] = []
     left = tuple(before)
     while left != now[: len(left)]:
@@ -127,9 +127,9 @@ def without(items: Sequence[T], places: Sequence[int]) -> list[T]:
 
 
 def _different(first: tuple[Any, ...], second: tuple[Any, ...]) -> Iterator[int]:
-    """Yield the indices at which the first sequence differs from the second, which is at least as long.
+    """Yield the indices at which the first sequence differs from the second, which must be at least as long.
 
-    There are usually few, so whole blocks are compared, which takes a third of the time.
+    Differences are few, so comparing whole blocks first takes a third of the time.
     """
     for start in range(0, len(first), _BLOCK):
         these, those = first[start : start + _BLOCK], second[start : start + _BLOCK]
@@ -157,11 +157,11 @@ class Running:
         self._ended = EndedStretches(put)
         self._rows: list[Stretch] = []
         self._unsteady: list[Stretch] | None = None
-        """Stretches that end if the request gets the expected token; None if not looked up yet."""
+        """Requests whose stretch ends even if they get the expected token; None if not determined yet."""
         self._at: tuple[int, int | None] | None = None
-        """Step and trial of the latest rows; None if unknown."""
+        """Step and trial of the latest rows; None if the rows are unknown."""
         self._line: Got | None = None
-        """Columns of a full line that the rows have not taken over yet."""
+        """Full line whose columns the rows have not taken over yet."""
         self._orders = 0
         self._cut = False
         """Whether all stretches have ended, so that the next step begins new ones."""
@@ -185,24 +185,24 @@ class Running:
                 yield (row.request_id, row.expected(self._at[0]), row.scheduled, *row.details)
 
     def lose(self) -> None:
-        """Note that the next line cannot continue the last step."""
+        """Forget the last step, because a line after it was lost: the next line cannot continue it."""
         self._end(self._rows)
         self._rows, self._at, self._line = [], None, None
 
     def end_stretches(self) -> None:
-        """End all stretches: there are no more steps."""
+        """End all stretches, because there are no more steps."""
         self.lose()
         self._ended.flush()
 
     def cut(self) -> None:
-        """End all stretches with the last step and store them; the next step may still continue the rows."""
+        """End all stretches with the last step and store them; its rows may continue in new stretches."""
         self._take_over()
         self._end(self._rows)
         self._cut = True
         self._ended.flush()
 
     def full(self, step: int, trial: int | None, requests: Sequence[Any]) -> None:
-        """Take a step with all its requests."""
+        """Start anew from a step that lists all its requests."""
         if self.step != step - 1:
             self.lose()
         now = got_in_line(requests)
@@ -229,8 +229,8 @@ class Running:
 
         Args:
             changes: ``RowChanges`` as read.
-            total: Number of requests that must result.
-            tokens: Tokens that the requests must have got in total; None for any number.
+            total: Number of requests that the next step must have.
+            tokens: Tokens that the next step must have scheduled in total; None for any number.
         """
         leave, changed, added = changes.gone, changes.changed, changes.added
         left = len(self._rows) - len(leave)
@@ -247,7 +247,7 @@ class Running:
         )
 
     def follow(self, step: int, trial: int | None, changes: Any) -> None:
-        """Take the next step from changes that ``can_follow`` has accepted."""
+        """Apply changes that ``can_follow`` has accepted, to get the next step."""
         self._take_over()
         cut, unsteady = self._is_cut(trial, len(self._rows)), self._unsteady
         if cut or unsteady is None:
@@ -271,7 +271,7 @@ class Running:
         self._ended.count_rows(len(self._rows))
 
     def agrees(self, step: int, changes: Any, requests: Sequence[Any]) -> bool:
-        """Return whether these changes lead from the last step to these requests."""
+        """Return whether these changes, applied to the last step, result in these requests."""
         if not self.can_follow(changes, len(requests)):
             return False
         self._take_over()
@@ -288,11 +288,11 @@ class Running:
         return [*rows, *map(_all, changes.added)] == list(map(_all, requests))
 
     def _is_cut(self, trial: int | None, rows: int) -> bool:
-        """Return whether all stretches end before the next step, which has this many rows."""
+        """Return whether all stretches end before the next step, whose number of rows is given."""
         return self._cut or (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
 
     def _kept(self, step: int, ids: tuple[str, ...]) -> Got:
-        """Return the columns of the requests that are still present.
+        """Return the columns of the requests that are still scheduled.
 
         The stretches of all others end; if the remaining requests changed their order, all stretches end.
         """
@@ -357,7 +357,7 @@ class Chain:
     """Reader of step lines in the order of the file, which accepts each step number once.
 
     Args:
-        put: Function that receives tables of what requests got, as stretches.
+        put: Function that receives tables of stretches: the tokens that requests got.
     """
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
@@ -370,30 +370,28 @@ class Chain:
         self.doubtful: list[tuple[int, int]] = []
         """First and last of the rebuilt steps that are not consistent with the full line after them."""
         self.refused: list[int] = []
-        """Numbers of steps that appeared twice, or whose start is not between those of the neighbouring
-        steps.
-        """
+        """Numbers of steps that appeared twice, or that did not start between their neighbours."""
         self._numbers: list[int] = []
         self._starts: list[int] = []
         """Step numbers so far, ascending."""
         self._forgotten = self._began = -LARGEST
-        """Number and start of the last step before those that ``forget`` dropped."""
+        """Number and start of the last step that ``forget`` dropped."""
         self._taken: list[Any] = []
-        """Accepted lines since ``columns`` was called."""
+        """Lines accepted since the last call of ``pop_columns``."""
         self._before: dict[str, Any] = {}
-        """Values of the fields in the step before these lines."""
+        """Values of the fields in the step before the accepted lines."""
         self._size = _Size(None, 0, 0, 0)
         """Size of the last accepted step."""
         self._deltas = 0
         """Number of deltas rebuilt since the last full line."""
         self._adds_up = False
-        """Whether the tokens of the last full line's requests equal the budget that the step used."""
+        """Whether the tokens of the last full line's requests add up to the budget that the step used."""
 
     def take(self, line: Any) -> bool:
-        """Accept a step, unless it is not new, contradicts others or cannot be rebuilt; return whether it is.
+        """Accept a step if it is new, fits the others and can be rebuilt; return whether it was accepted.
 
         Args:
-            line: A step or delta as read; None for a broken line, which may have been a step.
+            line: A step or delta as read; None stands for a broken line, which may have been a step.
         """
         if line is None:
             self.running.lose()
@@ -422,7 +420,7 @@ class Chain:
         return columns
 
     def _fits(self, line: Any, place: int) -> bool:
-        """Return whether the step's number is new, and its time between those of the neighbouring steps."""
+        """Return whether the step's number is new, and its start lies between those of its neighbours."""
         if line.step <= self._forgotten or line.step in self._numbers[place : place + 1]:
             return False
         start: int = line.start_us
@@ -430,7 +428,10 @@ class Chain:
         return before <= start <= (self._starts[place] if place < len(self._starts) else LARGEST)
 
     def forget(self) -> None:
-        """Forget the numbers of the steps so far: a growing trace may have no end. None may appear again."""
+        """Forget the numbers of all steps so far, because a growing trace may have no end.
+
+        None of these numbers may appear again.
+        """
         if self._numbers:
             self._forgotten, self._began = self._numbers[-1], self._starts[-1]
             self._numbers, self._starts = [], []
@@ -462,7 +463,7 @@ class Chain:
 
 
 class _Size(NamedTuple):
-    """Fields of a step that show whether changes lead to it."""
+    """Fields of a step with which a rebuilt step must agree."""
 
     trial: int | None
     total_requests: int
@@ -485,7 +486,7 @@ _LATE = tuple(name for name in Output.__struct_fields__ if name != "step")
 
 
 def expanded_lines(path: Path) -> Iterator[bytes]:
-    """Yield a trace's lines without newlines: steps in full with their output, all other lines unchanged.
+    """Yield a trace's lines without newlines: steps in full and with their output, all other lines unchanged.
 
     Steps that cannot be rebuilt, broken lines and ``output`` lines are left out.
 
@@ -513,6 +514,6 @@ def expanded_lines(path: Path) -> Iterator[bytes]:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Any]]:
-    """Yield each line as it is and as read; None if it is broken."""
+    """Yield each line, both as bytes and as decoded; the latter is None if the line is broken."""
     for _, chunk in WholeLines(path):
         yield from ((line, decode_line(line)) for line in chunk if line.strip())

@@ -1,7 +1,7 @@
 """Decompression of untrusted files: zstd frames of traces, also cut off or broken, and text in gzip or zstd.
 
-A trace's last frame may be cut off, and any frame broken: ``ZstdFrames`` gives what can be read of each. A
-compressed log ends where it breaks.
+A trace's last frame may be cut off, and any frame may be broken: ``ZstdFrames`` recovers the readable part of
+each. A compressed log ends at its first broken byte.
 """
 
 import errno
@@ -28,45 +28,46 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 PIECE = 2**8
 """Bytes given to the decompressor at a time; they expand to at most 8 MiB, whatever the file contains."""
 MOST_EXPANSION = 256
-"""Maximum expansion of a frame; a recorder's most repetitive line reaches 140."""
+"""Maximum expansion of a frame; the most repetitive line that a recorder writes expands 140 times."""
 TOO_LARGE = (
     f"a frame expands to more than {MOST_EXPANSION} times its size, which no recorder writes; it and what "
     "follows it in its part was dropped"
 )
-"""Message about a part with such a frame."""
+"""Message about a part that contains a frame with too large an expansion."""
 SMALL_FRAME = 2**12
-"""Number of decompressed bytes that any frame may have."""
+"""Decompressed bytes up to which a frame may expand by any factor."""
 _BLANK = re.compile(rb"\n\n+")
 _LARGEST_WINDOW = 2**27
 """Maximum memory of a zstd decompressor."""
 _UNPACKED_BLOCK = 2**21
-"""Unpacked bytes read at once."""
+"""Number of decompressed bytes read at once."""
 
 
 @dataclass
 class ZstdFrames:
-    """Decompressor of a file's frames, which gets the file block by block."""
+    """Decompressor of a file's zstd frames, fed block by block."""
 
     cut: bool = False
     """Whether the last frame is incomplete."""
     broken: int = 0
-    """Number of dropped frames; a newline replaces the rest of each."""
+    """Number of broken frames; their unreadable rest is replaced with a newline."""
     oversized: bool = False
-    """Whether a frame expanded to more than any recorder writes; it and all that follows was dropped."""
+    """Whether a frame expanded to more than any recorder writes; that frame and everything after it was
+    dropped."""
 
     def __post_init__(self) -> None:
         self._frame: ZstdDecompressionObj | None = None
         self._searching = False
         self._read = self._made = 0
-        """Compressed and decompressed bytes of the frame so far."""
+        """Numbers of compressed and decompressed bytes of the current frame so far."""
 
     @property
     def in_frame(self) -> bool:
-        """Return whether the current frame has not ended."""
+        """Return whether the current frame has not ended yet."""
         return self._frame is not None
 
     def blocks(self, compressed: Iterable[bytes], least_bytes: int) -> Iterator[bytes]:
-        """Yield decompressed blocks of at least this many bytes, except for the last."""
+        """Yield decompressed blocks of at least this many bytes; only the last may be smaller."""
         pieces, size = [], 0
         for block in compressed:
             for content in self.content(block):
@@ -80,7 +81,7 @@ class ZstdFrames:
         self.cut = self.in_frame
 
     def content(self, block: bytes) -> Iterator[bytes]:
-        """Yield the content that a block adds, without blank lines, which no recorder writes."""
+        """Return the content that a block adds, without blank lines, because no recorder writes any."""
         at = 0
         while at < len(block) and not self.oversized:
             if self._searching:
@@ -110,7 +111,7 @@ class ZstdFrames:
                 yield _BLANK.sub(b"\n", content) if b"\n\n" in content else content
 
     def _bounded(self, content: bytes, used: int) -> bytes:
-        """Return the decompressed bytes of ``used``, or only a newline if they exceed the bound."""
+        """Return ``content``, decompressed from ``used`` bytes, or only a newline if it exceeds the bound."""
         self._read += used
         self._made += len(content)
         if self._made <= SMALL_FRAME + MOST_EXPANSION * self._read:
@@ -120,7 +121,7 @@ class ZstdFrames:
 
 
 class _Unpacked(io.RawIOBase):
-    """Bytes from a decompressor; a stream that is cut off or broken ends where it breaks."""
+    """Stream of decompressed bytes; it ends where the compressed file is cut off or broken."""
 
     def __init__(self, stream: Any, file: BinaryIO, path: Path) -> None:
         self._stream = stream
@@ -129,11 +130,11 @@ class _Unpacked(io.RawIOBase):
         self._read = 0
 
     def readable(self) -> bool:
-        """Return that it can be read."""
+        """Return True: the stream can be read."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read as many bytes as one call of the decompressor gives."""
+        """Read the bytes that one call of the decompressor returns."""
         view = memoryview(buffer)
         try:
             content = self._stream.read1(len(view))
@@ -153,7 +154,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def opened_text(path: Path) -> BinaryIO:
-    """Return a regular file, open for reading, unpacked if its first bytes are those of gzip or zstd.
+    """Open a regular file for reading; decompress it if its first bytes are those of gzip or zstd.
 
     Raises:
         OSError: If it cannot be read.

@@ -1,4 +1,4 @@
-"""Samples of a file, by which its kind is recognized, and the readers of records weaker than a trace.
+"""Samples of files, which show a file's kind, and the interface of readers of records that are no trace.
 
 A sample is the file's first block as text, JSON and CSV, or a later block with a marker.
 """
@@ -21,7 +21,7 @@ HEAD = 2**20
 MOST_ROWS = 20
 """Maximum number of JSON objects that are examined."""
 _BINARY = 4096
-"""Number of bytes among which a text has no 0."""
+"""Number of first bytes in which text contains no zero byte."""
 _STEP = json.JSONDecoder()
 _TRUNCATED_KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.){1,200})"\s*:\s*')
 
@@ -41,12 +41,12 @@ class FileSample:
 
     @cached_property
     def text(self) -> str:
-        """Text without terminal colours."""
+        """Text of the block, without terminal colours."""
         return without_colours(self.content.removeprefix(b"\xef\xbb\xbf").decode(errors="replace"))
 
     @cached_property
     def sample_lines(self) -> list[str]:
-        """The text's lines."""
+        """Lines of the block's text."""
         return self.text.split("\n")
 
     @cached_property
@@ -56,7 +56,7 @@ class FileSample:
 
     @property
     def is_json(self) -> bool:
-        """Return whether it begins like a JSON object or a list of objects."""
+        """Return whether the block begins like a JSON object or a list of objects."""
         return bool(re.match(r'\s*(?:\[\s*)?\{\s*["}]', self.text))
 
     @cached_property
@@ -66,9 +66,10 @@ class FileSample:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The first JSON objects, one per line, in a list or one after the other; empty if it is not JSON.
+        """The first JSON objects, one per line, in a list or in a row; empty if the block is not JSON.
 
-        An object longer than the block has only the fields within it, of which the last may be None.
+        If an object is longer than the block, only the fields within the block are present, and the last may
+        be None.
         """
         if not self.is_json:
             return []
@@ -87,7 +88,7 @@ class FileSample:
 
     @property
     def is_list(self) -> bool:
-        """Return whether it begins like a JSON list."""
+        """Return whether the block begins like a JSON list."""
         return self.text.lstrip().startswith("[")
 
     @property
@@ -101,7 +102,7 @@ class FileSample:
 
 
 def _fields_so_far(text: str, at: int) -> dict[str, Any]:
-    """Return the readable fields of a cut or broken object."""
+    """Return the fields of an incomplete object up to the point where it is cut off or broken."""
     fields: dict[str, Any] = {}
     at += 1
     while key := _TRUNCATED_KEY.match(text, at):
@@ -123,12 +124,12 @@ def first_sample(path: Path) -> FileSample:
 def later_samples(
     path: Path, markers: tuple[bytes, ...], searched: tuple[bytes, ...]
 ) -> Iterator[FileSample]:
-    """Yield the later blocks that contain one of the markers; each begins and ends with a whole line.
+    """Yield the later blocks that contain a marker; each begins and ends at a line break.
 
     Args:
         path: File that is searched.
-        markers: Byte strings, one of which is in each block.
-        searched: These markers, and those that a reader needs later.
+        markers: Byte strings; each yielded block contains at least one of them.
+        searched: All markers to search for: these, and those that a reader will need.
     """
     for place, (block, summary) in enumerate(searched_blocks(path, searched)):
         is_first_sample = place == 0 and len(block) <= HEAD
@@ -138,17 +139,18 @@ def later_samples(
 
 @dataclass(frozen=True)
 class RecordReader:
-    """Reader of one kind of record; ``records.READERS`` lists them all."""
+    """Reader of one kind of record that contains less than a trace; ``records.READERS`` lists all readers."""
 
     name: str
     """Kind of record, as a noun phrase."""
     reads: str
-    """Description of such a file, for users whose file is of another kind."""
+    """Description of such a file, shown to users whose file is of no known kind."""
     matches: Callable[[FileSample], bool]
-    """Whether a block of a file has what only this kind has."""
+    """Check whether a block of a file has features of only this kind."""
     read: Callable[[Path], list[Any]]
-    """The record's contents, of a type for which ``diagnose.records`` has rules."""
+    """Function that reads the record's contents, of a type for which ``diagnose.records`` has rules."""
     samples: tuple[str, ...]
-    """Samples in ``tests/data/files`` and ``tests/data/records``."""
+    """Names of samples in ``tests/data/files`` and ``tests/data/records``."""
     markers: tuple[bytes, ...] = ()
-    """Byte strings, one of which is in each line that is read; empty: such a file begins with them."""
+    """Byte strings, one of which is in each line that the reader needs; empty if the file's first block
+    identifies it."""

@@ -1,4 +1,4 @@
-"""The last minutes of a growing trace, of which only new lines are read. The file is never locked."""
+"""Reader of the last minutes of a growing trace, which reads only new lines and never locks the file."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -54,14 +54,14 @@ class Chunk:
     """Lines of a trace that were read together."""
 
     lives: list[Live]
-    """Requests alive before the chunk."""
+    """Requests that were alive before the chunk."""
     steps: pl.DataFrame
     tables: dict[str, pl.DataFrame]
     """Tables named in ``read.tables.LARGE``."""
     events: dict[str, pl.DataFrame]
     """Tables named in ``read.tables.EVENTS``."""
     present: pl.DataFrame
-    """Result of ``tables.present_in`` with all entries."""
+    """Result of ``tables.present_in``, with all entries."""
     begun_anew: list[tuple[int, int]]
     """``lines.WholeLines.begun_anew``."""
     dropped: list[Any]
@@ -77,7 +77,7 @@ class Chunk:
 
 @dataclass
 class _Taken:
-    """Content of some lines, as read."""
+    """Decoded content of some lines."""
 
     lines: dict[type, list[Any]] = field(default_factory=lambda: {kind: [] for kind in AS_READ})
     begun_anew: list[tuple[int, int]] = field(default_factory=list)
@@ -99,23 +99,23 @@ class Following:
 
     Args:
         path: The file, or all parts.
-        keep_us: Microseconds before the last step of which at least all steps are kept.
+        keep_us: Length of the kept window in microseconds: all steps within it before the last step are kept.
 
     Raises:
-        InputError: If it cannot be opened.
+        InputError: If the trace cannot be opened.
     """
 
     def __init__(self, path: Path, keep_us: int) -> None:
         self.path, self._keep_us = path, keep_us
         self.header: Header | None = None
-        """Header of the trace; None if its first line is not there yet."""
+        """Header of the trace; None if its first line has not been written yet."""
         self.notices: list[str] = []
         self.end: End | None = None
         """End line; None unless the engine was shut down in order."""
         self.newest_us = 0
         """Latest time in any line."""
         self.garbled_us: int | None = None
-        """Time of the line before the latest line that could not be decoded; None if all could be."""
+        """Time in the line before the latest line that could not be decoded; None if all lines could be."""
         self.dropped = False
         """Whether the recorder dropped steps."""
         self.gaps = False
@@ -125,7 +125,7 @@ class Following:
         self._behind_gap = False
         """Whether the next ``events`` line lists the requests present after a gap."""
         self._listed_us: int | None = None
-        """Time of that line; the step after it is the first one after the gap."""
+        """Time in that ``events`` line; the step after it is the first one after the gap."""
         self._head = b""
         self._put: list[pl.DataFrame] = []
         self._chain = Chain(self._put.append)
@@ -144,22 +144,22 @@ class Following:
 
     @property
     def left_out(self) -> Sequence[str]:
-        """Sentence for each file that is not part of the trace, or only up to a point."""
+        """Sentence for each file that is left out of the trace, wholly or from some point on."""
         return self._growing.notes
 
     @property
     def lives(self) -> list[Live]:
-        """Requests alive now, in the order of their arrival."""
+        """Requests that are alive now, in the order of arrival."""
         return self._lives.alive_requests()
 
     @property
     def stalled(self) -> Any:
-        """Current stall, as in its line; None if there is none."""
+        """Current stall as its line describes it; None if there is none."""
         latest = self._stalls[-1].stalled if self._stalls else None
         return None if latest is None or latest.until_us is not None else latest
 
     def read(self) -> list[Chunk]:
-        """Read the new lines, in chunks; leave out chunks that are already too old.
+        """Read the new lines in chunks; leave out chunks that are already too old.
 
         Raises:
             LostError: If the file was removed, replaced or truncated.
@@ -177,7 +177,7 @@ class Following:
         return list(self.chunks)[-new:] if new else []
 
     def trace(self, chunks: list[Chunk]) -> Trace:
-        """Return the trace of consecutive chunks, with the requests that were present before them."""
+        """Return the trace of consecutive chunks, with the requests that were present before the first."""
         if self.header is None:
             msg = f"{self.path}: no header"
             raise InputError(msg)
@@ -222,7 +222,7 @@ class Following:
         return chunks or list(self.chunks)[-1:]
 
     def saved(self, us: int) -> bytes:
-        """Return a trace of the steps since this time, or slightly earlier, with the waiting requests."""
+        """Return a trace of the steps from about this time on, with the waiting requests."""
         chunks = [chunk for chunk in self.since(us) if chunk.first is not None]
         if not chunks or chunks[0].first is None:
             return self._head + b"\n"

@@ -1,4 +1,4 @@
-"""Shared parts of the readers of foreign logs: a trace with nulls for missing facts."""
+"""Shared code of the readers of foreign logs: a trace in which missing facts are null."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -16,31 +16,31 @@ from schedtrace.read.trace import Trace
 
 UNKNOWN = "unknown"
 LARGEST = 2**40
-"""Largest count of tokens or requests that is believed; no recorder writes a larger one."""
+"""Largest plausible count of tokens or requests; no recorder writes a larger one."""
 EXTRA = {"elapsed_us": pl.Int64, "kv_cache_usage_frac": pl.Float64}
 """Columns of a step that only vLLM's iteration lines have."""
 _CHUNK = 4096
 _TEXT_OF_A_REQUEST = re.compile(r"""\b(?:prompt|output): ['"]|['"]role\\?['"]\s*:""")
 """Pattern of prompts and answers in vLLM's log, and of chat messages."""
 _BEFORE_A_TEXT = ("prompt: ", "output: ", "role")
-"""Words, one of which is in each match of the pattern."""
+"""Words; each match of the pattern contains at least one of them."""
 _OF_A_LOG = re.compile(
     r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d|\([\w:-]{1,80} pid=\d"
 )
-"""Level, time, or vLLM's name of a process, which precedes lines of tracebacks, too."""
+"""Pattern of a level, a time or vLLM's name of a process, which also precede lines of tracebacks."""
 _PLACE = ".py:"
-"""Part of the place in vLLM's source that each of its log records has."""
+"""Pattern of the source location that each of vLLM's log records contains."""
 _RECORD = re.compile(
     r"(?:\([\w:-]{1,80} pid=\d{1,10}[^()\n]{0,80}\) ){0,2}"
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?=\[?[\w/.]{1,200}\.py:\d)"
 )
-"""Begin of one of vLLM's log records."""
+"""Pattern of the beginning of one of vLLM's log records."""
 _PREFIX = 200
-"""Characters at the beginning of a line in which its level or time is searched."""
+"""Number of characters at the beginning of a line in which its level or time is searched."""
 
 
 def quoted_from(line: str) -> int:
-    """Return the index at which a request's text begins in a log line; the line's length if there is none."""
+    """Return the index at which a request's text begins in a log line; the line's length if it has none."""
     prompt, answer, role = _BEFORE_A_TEXT
     if prompt not in line and answer not in line and role not in line:  # twice as fast as any()
         return len(line)
@@ -49,7 +49,7 @@ def quoted_from(line: str) -> int:
 
 
 def records_in(line: str) -> Iterator[str]:
-    """Yield vLLM's log records on a line; it has several if a page or a pipe lost the line breaks."""
+    """Yield vLLM's log records on a line; there are several if a web page or a pipe removed line breaks."""
     if line.count(_PLACE) < 2:  # noqa: PLR2004  # one record has one place
         yield line
         return
@@ -61,7 +61,7 @@ def records_in(line: str) -> Iterator[str]:
 
 
 def is_log_line(line: str) -> bool:
-    """Return whether a line has a level, a time or a process of vLLM, or is blank."""
+    """Return whether a line is blank or has a level, a time or a process of vLLM."""
     return not line.strip() or _OF_A_LOG.search(line, 0, _PREFIX) is not None
 
 
@@ -71,7 +71,7 @@ def prose_notice(kind: str, read: int, prose: int) -> list[str]:
     Args:
         kind: Kind of the lines that were read, in the plural.
         read: Number of these lines.
-        prose: Number of lines that are neither.
+        prose: Number of lines that are neither of that kind nor log lines.
     """
     if prose <= read:
         return []
@@ -83,7 +83,7 @@ def prose_notice(kind: str, read: int, prose: int) -> list[str]:
 
 
 class StepRows:
-    """Steps collected while reading; batches of them become frames, which need far less memory."""
+    """Collector of steps, which turns batches of them into frames, because frames need far less memory."""
 
     def __init__(self) -> None:
         self._steps: list[dict[str, Any]] = []
@@ -110,7 +110,7 @@ class StepRows:
             self._flush()
 
     def frames(self) -> tuple[pl.DataFrame, dict[str, pl.LazyFrame]]:
-        """Return all steps without their lists, and the lists as ``Trace.large``."""
+        """Return all steps without their lists, and the tables of these lists as in ``Trace.large``."""
         self._flush()
         return pl.concat(self._frames), self._tables.scan(in_order=True)
 

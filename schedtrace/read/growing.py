@@ -1,7 +1,7 @@
-"""Bytes of a growing trace, in one file or in parts that follow each other.
+"""Reader of the bytes of a growing trace, in one file or in consecutive parts.
 
-Lines older than the window are only skimmed, to determine the requests alive at their end and which of them
-wait (``LiveRequests``).
+Lines older than the window are only skimmed, to determine which requests are alive when the window begins,
+and which of them wait (``LiveRequests``).
 """
 
 import os
@@ -28,38 +28,37 @@ from schedtrace.read.part_files import Joint, decode_head, head_of, parts_of
 from schedtrace.read.tables import STRETCH_SCHEMA, structs_of
 
 CAME, LOST, RUNS = -3, -2, -1
-"""Step numbers before the first step, for requests that were present before a window: when they arrived, were
-preempted and were admitted.
-"""
+"""Step numbers before the window's first step: those at which a request that was present earlier arrived, was
+preempted and was admitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Request that has arrived and not left, with its history."""
+    """Request that has arrived and has not left, with its history."""
 
     entry: Any
-    """Its ``Arrival`` as read, or its ``Present`` if it was present when the trace began."""
+    """``Arrival`` of the request as read, or its ``Present`` if it was present when the trace began."""
     waits_since_us: int | None
-    """Time at which it entered the waiting queue, as far as recorded; None if it runs."""
+    """Time at which the request entered the waiting queue, as far as recorded; None if it runs."""
     preempted: int = 0
-    """Number of preemptions."""
+    """Number of preemptions of the request so far."""
     lost_tokens: int = 0
     """Largest number of tokens that a preemption discarded."""
     there_us: int | None = None
-    """Time at which the trace began with the request; None if it arrived later."""
+    """Time at which the trace began, if the request was present then; None if it arrived later."""
 
 
 class LiveRequests:
-    """Tracker of living requests from step to step."""
+    """Tracker of the requests that are alive, updated from step to step."""
 
     def __init__(self) -> None:
         self.alive: dict[str, Live] = {}
-        """Lives by request id, in the order of arrival."""
+        """Requests that are alive, by id, in the order of arrival."""
 
     def step(
         self, start_us: int, arrived: Iterable[Any], finished: Iterable[Any], preempted: Iterable[Any]
     ) -> None:
-        """Note the requests that arrived, finished, or were preempted, according to a step's line."""
+        """Apply a step's line: requests that arrived, finished or were preempted."""
         self.note_changes(arrived, finished)
         for preemption in preempted:
             if (live := self.alive.get(preemption.request_id)) is not None:
@@ -69,7 +68,7 @@ class LiveRequests:
                 )
 
     def note_changes(self, arrived: Iterable[Any], finished: Iterable[Any]) -> None:
-        """Note arrivals and departures."""
+        """Apply arrivals and departures."""
         for arrival in arrived:
             if not arrival.streaming_update:
                 self.alive[arrival.request_id] = Live(arrival, arrival.queued_us)
@@ -77,7 +76,7 @@ class LiveRequests:
             self.alive.pop(request.request_id, None)
 
     def were_there(self, at_us: int, present: Iterable[Any]) -> None:
-        """Note the requests that were present when the trace began."""
+        """Add the requests that were present when the trace began."""
         for request in present:
             since = None if request.state == "running" else at_us
             if request.state == "waiting" and request.queued_us is not None:
@@ -86,26 +85,25 @@ class LiveRequests:
             self.alive[request.request_id] = Live(request, since, preempted, request.lost_tokens, at_us)
 
     def scheduled(self, request_ids: Iterable[str]) -> None:
-        """Note that these requests run."""
+        """Mark these requests as running."""
         for name in request_ids:
             live = self.alive.get(name)
             if live is not None and live.waits_since_us is not None:
                 self.alive[name] = replace(live, waits_since_us=None)
 
     def alive_requests(self) -> list[Live]:
-        """Copy the requests alive now."""
+        """Return a copy of the requests that are alive now."""
         return list(self.alive.values())
 
 
 def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Return arrivals, stretches and preemptions that reproduce these lives before a window's first step.
 
-    Only requests that arrived are included; ``still_there`` returns those that were present when the trace
-    began.
-
-    The added steps have negative numbers and schedule nothing. They contain only what matters later: which
-    requests ran, which waited, and how much a preemption discarded. A request that waits after a preemption
-    arrives as an update, because the arrival of a new request would count as a second wait.
+    Only requests whose arrival is recorded are included; ``still_there`` returns those that were present when
+    the trace began. The added steps have negative numbers and schedule nothing. They contain only what later
+    steps depend on: which requests ran, which waited, and how many tokens a preemption discarded. A request
+    that waits after a preemption arrives as an update, because the arrival of a new request would count as a
+    second wait.
     """
     lives = [live for live in lives if live.there_us is None]
     queued_again = [live for live in lives if live.preempted and live.waits_since_us is not None]
@@ -139,7 +137,7 @@ def arrivals_of(lives: list[Live]) -> list[Arrival]:
 
 
 def still_there(lives: list[Live]) -> pl.DataFrame:
-    """Return the requests present when the trace began, as they are now (``tables.present_in``)."""
+    """Return the requests that were present when the trace began and still are, in their current state."""
     there = [live for live in lives if live.there_us is not None]
     times = [live.there_us if live.waits_since_us is None else live.waits_since_us for live in there]
     return structs_of([_now(live) for live in there], Present).select(
@@ -148,17 +146,17 @@ def still_there(lives: list[Live]) -> pl.DataFrame:
 
 
 def present_of(lives: list[Live]) -> list[Present]:
-    """Return the living requests as ``Present`` entries of the trace's format."""
+    """Return the requests that are alive as ``Present`` entries of the trace's format."""
     return [_now(live) for live in lives if live.there_us is not None]
 
 
 def entries_in(present: pl.DataFrame) -> list[Present]:
-    """Return the rows of ``tables.present_in`` as the format has them."""
+    """Convert rows of ``tables.present_in`` back to entries of the trace's format."""
     return [Present(**row) for row in present.drop("at_us", "trial").to_dicts()]
 
 
 def _now(live: Live) -> Present:
-    """Return the current state of a request that was present; its tokens since then are not counted."""
+    """Return the current state of a request that was present at the beginning, without its later tokens."""
     was: Present = msgspec.convert(live.entry, Present, from_attributes=True)
     runs = live.waits_since_us is None
     return msgspec.structs.replace(
@@ -174,7 +172,8 @@ NOTICE = b'{"type":"notice"'
 SKIM_BLOCK = 2**23
 FULL = b'{"type":"step"'
 TELLING = (b'"present":[', b'"arrived":[', b'"finished":[', b'"preempted":[', b'"added":[')
-"""Field names to search in raw lines; inside an id, their quotes would be escaped."""
+"""Field names to search for in raw lines; within an id their quotes would be escaped, so they do not match
+there."""
 
 
 def _named_in_lines() -> type[msgspec.Struct]:
@@ -203,7 +202,7 @@ _decode = msgspec.json.Decoder(_named_in_lines()).decode
 
 
 def skim(file: int, at: int, size: int, keep_us: int, lives: LiveRequests) -> tuple[int, list[str]]:
-    """Return the position from which to read a trace, with the living requests and the notices before it.
+    """Return the position from which to read a trace, and the requests and notices of the lines before it.
 
     The position is that of the last full line at least ``keep_us`` before the last line, or the beginning of
     the trace.
@@ -213,7 +212,7 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: LiveRequests) -> tu
         at: Offset at which the second line begins.
         size: Offset up to which to read.
         keep_us: Microseconds before the last line that must be read.
-        lives: Tracker that receives the requests that came and went before that position.
+        lives: Tracker that receives the arrivals and departures before that position.
     """
     full: deque[tuple[int, int]] = deque()
     events: deque[tuple[int, Any]] = deque()
@@ -257,11 +256,11 @@ BLOCK = 2**20
 PART_BLOCK = 2**16
 """Compressed bytes of a part that are read at once."""
 GAP = b'{"type":"gap"}'
-"""Line that is yielded where parts are missing; no recorder writes it."""
+"""Line that is yielded in place of missing parts; no recorder writes such a line."""
 
 
 class LostError(InputError):
-    """Error: the file was removed, replaced or truncated, so reading cannot continue."""
+    """Error: reading cannot continue, because the file was removed, replaced or truncated."""
 
 
 class Growing(ABC):
@@ -269,7 +268,7 @@ class Growing(ABC):
 
     Args:
         path: The file, or all parts.
-        keep_us: Microseconds before the last step; older lines may be left out.
+        keep_us: Microseconds before the last step that must be read; older lines may be left out.
 
     Raises:
         InputError: If the file cannot be opened.
@@ -278,14 +277,14 @@ class Growing(ABC):
     _file: int
     """Descriptor of the file being read."""
     notes: Sequence[str] = ()
-    """Sentence for each file that is not part of this trace, or only up to a point."""
+    """Sentence for each file that is left out of this trace, wholly or from some point on."""
 
     @abstractmethod
     def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
         """Return the header's line and the notices in skipped lines; None if the header is incomplete.
 
         Args:
-            lives: Tracker that receives the requests that came and went in skipped lines.
+            lives: Tracker that receives the arrivals and departures in skipped lines.
         """
 
     @abstractmethod
@@ -315,7 +314,7 @@ class GrowingFile(Growing):
             self._file = descriptor(path)
 
     def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
-        """Skim the lines that are too old."""
+        """Read the header, and skim the lines that are too old."""
         size = self._checked_size()
         head, newline, _ = os.pread(self._file, BLOCK, 0).partition(b"\n")
         if not newline:
@@ -324,7 +323,7 @@ class GrowingFile(Growing):
         return head, notices
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Read up to the last newline: the recorder removes an incomplete line that a full disk left."""
+        """Yield the new lines up to the last newline, since the recorder removes incomplete lines."""
         size, begun = self._checked_size(), b""
         while left := size - self._at - len(begun):
             block = os.pread(self._file, min(BLOCK, left), self._at + len(begun))
@@ -354,7 +353,7 @@ class GrowingFile(Growing):
         return ours.st_size
 
     def modified_s(self) -> float:
-        """Return the Unix time of the last write to the file that currently has this name."""
+        """Return the Unix time of the last write to the file that has this name now."""
         return self._path.stat().st_mtime
 
 
@@ -369,7 +368,7 @@ class GrowingParts(Growing):
         ended = [at for at, (before, _) in enumerate(pairwise(parts.files)) if _age_s(before) * 1e6 > keep_us]
         first = ended[-1] + 1 if ended else 0
         self._later = parts.files[first + 1 :]
-        """Parts after this one that have been listed so far."""
+        """Parts after the current one that have been listed so far."""
         self._joint = Joint(parts)
         self._begin_part((parts.files or [path])[first])
         self._ready: list[bytes] = []
@@ -379,7 +378,7 @@ class GrowingParts(Growing):
 
         Raises:
             InputError: If the part cannot be opened; the current part is then kept.
-            FileNotFoundError: If the part was removed meanwhile.
+            FileNotFoundError: If the part no longer exists.
         """
         with reading(part, missing=True):
             file = descriptor(part)
@@ -397,7 +396,7 @@ class GrowingParts(Growing):
         return None
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Yield the lines of this part and of the following ones; several small parts are joined."""
+        """Yield the lines of the current part and of later ones; combine those of several small parts."""
         gathered, self._ready = self._ready, []
         size = sum(map(len, gathered))
         for lines in self._read():
@@ -413,7 +412,7 @@ class GrowingParts(Growing):
             raise LostError(msg)
 
     def _read(self) -> Iterator[list[bytes]]:
-        """Yield the lines of this part, as they are, and of those that follow it."""
+        """Yield the lines of the current part and of later ones, one part at a time."""
         while True:
             listed = files_of(self._path) if not self._later else []  # once every listed part has begun
             if new := [part for part in listed if part not in self._listed]:
@@ -439,7 +438,7 @@ class GrowingParts(Growing):
                     break
 
     def _part_lines(self) -> Iterator[list[bytes]]:
-        """Yield lines that were added to this part; ``GAP`` replaces a header that continues nothing."""
+        """Yield the lines added to the current part; ``GAP`` replaces a header that continues no part."""
         while block := os.pread(self._file, PART_BLOCK, self._at):
             self._at += len(block)
             *lines, self._begun = (self._begun + b"".join(self._frames.content(block))).split(b"\n")
@@ -460,14 +459,14 @@ class GrowingParts(Growing):
 
 
 def _age_s(part: Path) -> float:
-    """Return the seconds since the last write."""
+    """Return the seconds since the last write to the part."""
     with suppress(OSError):
         return time.time() - part.stat().st_mtime
     return 0.0
 
 
 def first_trace_line(path: Path) -> tuple[bytes, bool]:
-    """Return the first line of a trace, as far as it is written, and whether it is complete."""
+    """Return the first line of a trace, as far as it has been written, and whether it is complete."""
     parts = files_of(path)
     file = descriptor(parts[-1] if parts else path)
     try:

@@ -1,6 +1,6 @@
-"""Reads from a running server over HTTP, with a limit on time and size.
+"""Requests to a running server over HTTP, with limits on time and size.
 
-They use no proxy and follow no redirection: the server that was named is the one that answers.
+No proxy is used and no redirection is followed, so every answer comes from the server that the user named.
 """
 
 import time
@@ -12,26 +12,26 @@ from schedtrace.errors import UsageError
 from schedtrace.model.printable import shortened
 
 LONGEST_WHY = 600
-"""Maximum characters of an address or a reason in a message."""
+"""Maximum number of characters of an address or a reason in a message."""
 _BLOCK = 2**16
 
 
 class _SameServer(urllib.request.HTTPRedirectHandler):
-    """Handler that follows no redirection."""
+    """Handler that refuses redirections."""
 
     def redirect_request(self, *_: object) -> None:
-        """Return nothing, which makes a redirection an error."""
+        """Return None, which makes a redirection an error."""
 
 
 def server_address(url: str, *suffixes: str) -> str:
-    """Return the address of a server without a final slash; ``http`` if it names no protocol.
+    """Return the address of a server without a final slash, with ``http`` if the user named no protocol.
 
     Args:
         url: Address as on the command line.
-        suffixes: Paths that are cut off its end, such as ``/v1``.
+        suffixes: Paths to remove from the end of the address, such as ``/v1``.
 
     Raises:
-        UsageError: If it is not the address of a server.
+        UsageError: If ``url`` is not the address of a server.
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -48,16 +48,16 @@ def server_address(url: str, *suffixes: str) -> str:
 
 
 def fetched(url: str, *, timeout_s: float, most_bytes: int) -> bytes:
-    """Return an answer, or its beginning.
+    """Return the body of an answer, or its beginning if it is too long.
 
     Args:
         url: Address.
         timeout_s: Deadline in seconds, from the connection to the last byte.
-        most_bytes: Bytes that are read, rounded up to a block.
+        most_bytes: Number of bytes to read, rounded up to a whole block.
 
     Raises:
         OSError: If there is no answer in time, or an error.
-        ValueError: If what answers does not speak HTTP.
+        ValueError: If the answer is not HTTP.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameServer)
     until = time.monotonic() + timeout_s
@@ -72,6 +72,6 @@ def fetched(url: str, *, timeout_s: float, most_bytes: int) -> bytes:
 
 
 def why_not(error: Exception) -> str:
-    """Return the reason of a failed read in one line."""
+    """Return the reason of a failed request in one line."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     return shortened(" ".join(str(reason or type(error).__name__).split()), LONGEST_WHY)

@@ -1,4 +1,4 @@
-"""vLLM's own log with the lines of ``--enable-logging-iteration-details``.
+"""Reader of the lines that vLLM logs with ``--enable-logging-iteration-details``.
 
 vLLM 0.14 to 0.25 writes them in the engine core, 0.26 and newer in the front end's stats logger, with the
 engine's number, KV cache usage and encoder inputs (vLLM's ``engine/core.py`` and ``metrics/loggers.py``).
@@ -35,16 +35,17 @@ ITERATION = re.compile(
     r"(?:, \w+ KV cache usage: (?P<kv_usage>\d{1,3}(?:\.\d{1,6})?)%)?"
 )
 _PROCESS = re.compile(r"EngineCore_DP(\d{1,6})\b")
-"""Prefix of the lines of a data-parallel engine's process in newer vLLM."""
+"""Prefix with which newer vLLM begins the lines of a data-parallel engine's process."""
 LEAST_SPAN_S = 10.0
-"""Least time between the first and the last line from which it is reported: stamps are whole seconds."""
+"""Minimum time between the first and the last line that is reported, because time stamps are whole seconds.
+"""
 _LOOKS_LIKE = "Iteration("
 MARKERS = (_LOOKS_LIKE.encode(),)
-"""Byte strings, one of which is in every such line."""
+"""Byte strings, one of which is in every line of an iteration."""
 
 
 def iteration_in(line: str) -> re.Match[str] | None:
-    """Return the iteration that a line logs; None if the line is in the text of a request."""
+    """Return the iteration that a line logs; None if the line is part of a request's text."""
     match = ITERATION.search(line) if _LOOKS_LIKE in line else None
     return None if match is None or match.start() > quoted_from(line) else match
 
@@ -52,9 +53,9 @@ def iteration_in(line: str) -> re.Match[str] | None:
 def read_iteration_log(path: Path) -> list[Trace]:
     """Read one trace per engine, in the order of ranks.
 
-    Requests in context are those without output yet, so a preempted request that had output counts its
-    recomputed prompt as generation tokens. Dummy batches are not steps. The only known time is the
-    iteration's own, which is mostly a wait for the model's result.
+    vLLM counts a request as being in context until it has output, so the recomputed prompt of a preempted
+    request that had output counts as generation tokens. Dummy batches are left out. The only known time is
+    the iteration's duration, most of which is a wait for the model's result.
 
     Raises:
         InputError: If the file cannot be read, or contains no valid line.
@@ -105,26 +106,26 @@ def read_iteration_log(path: Path) -> list[Trace]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line number and text of each log record, without what clients sent."""
+    """Yield line number and text of each log record, without the parts that clients sent."""
     for number, line in text_lines(path):
         for record in records_in(line[: quoted_from(line)]):
             yield number, record
 
 
 class _Engine:
-    """The iterations of one engine; steps are numbered in their order."""
+    """Iterations of one engine; steps are numbered in this order."""
 
     def __init__(self) -> None:
         self.rows = StepRows()
         self._dummies = 0
         self.first_index = 0
-        """Index of the first iteration that the log contains."""
+        """Index of the first iteration in the log."""
         self._last_index = -1
         self._missing = 0
         self._starts = 0
         self._elapsed_ms = 0.0
         self._first_s: float | None = None
-        """Time of the first iteration by the stamp of its line."""
+        """Time of the first iteration, from the time stamp of its line."""
         self._last_s: float | None = None
 
     def add(self, iteration: re.Match[str], at_s: float | None) -> None:
@@ -156,7 +157,7 @@ class _Engine:
         self._dummies = 0
 
     def notices(self, rank: int, *, several: bool) -> list[str]:
-        """Return notices about the log's lines for the user."""
+        """Return notices for the user about the log's lines."""
         who = f"engine {rank}: " if several else ""
         sentences = []
         if self._missing:

@@ -1,8 +1,8 @@
-"""Kinds of files that people pass to schedtrace: one table, by content that only a file of that kind has.
+"""Table of the kinds of files that people pass to schedtrace, and how to recognize each.
 
-Files of a kind with a reader are read as traces, files of a kind with a ``record`` as weaker records. Other
-files are refused, with the name of their kind and advice. A sample of the file shows its kind: the first
-block as text, JSON and CSV, or a later block with a marker.
+Files of a kind with a reader are read as traces, files of a kind with a ``record`` as records that contain
+less than a trace. Other files are refused, with the name of their kind and advice. The kind is recognized
+from a sample of the file: the first block as text, JSON and CSV, or a later block with a marker.
 """
 
 import re
@@ -29,9 +29,9 @@ from schedtrace.read.trace import Trace
 Reader = Callable[[Path], list[Trace]]
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
-"""Columns of times, prompt tokens and output tokens."""
+"""Names of BurstGPT's columns: time, prompt tokens and output tokens."""
 TRACE_LINES = frozenset({"header", "step", "delta", "output", "events", "cpu", "notice", "end"})
-"""``type`` of the lines of a trace."""
+"""Values of ``type`` in the lines of a trace."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class FileKind:
     """Noun phrase for such a file."""
     matches: Callable[[FileSample], bool]
     advice: str = ""
-    """Advice on such a file, in the imperative."""
+    """Advice for users with such a file, in the imperative."""
     reader: Reader | None = None
     is_workload: bool = False
-    """Whether ``schedtrace.workloads`` reads it."""
+    """Whether ``schedtrace.workloads`` reads files of this kind."""
     record: RecordReader | None = None
-    """Reader of a record that is weaker than a trace."""
+    """Reader of this kind, if it is a record that contains less than a trace."""
 
 
 TO_RECORD = "record with schedtrace, or restart vLLM with --enable-logging-iteration-details"
@@ -104,7 +104,7 @@ def _is_aiperf_request(sample: FileSample) -> bool:
 
 
 def _is_spans(sample: FileSample) -> bool:
-    """Return whether it has spans as OTLP, as a console exporter or as Jaeger writes them."""
+    """Return whether the sample has spans in the format of OTLP, of a console exporter or of Jaeger."""
     row = sample.row
     context, data = row.get("context"), row.get("data")
     return (
@@ -123,7 +123,7 @@ def _has_block_ids(sample: FileSample) -> bool:
 
 
 def _has_broken_lines(sample: FileSample) -> bool:
-    """Return whether vLLM's lines appear once line breaks, within words or between them, are taken out."""
+    """Return whether vLLM's lines appear after line breaks within or between words are removed."""
     if sample.is_binary or sample.is_json or not _MAY_BREAK.search(sample.content):
         return False
     lines = [line[: quoted_from(line)] for line in sample.sample_lines]
@@ -385,22 +385,22 @@ PACKED = next(kind for kind in KINDS if kind.name == "a compressed file")
 READ = tuple(kind for kind in KINDS if kind.reader)
 RECORDS = tuple(kind for kind in KINDS if kind.record)
 _LOGS = KINDS[KINDS.index(READ[-1]) + 1 :]
-"""Kinds of logs in which lines that are read may come later."""
+"""Kinds of logs whose identifying lines may come after the first block."""
 _MARKERS = (*loguru_log.MARKERS, *iteration_log.MARKERS)
 _RECORD_MARKERS = tuple(marker for reader in READERS for marker in reader.markers)
 _SEARCHED = tuple(dict.fromkeys((*_MARKERS, *_RECORD_MARKERS, *vllm_log.MARKERS)))
-"""Strings searched for in one pass: those that identify a kind, and those that log readers need."""
+"""Strings to search for in one pass: those that identify a kind, and those that log readers need."""
 
 
 def kind_of(path: Path) -> FileKind | None:
     """Return the kind of a file; None if it is unknown.
 
     The whole file is searched for the lines of a log, because vLLM may log for hours before anybody records.
-    If a file has steps as well as a weaker record, the steps count. Of packed files, only logs and records
-    are read.
+    If a file has both steps and figures that contain less, it counts as a log of steps. Of compressed files,
+    only logs and records are read.
 
     Raises:
-        InputError: If the file cannot be read, or matches two kinds that are read.
+        InputError: If the file cannot be read, or matches two kinds that have readers.
     """
     if is_in_parts(path):
         return TRACE
@@ -453,14 +453,14 @@ def _kind_of_sample(path: Path, sample: FileSample, kinds: Sequence[FileKind] = 
 
 
 def look_of(kind: FileKind | None) -> str:
-    """Return a description of a file that is not read."""
+    """Return a description of a file that schedtrace does not read."""
     if kind is None:
         return "not understood"
     return "empty" if kind is EMPTY else f"looks like {kind.name}"
 
 
 def refusal(kind: FileKind | None) -> str:
-    """Return the reason why a file is not read, and advice."""
+    """Return the reason why schedtrace does not read a file, and advice."""
     if kind is None or kind is EMPTY:
         return f"{look_of(kind)}; {EXPECTED}"
     if kind.record is not None and not kind.advice:

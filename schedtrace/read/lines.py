@@ -1,4 +1,4 @@
-"""Lines of a trace, classified and checked; broken lines are dropped and their numbers noted."""
+"""Classification and checks of a trace's lines; broken lines are dropped and their numbers noted."""
 
 import hashlib
 import os
@@ -29,15 +29,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options that affect how long reading takes but, except for ``last_us``, not its result."""
+    """Options that affect the time of reading but, except for ``last_us``, not its result."""
 
     cache: bool = True
-    """Whether a large trace's Parquet files may be kept in the user's cache, and used again."""
+    """Whether a large trace's Parquet files may be kept in the user's cache for later commands."""
     progress: Progress | None = None
     memory_bytes: int = 32 * 2**20
-    """Size of a trace in bytes above which Parquet files are used; a parsed trace needs up to ten times
-    its size in memory.
-    """
+    """Bytes of a trace from which on Parquet files are used; a parsed trace needs up to ten times its size in
+    memory."""
     last_us: int | None = None
     """Microseconds before the end of a trace in parts that must be read; None for the whole trace."""
     chunk_bytes: int = 8 * 2**20
@@ -73,13 +72,12 @@ def _unreadable(path: Path, error: OSError) -> str:
 
 
 LONGEST_LINE = 2**27
-"""Maximum bytes of a line. A step with 100,000 arrivals needs as much; a step with 8,192 scheduled requests
-needs 3 MB.
-"""
+"""Maximum bytes of a line. A step with 100,000 arrivals needs that much; a step with 8,192 scheduled requests
+needs 3 MB."""
 
 
 class Content(NamedTuple):
-    """Hash and other facts of a file that was read."""
+    """Hash of a file that was read, and other facts about it."""
 
     size: int
     digest: str
@@ -88,7 +86,7 @@ class Content(NamedTuple):
 
 @dataclass
 class WholeLines:
-    """The whole lines of a trace in chunks: the number (from 1) of a chunk's first line, and its lines.
+    """Reader of a trace's whole lines; yields the number (from 1) of each chunk's first line, and its lines.
 
     A line longer than ``LONGEST_LINE`` is cut, which makes it invalid. Lines are numbered across all parts.
     The head of a part that continues the previous part is replaced by empty lines. After lost lines the head
@@ -108,13 +106,12 @@ class WholeLines:
     broken_frames: int = field(default=0, init=False)
     """Number of frames in parts that cannot be decompressed."""
     dropped: list[str] = field(default_factory=list, init=False)
-    """Sentence for each part, or rest of a part, that does not belong to this trace."""
+    """Sentence for each part, or rest of a part, that is not used."""
     begun_anew: list[tuple[int, int]] = field(default_factory=list, init=False)
-    """Number of the next step after each loss of lines, and the time at which the requests present are
-    known.
-    """
+    """Number of the next step after each loss of lines, and the time for which its head lists the requests
+    present."""
     contents: dict[str, Content] = field(default_factory=dict, init=False)
-    """Content of each file that was read to its end, by name."""
+    """Hash and other facts of each file that was read to its end, by name."""
     _read: int = field(default=0, init=False)
     _total: int = field(default=0, init=False)
     """Total bytes of the file or parts."""
@@ -198,7 +195,7 @@ class WholeLines:
         self.cut_off = any(begun) or frames.cut
 
     def _blocks(self, path: Path, beside: ThreadPoolExecutor) -> Iterator[bytes]:
-        """Yield blocks of bytes; hash large blocks in another thread meanwhile."""
+        """Yield blocks of bytes; hash large blocks in another thread at the same time."""
         hashed = hashlib.blake2b(digest_size=16)
         size = 0
         with opened(path) as file:
@@ -221,7 +218,7 @@ class WholeLines:
 
 
 SMALL_BLOCK = 2**16
-"""Number of bytes up to which hashing in this thread is faster than in another one."""
+"""Number of bytes up to which hashing in the same thread is faster than in another one."""
 
 
 def file_size(path: Path) -> int:
@@ -255,31 +252,31 @@ def check_settings(scheduler_config: dict[str, Any]) -> None:
     """Reject settings that vLLM cannot have written.
 
     Raises:
-        msgspec.ValidationError: If a type is wrong; the error contains the place.
+        msgspec.ValidationError: If a setting has the wrong type; the error names the setting.
     """
     settings = {name: scheduler_config.get(name) for name in KnownSettings.__struct_fields__}
     msgspec.convert(settings, KnownSettings)
 
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors that msgspec raises for bytes that are not valid JSON of a trace; the last is for endlessly nested
-brackets.
-"""
+"""Errors that msgspec raises for bytes that are not valid JSON of a trace; the last is raised for deeply
+nested brackets."""
 HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
-"""Pattern of numbers with 19 digits, which no count or time has and which do not fit Polars' integers."""
+"""Pattern of integers of 19 digits: no count or time is so large, and they do not fit into Polars' integers.
+"""
 LARGEST = 10**18
-"""Largest count or time, which fits Polars' integers."""
+"""Largest count or time that fits into Polars' integers."""
 LONGEST_US = 10**15
 """Longest time since the beginning of a trace: 31 years."""
 ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
-"""Bounds of times on the machine's clocks; viewers count both in nanoseconds, in 64 bits."""
+"""Bounds of times on the machine's clocks; viewers count them in nanoseconds, as 64-bit integers."""
 
 
 def readable_struct(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """Return the struct into which a reader decodes lines.
+    """Return the struct into which a reader decodes lines: it accepts more words and fewer numbers.
 
-    It accepts words that a literal does not name, because newer versions may write them, and refuses numbers
-    too large for Polars.
+    It accepts words that the format's literals do not name, because newer versions may write them, and
+    refuses numbers too large for Polars.
     """
     fields: list[Any] = []
     for each in msgspec.structs.fields(struct):
@@ -331,8 +328,8 @@ _decode = msgspec.json.Decoder(Union[tuple(AS_READ.values())]).decode  # noqa: U
 def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[msgspec.Struct], list[Any]]:
     """Return the lines of each kind, in their order.
 
-    Deltas are among the steps. A None stands for every line that a delta cannot continue: a broken line,
-    which may have been a step, and the header of another trace.
+    Deltas count as steps. None stands for each line that a delta cannot continue: a broken line, which may
+    have been a step, and the header of another trace.
 
     Args:
         lines: Some lines of a trace, not its header.
@@ -358,7 +355,7 @@ def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[
 
 
 def decode_line(line: bytes) -> Any:
-    """Return a line as read; None if it is broken."""
+    """Return a decoded line; None if it is broken."""
     try:
         return _decode(line)
     except UNREADABLE:
@@ -366,7 +363,7 @@ def decode_line(line: bytes) -> Any:
 
 
 def read_header(path: Path, lines: list[bytes]) -> Header:
-    """Return the header, which is the first line.
+    """Decode the header, which is the first line.
 
     Raises:
         InputError: If the line is not a header, is broken, or has a newer schema.

@@ -1,6 +1,6 @@
-"""Logs of a ``schedule()`` that was patched to print one Python dict per call, as in the forum thread.
+"""Reader of logs of a ``schedule()`` patched to print a Python dict per call, as in the forum thread.
 
-A record has one line or is wrapped over several, with or without ``#`` comments: ``2025-07-28 10:25:09.014 |
+A record is on one line or wrapped over several, with or without ``#`` comments: ``2025-07-28 10:25:09.014 |
 DEBUG | ...:schedule:562 - {'token_budget': 16384, 'requests': [...], ...}``. Every key may be missing.
 Records are repeated if the patch added its sink in every call.
 """
@@ -33,14 +33,13 @@ _KEY = re.compile(rf"""['"](?:{"|".join(KEYS)})['"]""")
 MARKERS = tuple(f"{quote}{key}".encode() for key in KEYS for quote in "'\"")
 """Byte strings, one of which is in every record."""
 _OPENS = re.compile(r"\{\s*(?:#.*)?$")
-"""Pattern of a line that ends with an opening brace: a wrapped record, whose first key is on the next
-line.
-"""
+"""Pattern of a line that ends with an opening brace: the start of a wrapped record, whose first key is on the
+next line."""
 _OF_A_RECORD = re.compile(r"""^\s*(?:[\[{(#}\]).]|['"]\w+['"]\s*:)|\{\s*['"]\w+['"]\s*:""")
 """Pattern of a line that may be part of a record."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
 _PREFIX = 200
-"""Characters at the beginning of a line in which its time is searched."""
+"""Number of characters at the beginning of a line in which its time is searched."""
 _TOKEN = re.compile(
     r"""(?P<text>'(?:[^'\\\n]|\\.)*'?|"(?:[^"\\\n]|\\.)*"?)|(?P<comment>\#[^\n]*)|(?P<more>\.\.\.)"""
     r"""|[{}\[\](),:]|[^\s'"\#{}\[\](),:]+"""
@@ -80,19 +79,19 @@ class Record(msgspec.Struct):
 
     @property
     def scheduled_requests(self) -> int | None:
-        """``total_requests``, or the number of listed requests."""
+        """``total_requests``; if that is missing, the number of listed requests."""
         return len(self.requests or []) if self.total_requests is None else self.total_requests
 
     @property
     def budget(self) -> int | None:
-        """``token_budget``, or the sum of the used and remaining budget."""
+        """``token_budget``; if that is missing, the sum of the used and the remaining budget."""
         if self.token_budget is not None:
             return self.token_budget
         return self._put_together(1, self.remaining_budget)
 
     @property
     def left(self) -> int | None:
-        """``remaining_budget``, or the budget minus the tokens of the requests."""
+        """``remaining_budget``; if that is missing, the budget minus the tokens of the requests."""
         if self.remaining_budget is not None:
             return self.remaining_budget
         return self._put_together(-1, self.token_budget)
@@ -103,9 +102,10 @@ class Record(msgspec.Struct):
 
 
 def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None, Record | None]]:
-    """Yield line, time (in microseconds, of an unknown time zone) and content of each record; None if broken.
+    """Yield line, time and content of each record; None for the content if the record is broken.
 
-    Braces in the text of a request, which vLLM may log, do not begin a record.
+    The time is in microseconds, of an unknown time zone. Braces in the text of a request, which vLLM may log,
+    do not begin a record.
 
     Args:
         lines: Numbers and texts of the lines.
@@ -149,7 +149,10 @@ def parse_record(text: str) -> Record | None:
 
 @lru_cache(maxsize=1)
 def _as_it_stands(text: str) -> Record | None:
-    """Parse a record that is JSON except for its quotes; cached, because the next one is often a repeat."""
+    """Parse a record that is JSON except for its quotes.
+
+    The result is cached, because the next record is often a repeat.
+    """
     return None if '"' in text or "\\" in text else _decoded(text.replace("'", '"'))
 
 
@@ -164,7 +167,7 @@ def _decoded(text: str) -> Record | None:
 def _record_in(
     start: int, logged_us: int | None, text: str, *, whole: bool
 ) -> Iterator[tuple[int, int | None, Record | None]]:
-    """Yield the record in ``text``, or nothing if this text in braces is not a record."""
+    """Yield the record in ``text``; yield nothing if this text in braces is not a record."""
     if _KEY.search(text):
         yield start, logged_us, parse_record(text) if whole else None
 
@@ -180,7 +183,7 @@ def _time_of(line: str) -> int | None:
 
 
 def _end_of(line: str, at: int, depth: int) -> tuple[int | None, int]:
-    """Return the index at which the outermost bracket closes in a line (or None), and the final depth."""
+    """Return the index of a line's outermost closing bracket (None without one), and the final depth."""
     for token in _TOKEN.finditer(line, at):
         depth += (token[0] in "{[(") - (token[0] in "}])")
         if depth == 0:
@@ -189,7 +192,7 @@ def _end_of(line: str, at: int, depth: int) -> tuple[int | None, int]:
 
 
 def _as_json(text: str) -> str:
-    """Rewrite a Python literal as JSON: double quotes, no comments, no ``...``, no comma before a bracket."""
+    """Rewrite a Python literal as JSON: double quotes, and no comments, ``...`` or trailing commas."""
     out: list[str] = []
     for token in _TOKEN.finditer(text):
         word = token[0]
@@ -205,14 +208,13 @@ def _as_json(text: str) -> str:
 
 
 PHASES = {"unknown": "running"}
-"""Phases by logged phase. A request with computed tokens in the first record was present before it, or
-found them in the prefix cache.
-"""
+"""Phase of the trace's format for each logged phase. A request with computed tokens in the first record was
+either present before that record or found these tokens in the prefix cache."""
 RECORD = "log of a patched schedule(), one dict a call"
 
 
 def read_loguru_log(path: Path) -> list[Trace]:
-    """Return the records of such a log as one trace; steps are numbered in the order of the records.
+    """Return the records of such a log as one trace, with steps numbered in the order of the records.
 
     ``start_us`` is the time at which the record was logged, counted from the first record, with the log's own
     resolution (milliseconds by default). Durations are unknown.
@@ -245,7 +247,7 @@ def read_loguru_log(path: Path) -> list[Trace]:
 
 
 def has_records(lines: Iterable[str]) -> bool:
-    """Return whether a record contains what only a call of ``schedule()`` logs.
+    """Return whether any record contains fields that only a call of ``schedule()`` logs.
 
     A single key, such as ``total_requests``, also occurs in results of benchmarks.
     """
@@ -261,7 +263,7 @@ def has_records(lines: Iterable[str]) -> bool:
 
 
 class _Steps:
-    """Conversion of records to steps, without repeats; requests seen for the first time are marked as new."""
+    """Converter of records to steps, without repeats; requests seen for the first time are marked as new."""
 
     def __init__(self) -> None:
         self.rows = StepRows()

@@ -18,7 +18,7 @@ from schedtrace.read.decompress import ZstdFrames
 HEAD_LINES = 2
 """Lines at the beginning of every part but the first: the header and the requests present."""
 LONGEST_HEAD = 2**25
-"""Maximum decompressed bytes of these lines; 100,000 requests take 24 MB."""
+"""Maximum decompressed bytes of the first lines of a part; a list of 100,000 requests takes 24 MB."""
 BLOCK = 2**16
 """Compressed bytes read at once."""
 _NAMED = 3
@@ -63,7 +63,7 @@ def decode_head(line: bytes) -> Begins | None:
 
 
 def began_us(line: bytes) -> int | None:
-    """Decode the time in the second line of a part, which lists the requests present; else None."""
+    """Return the time in a part's second line, which lists the requests present; None if it does not."""
     try:
         return msgspec.json.decode(line, type=_Begin).at_us
     except (ValueError, RecursionError):
@@ -78,15 +78,15 @@ class TraceParts:
     header: bytes = b""
     """Line of the first readable header."""
     left_out: list[str] = field(default_factory=list)
-    """Sentence about the parts of each other engine, and about copies."""
+    """Sentence about the parts of each other engine, and about copies, which are left out."""
     in_order: bool = True
     """Whether the numbers in the files' names follow the order of the steps."""
 
 
 def parts_of(path: Path) -> TraceParts:
-    """Return the parts of a trace that belong together: those of the engine that wrote most of them.
+    """Return the parts of a trace that belong together: those of the engine that wrote most of the files.
 
-    Files may have been renamed, so a part's place is taken from its header. A part with a broken header
+    A part's place is taken from its header, because files may have been renamed. A part with a broken header
     follows the previous part.
     """
     files = files_of(path)
@@ -125,14 +125,14 @@ def parts_of(path: Path) -> TraceParts:
 
 
 def named_files(names: list[str]) -> str:
-    """Return the first of these files' names, and how many there are."""
+    """Return a phrase with the first of these files' names and the number of all."""
     if len(names) <= _NAMED:
         return ", ".join(names)
     return f"{len(names):,} parts ({', '.join(names[:_NAMED])}, ...)"
 
 
 def _copies(heads: dict[Path, Begins]) -> dict[Path, Path]:
-    """Return each file whose content equals that of an earlier file, and that earlier file."""
+    """Return each file whose content equals that of an earlier file, with that earlier file."""
     alike: dict[tuple[int, int], list[Path]] = defaultdict(list)
     copies = {}
     with suppress(OSError):
@@ -149,16 +149,17 @@ def _copies(heads: dict[Path, Begins]) -> dict[Path, Path]:
 
 
 def files_for(path: Path, last_us: int | None) -> list[Path]:
-    """Return the files of a trace that cover this many microseconds before its end; None for all files.
+    """Return the files that cover the last ``last_us`` microseconds of a trace; all files if it is None.
 
-    The trace ends after its last part begins, so it is enough to go back that long from this beginning. A
-    part whose beginning is unknown, such as one that is just being created, is read with its neighbours.
+    The trace ends some time after its last part begins, so parts since ``last_us`` before that beginning are
+    enough. A part whose beginning is unknown, such as one that is just being created, is read with its
+    neighbours.
     """
     return last_of(parts_of(path).files, last_us)
 
 
 def last_of(files: list[Path], last_us: int | None) -> list[Path]:
-    """Return the files of a trace that ``files_for`` selects."""
+    """Select the files of a trace as ``files_for`` does."""
     if last_us is None or len(files) == 1:
         return files
     latest = None
@@ -174,7 +175,7 @@ def last_of(files: list[Path], last_us: int | None) -> list[Path]:
 
 
 def head_of(part: Path, count: int) -> list[bytes]:
-    """Return the first complete lines of a part; none if the part cannot be read."""
+    """Return the first complete lines of a part; an empty list if the part cannot be read."""
     blocks, size, newlines = [], 0, 0
     with suppress(OSError), opened(part) as file:
         for block in ZstdFrames().blocks(iter(partial(file.read, BLOCK), b""), 1):
@@ -190,7 +191,7 @@ _STEP_LINE = re.compile(rb'\s*\{\s*"type"\s*:\s*"(?:step|delta)"\s*,\s*"step"\s*
 
 
 class Joint:
-    """Joiner of parts, which drops the head of a part that continues the previous part and keeps any other.
+    """Joiner of parts: drops the head of a part that continues the previous part, and keeps any other head.
 
     Args:
         parts: All parts of the trace.
@@ -202,20 +203,20 @@ class Joint:
         self.kept_head = False
         """Whether the lines taken last begin with a head that does not continue the previous part."""
         self._whole: int | None = None
-        """Number of the last part that is complete."""
+        """Number of the last complete part."""
         self._last_step: int | None = None
         self._notices: set[str] = set()
         self._path = Path()
         self._lines = 0
-        """Number of these lines that belong to a head that continues the previous part."""
+        """Number of the latest lines that belong to a head that continues the previous part."""
         self._blank = 0
-        """Number of these lines that belong to a head that continues the part before."""
+        """Number of the latest lines that were replaced by blank lines, as part of such a head."""
         self._begins: Begins | None = None
-        """The kept head, until its second line is read."""
+        """Head that was kept, until its second line is read."""
         self._is_first = True
 
     def begin(self, path: Path) -> None:
-        """Note that the next lines belong to this part."""
+        """Begin a part: the lines that follow belong to it."""
         self._path, self._lines, self._blank, self._begins = path, 0, 0, None
 
     def joint_lines(self, lines: list[bytes]) -> list[bytes]:
@@ -236,7 +237,7 @@ class Joint:
         return lines
 
     def end_part(self, path: Path, *, lacks: bool) -> None:
-        """Note whether the part is incomplete."""
+        """Record whether the part is incomplete."""
         self._whole = None if lacks or not self._lines else part_number(path)
 
     def _begin(self, lines: list[bytes]) -> list[bytes]:
@@ -267,7 +268,7 @@ class Joint:
         return expected and says_so and self._last_step in {None, head.first_step - 1}
 
     def _note(self, line: bytes) -> None:
-        """Note the time if the second line of a head lists the requests present."""
+        """Record the time in a head's second line if that line lists the requests present."""
         at_us, head, self._begins = began_us(line), self._begins, None
         if head is not None and at_us is not None:
             self.begun_anew.append((head.first_step, at_us))
@@ -282,7 +283,7 @@ class _Notices(msgspec.Struct):
 
 
 def _notices(lines: list[bytes]) -> set[str]:
-    """Return the notices in these headers and notice lines, without those in broken lines."""
+    """Return the notices in these headers and notice lines; broken lines are left out."""
     notices: set[str] = set()
     for line in lines:
         if _TELLS.match(line):

@@ -19,16 +19,15 @@ GAP_SCHEMA = {
     "kind": pl.String,
     "told_us": pl.Int64,
 }
-"""Columns of a table of gaps, in order: the first and last missing step (if none is missing, ``last_step`` is
-the smaller one), the beginning and end of the unknown period, the first step after it, the kind of gap, and
-the time at which the recorder listed the requests present (null if it did not).
-"""
+"""Columns of a table of gaps, in order: the first and last missing step (if no step is missing, ``last_step``
+is less than ``first_step``), the beginning and end of the unrecorded period, the first step after the gap,
+the kind of gap, and the time at which the recorder listed the requests present (null if it did not)."""
 TOLD = "told"
 """Kind of a gap after which the recorder listed the requests present."""
 DROPPED = "dropped"
 """Kind of a gap in which the recorder dropped steps but recorded arrivals and departures."""
 LOST = "lost"
-"""Kind of a gap whose arrivals and departures are unknown."""
+"""Kind of a gap in which arrivals and departures are unknown."""
 
 
 def gaps_of(
@@ -43,7 +42,7 @@ def gaps_of(
         steps: All steps of the trace, by their numbers.
         begun_anew: ``WholeLines.begun_anew``.
         events: All ``events`` lines.
-        first_step: Number of the trace's first step; None for the first step that is present.
+        first_step: Number with which the trace should begin; None if it may begin with any step.
     """
     if steps.is_empty():
         return pl.DataFrame(schema=GAP_SCHEMA)
@@ -93,11 +92,11 @@ class Problems:
     garbled_lines: list[int] = field(default_factory=list)
     """Line numbers (from 1) of dropped lines that are not valid trace lines."""
     truncated: bool = False
-    """Whether the last line was cut off, and dropped."""
+    """Whether the last line was cut off and therefore dropped."""
     unclosed: bool = False
-    """Whether the end line is missing: the engine was killed, or still runs."""
+    """Whether the end line is missing, because the engine was killed or is still running."""
     unfinished_requests: int = 0
-    """Requests that had arrived but not ended when an unclosed trace ends."""
+    """Requests that had arrived but not ended at the end of a trace without an end line."""
     missing_steps: int = 0
     """Steps missing from the file, according to the numbering."""
     dropped_steps: int = 0
@@ -105,33 +104,32 @@ class Problems:
     end_missing: bool = False
     """Whether steps after the last one are missing, or could not be rebuilt."""
     first_step: int = 0
-    """First step in the file; earlier steps are in another file, or lost."""
+    """First step in the file; earlier steps are in another file or lost."""
     began_unix_us: int | None = None
-    """Unix time in microseconds at which the first recorded step began, unless it is the engine's first
-    step.
-    """
+    """Unix time in microseconds at which the first recorded step began; None if it is the engine's first
+    step."""
     gaps: list[tuple[int, int, int, int]] = field(default_factory=list)
     """Missing parts: first and last step, begin and end in microseconds on the trace's clock."""
     broken_frames: int = 0
     """Frames that cannot be decompressed; each holds about a second."""
     dropped: list[str] = field(default_factory=list)
-    """Sentence for each part, or rest of a part, that does not belong to this trace."""
+    """Sentence for each part, or rest of a part, that is not used."""
     missing_arrivals: int = 0
-    """Minimum number of requests without a recorded arrival, in a trace that lacks lines."""
+    """Minimum number of requests whose arrival is not recorded, in a trace that lacks lines."""
     missing_finishes: int = 0
-    """Number of missing departures, not counting requests that have not ended."""
+    """Number of departures that are not recorded; requests that are still present do not count."""
     not_rebuilt: list[tuple[int, int]] = field(default_factory=list)
-    """First and last of the dropped steps whose lines contain changes to an unknown step."""
-    refused: list[int] = field(default_factory=list)
-    """Dropped steps whose number appeared before, or whose time contradicts the neighbouring steps."""
-    doubtful: list[tuple[int, int]] = field(default_factory=list)
-    """First and last of the steps that were rebuilt from changes but do not lead to the full line after
-    them.
+    """First and last of the steps that were dropped because their lines contain changes to an unknown step.
     """
+    refused: list[int] = field(default_factory=list)
+    """Steps that were dropped because their number appeared before, or their time contradicts the
+    neighbouring steps."""
+    doubtful: list[tuple[int, int]] = field(default_factory=list)
+    """First and last of the steps that were rebuilt from changes but contradict the next full line."""
 
     @property
     def is_incomplete(self) -> bool:
-        """Return whether something is missing between the first and the last line."""
+        """Return whether lines are missing between the first and the last one."""
         return bool(
             self.missing_steps
             or self.not_rebuilt
@@ -144,7 +142,7 @@ class Problems:
 
     @property
     def requests_missing(self) -> bool:
-        """Whether the file may lack requests."""
+        """Whether the file may lack some requests."""
         lost = self.missing_steps > self.dropped_steps or self.garbled_lines or self.not_rebuilt
         return bool(lost or self.first_step or self.missing_arrivals or self.missing_finishes)
 
@@ -163,7 +161,7 @@ class Problems:
         return sentences
 
     def missing(self, trace: Path) -> list[str]:
-        """Return the sentences about gaps before the end of the trace, which concern every answer."""
+        """Return the sentences about gaps before the end of the trace; such gaps can affect every result."""
         sentences = self._missing_files(trace)
         if self.garbled_lines:
             count = len(self.garbled_lines)
@@ -220,7 +218,7 @@ class Problems:
 
 
 def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:
-    """Return the first and last of each run of consecutive numbers; the numbers are sorted."""
+    """Return the first and last number of each series of consecutive numbers in a sorted list."""
     spans: list[tuple[int, int]] = []
     for number in numbers:
         if spans and spans[-1][1] == number - 1:
@@ -231,7 +229,7 @@ def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _steps(spans: list[tuple[int, int]]) -> str:
-    """Return some steps' numbers and their count: ``50 steps (12-60, 75)``."""
+    """Describe some steps by number and count: ``50 steps (12-60, 75)``."""
     count = sum(last - first + 1 for first, last in spans)
     named = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_NAMED])
     more = ", ..." if len(spans) > _NAMED else ""

@@ -1,6 +1,6 @@
 """Runs at the paths that a user gave: run folders with one trace per engine, or single files.
 
-Each trace of a run is read on demand, because all ranks of a large run hardly fit into memory.
+Each trace of a run is read on demand, because all ranks of a large run together may not fit into memory.
 """
 
 import re
@@ -71,7 +71,7 @@ _ONE_LINE = ReadOptions(chunk_bytes=2**16)
 
 @dataclass(frozen=True)
 class _Unread:
-    """Trace of schedtrace whose header alone has been read."""
+    """Trace of schedtrace of which only the header has been read."""
 
     path: Path
     header: Header
@@ -84,8 +84,7 @@ class _Unread:
 class Traces(Sequence[Trace]):
     """Traces in the order of data-parallel ranks.
 
-    Indexing keeps the trace; ``once`` reads it without keeping it, except for the first, which is needed
-    often.
+    Indexing keeps a trace in memory; ``once`` does not, except for the first trace, which is needed often.
     """
 
     def __init__(self, traces: Sequence[Trace | _Unread]) -> None:
@@ -97,7 +96,7 @@ class Traces(Sequence[Trace]):
         return [trace.header for trace in self._traces]
 
     def once(self, place: int) -> Trace:
-        """Return this trace without keeping it; a second call reads it again.
+        """Return the trace at this place without keeping it; a second call reads it again.
 
         Raises:
             InputError: If the trace cannot be read.
@@ -124,7 +123,7 @@ class Traces(Sequence[Trace]):
 
 
 def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Traces, list[str]]:
-    """Return the traces in these files, and a sentence for each unreadable file among several.
+    """Return the traces in these files, and a sentence for each file that cannot be read if others can.
 
     If there are several traces of schedtrace, only their headers are read here.
 
@@ -154,7 +153,7 @@ def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Trace
 
 
 def _header(file: Path) -> Header | None:
-    """Return the header of a trace; None if there is none, which reading the whole file then reports.
+    """Return the header of a trace; None if there is no header, an error that reading the whole file reports.
 
     Raises:
         InputError: If no line after the header is valid.
@@ -183,7 +182,7 @@ _NAME = re.compile(r"profile_(?P<at>\d{4})_bs(?P<bs>\d{1,12})_in(?P<in>\d{1,12})
 
 
 class ProfileName(msgspec.Struct, frozen=True):
-    """Workload as stated in the name of its log, which is not compared with the log."""
+    """Workload as stated in the name of a log; it is not checked against the log's content."""
 
     at: str
     """Time of day in the form ``HHMM``."""
@@ -199,7 +198,7 @@ class ProfileName(msgspec.Struct, frozen=True):
 
 
 def profile_name(path: Path) -> ProfileName | None:
-    """Return the parts of the name; None if it has another form."""
+    """Return the workload that a file's name states; None if the name has another form."""
     parts = _NAME.fullmatch(path.stem)
     if parts is None:
         return None
@@ -215,11 +214,12 @@ class FrontEndRecord:
     """Record of the front ends of one run."""
 
     configured: Configured | None = None
-    """The configuration that the engines run with; None if not recorded."""
+    """Configuration that the engines run with; None if not recorded."""
     refused: list[RequestRefusal] = field(default_factory=list)
-    """Refused requests in order of time."""
+    """Refused requests in the order of time."""
     arrived: int = 0
-    """Requests that reached an engine, including the warm-up; counted only if some requests were refused."""
+    """Number of requests that reached an engine, including the warm-up; counted only if some requests were
+    refused."""
 
 
 def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEndRecord | None:
@@ -262,13 +262,13 @@ class Run:
     traces: Traces
     """Traces in the order of data-parallel ranks."""
     engines: int
-    """Number of ranks of the run, even if only one of them was requested."""
+    """Number of ranks of the run, even if the user asked for only one of them."""
     named: ProfileName | None = None
     """Workload as stated in the name of a foreign log."""
     front_end: FrontEndRecord | None = None
     """Record of the front ends; None if there is none."""
     problems: list[str] = field(default_factory=list)
-    """Sentences about files of the folder that are left out, with the reason."""
+    """Sentences about files of the folder that are left out, each with the reason."""
 
     @property
     def label(self) -> str:
@@ -280,7 +280,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Skipped:
-    """File in a folder that no command reads."""
+    """File in a folder that no command can read."""
 
     path: Path
     why: str
@@ -292,9 +292,9 @@ class FoundRuns:
 
     runs: list[Path] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    """Other files in a folder of runs."""
+    """Other files in a folder of runs, which are skipped."""
     records: dict[Path, RecordReader] = field(default_factory=dict)
-    """Records that are weaker than a trace, which only ``analyze`` reads."""
+    """Records that contain less than a trace, which only ``analyze`` reads."""
 
 
 def look_for_runs(paths: list[Path]) -> FoundRuns:
@@ -333,10 +333,11 @@ def look_for_runs(paths: list[Path]) -> FoundRuns:
 def find_runs(paths: list[Path]) -> list[Path]:
     """Return the runs that ``look_for_runs`` finds, without the files that it skips.
 
-    A record without steps is included if its own path is given, because reading it reports why it is refused.
+    A record without steps is included if the user gives its own path, because reading it then reports why it
+    is refused.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is no run.
     """
     search = look_for_runs(paths)
     runs = search.runs + [path for path in search.records if path in paths]
@@ -349,7 +350,7 @@ def find_runs(paths: list[Path]) -> list[Path]:
 
 
 def _record_reader(path: Path) -> RecordReader | None:
-    """Return the reader of a record that is weaker than a trace; None for anything else."""
+    """Return the reader of a log or metrics file with less data than a trace; None for any other file."""
     if not path.is_file() or is_trace(path):
         return None
     kind = kind_of(path)
@@ -357,7 +358,7 @@ def _record_reader(path: Path) -> RecordReader | None:
 
 
 def _inside(folder: Path) -> FoundRuns:
-    """Return the run folders and logs in a folder, and its other files."""
+    """Return the run folders and logs in a folder, and the folder's other files."""
     contents = FoundRuns()
     for child in sorted(folder.iterdir()):
         if not child.is_file():
@@ -381,7 +382,7 @@ MOST_REASONS, MOST_NAMES = 8, 3
 
 
 def skipped_lines(skipped: list[Skipped]) -> list[str]:
-    """Return one line for each reason, with the names of some files."""
+    """Return one line per reason for skipping files, with the names of some of them."""
     files: dict[str, list[str]] = {}
     for file in skipped:
         files.setdefault(file.why, []).append(file.path.name)

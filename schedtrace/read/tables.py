@@ -1,6 +1,6 @@
 """Frames of a trace: steps as columns, and nested lists as flat tables, which are on disk if too large.
 
-Their schemas are derived from the structs of trace lines, so the two always agree.
+The schemas of all tables are derived from the structs of trace lines, so tables and lines always agree.
 
 A *stretch* is a series of consecutive steps of a trial in each of which one request got the same number of
 tokens, and its computed tokens rose by exactly that number. A step in which the request was new, resumed or
@@ -58,7 +58,7 @@ def _dtype(hint: Any) -> Any:
 
 
 ROWS_AT_ONCE = 2**18
-"""Number of rows after which all stretches are cut."""
+"""Approximate number of rows after which all stretches are cut."""
 STRETCH_SCHEMA: dict[str, Any] = {
     "step": pl.Int64,
     "last_step": pl.Int64,
@@ -70,12 +70,12 @@ STRETCH_SCHEMA: dict[str, Any] = {
 In a step's list, the request with the lowest ``order`` comes first.
 """
 DETAILS = {field.name: field.default for field in msgspec.structs.fields(ScheduledRequest)[3:]}
-"""Fields of a row other than id and tokens, with their values in a stretch of several steps."""
+"""Fields of a row other than id and tokens, with the values that they have in a stretch of several steps."""
 ORDINARY = tuple(DETAILS.values())
 
 
 class Stretch:
-    """Stretch of a request up to the last step, which the next step may continue."""
+    """Stretch of a request up to the last step; the next step may continue it."""
 
     __slots__ = ("computed", "details", "first", "is_open", "order", "request_id", "scheduled")
 
@@ -83,12 +83,12 @@ class Stretch:
         self.request_id, self.order, self.is_open = request_id, order, False
 
     def begin(self, step: int, computed: int, scheduled: int, details: tuple[Any, ...] = ORDINARY) -> None:
-        """Begin the request's next stretch with a step."""
+        """Begin a new stretch of the request in this step."""
         self.first, self.computed, self.scheduled, self.details = step, computed, scheduled, details
         self.is_open = True
 
     def expected(self, step: int) -> int:
-        """Return the request's computed tokens at this step, unless a line states otherwise."""
+        """Return the computed tokens that the request has at this step if its stretch continues."""
         return self.computed + (step - self.first) * self.scheduled
 
 
@@ -96,7 +96,7 @@ class EndedStretches:
     """Collector of ended stretches.
 
     Args:
-        put: Receives a table of them at intervals. All steps of a table precede those of the next table.
+        put: Function that receives tables of stretches. All steps of a table precede those of the next table.
     """
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
@@ -124,7 +124,7 @@ class EndedStretches:
             stretch.is_open = False
 
     def add_single(self, step: int, trial: int | None, columns: Sequence[Iterable[Any]]) -> None:
-        """Add stretches of this step only, given by their columns from ``request_id`` on."""
+        """Add stretches of a single step, given by their columns from ``request_id`` on."""
         first = len(self._columns[0])
         for column, values in zip(self._columns[3:], columns, strict=True):
             column.extend(values)
@@ -133,7 +133,7 @@ class EndedStretches:
             column.extend([value] * more)
 
     def is_due(self, rows: int) -> bool:
-        """Return whether all stretches must end before a step with this many rows."""
+        """Return whether all stretches must end before a step with this many rows, to keep tables small."""
         return self._count + rows > ROWS_AT_ONCE
 
     def count_rows(self, rows: int) -> None:
@@ -155,7 +155,7 @@ def _table(columns: Iterable[Sequence[Any]]) -> pl.DataFrame:
 
 
 def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """Return the type of the entries of each list of structs, by name."""
+    """Return the type of the entries of each list of structs in a line, by the list's name."""
     lists = {
         field.name: get_args(field.type)[0]
         for field in msgspec.structs.fields(line)
@@ -169,7 +169,7 @@ def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
 
 
 NESTED = _lists_of(Step)
-"""Lists of a step, with the type of their entries."""
+"""Lists of a step, with the types of their entries."""
 EVENTS = tuple(name for name in NESTED if name in Events.__struct_fields__)
 """Nested fields whose entries also occur between steps."""
 LISTS = tuple(name for name in NESTED if name not in EVENTS and name != "requests")
@@ -179,7 +179,7 @@ STRETCHES = "stretches"
 LARGE = (STRETCHES, *LISTS)
 """Names of the tables that grow with the steps."""
 OF_STEP = ("step", "trial", "start_us")
-"""Columns that every entry takes from its step."""
+"""Columns that every entry of a list takes from its step."""
 ROWS_A_FILE = 2**17
 
 
@@ -211,10 +211,10 @@ class Tables:
                 self._write(name)
 
     def scan(self, *, in_order: bool) -> dict[str, pl.LazyFrame]:
-        """Return the tables by name, in the order of the steps.
+        """Return lazy frames of the tables by name, in the order of the steps.
 
         Args:
-            in_order: Whether rows were added in that order.
+            in_order: Whether the rows were already added in that order.
         """
         if self._folder is None:
             return {
@@ -290,7 +290,7 @@ def rows_of(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         stretches: Stretches of a trace.
-        steps: Steps that contain at least those of the stretches.
+        steps: Steps of the trace; at least those of the stretches.
     """
     into = pl.col("at") - pl.col("step")
     return (
@@ -342,7 +342,7 @@ def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
 
 
 def _windows(steps: pl.DataFrame) -> Iterator[tuple[int, int]]:
-    """Yield the first and last step of groups that together have this many rows."""
+    """Yield the first and last step of consecutive groups of steps with about ``ROWS_AT_ONCE`` rows each."""
     at = pl.col("total_requests").fill_null(1).clip(1, ROWS_AT_ONCE).cum_sum() // ROWS_AT_ONCE
     windows = steps.group_by(at.alias("at"), maintain_order=True).agg(
         pl.col("step").first(), pl.col("step").last().alias("last")
@@ -353,19 +353,19 @@ def _windows(steps: pl.DataFrame) -> Iterator[tuple[int, int]]:
 FIELDS = tuple(
     name for name in Step.__struct_fields__ if name in Delta.__struct_fields__ and name != "changes"
 )
-"""Fields of a step without its requests."""
+"""Fields of a step, without those of its requests."""
 FLAT = {name: dtype for name, dtype in schema_of(Step).items() if name in FIELDS and name not in NESTED}
 """Schema of a step without its lists."""
 
 Columns = Mapping[str, Sequence[Any]]
-"""Values of each field in ``FIELDS`` in some steps, by the field's name."""
+"""Values of each field in ``FIELDS`` over some steps, by the field's name."""
 
 
 def columns_of(lines: Sequence[Any], before: Mapping[str, Any]) -> Columns:
-    """Return the values of each field in some steps, with each exit as a separate entry.
+    """Return the values of each field over some steps, with each exit as a separate entry.
 
     Args:
-        lines: Full lines and deltas as read, each delta behind the step that it continues.
+        lines: Full lines and deltas as read, each delta after the step that it continues.
         before: Value of each field in the step before the first line, if that line is a delta.
     """
     columns = _columns_in(list(map(_values_in, lines)), Delta.__struct_fields__)
@@ -415,7 +415,7 @@ def structs_of(rows: Sequence[Any], struct: type[msgspec.Struct]) -> pl.DataFram
 
 
 def entries_of(steps: Columns, column: str) -> pl.DataFrame:
-    """Return a frame with a row per entry of a list, with its step."""
+    """Return a frame with a row per entry of a list, each with the columns of its step."""
     lists = steps[column]
     if not any(lists):  # most lists of most chunks of a growing trace
         return empty_table(column)
@@ -435,7 +435,7 @@ def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
 def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") -> pl.DataFrame:
     """Return the requests present when a trace began, or after a gap, in order: rows of ``Present``.
 
-    Each request appears once, or, with ``all``, once for each line.
+    Each request appears once or, with ``keep="all"``, once for each line that lists it.
 
     The first columns are ``at_us`` and ``trial`` of the ``events`` line.
     """

@@ -1,4 +1,4 @@
-"""Text of users' files, however it is packed: gzip and zstd, standard input, containers' log formats.
+"""Text of users' files, whatever their packaging: gzip or zstd, standard input, containers' log formats.
 
 Memory stays bounded: blocks are read one after the other, and a line longer than ``LONGEST_LINE`` is cut.
 """
@@ -19,34 +19,36 @@ from schedtrace.read.decompress import opened_text
 from schedtrace.read.lines import UNREADABLE, reading
 
 LONGEST_LINE = 16 * 2**20
-"""Maximum bytes of a line; longer lines are cut off. A record of 1,024 requests has about 90 KB."""
+"""Maximum bytes of a line; longer lines are cut off. A record of 1,024 requests takes about 90 KB."""
 MOST_PIPED = 2**36
-"""Maximum bytes of standard input, which is written to a temporary file to be read more than once."""
+"""Maximum bytes of standard input, which is copied to a temporary file so that it can be read more than once.
+"""
 _BLOCK = 2**21
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-"""Escape sequences of terminals: colours, erased lines (``grep --color``), titles."""
+"""Pattern of terminals' escape sequences: colours, erased lines (``grep --color``), titles."""
 _CRI = re.compile(
     rb"(?:> )?\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (?P<stream>stdout|stderr) (?P<tag>[FP]) "
 )
-"""Prefix of containerd and CRI-O, which split lines of more than 16 KiB: ``P`` is continued."""
+"""Pattern of the prefix of containerd and CRI-O, which split lines of more than 16 KiB; ``P`` means that the
+next line continues this one."""
 _WRAPPED = re.compile(rb"^(?:" + _CRI.pattern + rb'|\{"log":)', re.MULTILINE)
 _CRI_PARTIAL = (b" stdout P ", b" stderr P ")
 _DOCKER_SPLIT = 16 * 2**10
-"""Bytes at which docker splits a message."""
+"""Number of bytes at which docker splits a message."""
 _DOCKER_END = b'\\n","stream":'
 """Text that follows docker's message at the end of a line that is not split."""
 _DENSE = 3
-"""Largest number of lines for each line with a frequent marker in a block that is kept for later."""
+"""Maximum number of lines per line with a frequent marker in a block that is kept for later."""
 _MOST_FILES = 64
-"""Number of files of which is kept what was found in their blocks."""
+"""Maximum number of files whose search results are kept."""
 _HEAD = 2**16
-"""Bytes in which a container runtime's format is recognized."""
+"""Number of first bytes in which a container runtime's format is recognized."""
 _MESSAGE_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "body", "text")
 """Keys under which JSON log lines keep their text: docker, structured loggers, journald, Google Cloud."""
 
 
 def spooled(stream: BinaryIO, folder: Path) -> Path:
-    """Write a stream that can be read only once to a file in a folder; return the file.
+    """Copy a stream that can be read only once to a file in a folder; return the file.
 
     Raises:
         InputError: If the stream is larger than ``MOST_PIPED`` or cannot be read or written.
@@ -63,7 +65,7 @@ def spooled(stream: BinaryIO, folder: Path) -> Path:
 
 
 def unwrapped(line: bytes) -> str:
-    """Return a line as text: without escape sequences and, of a JSON log line, its message only."""
+    """Return the text of a line without escape sequences; of a JSON log line, only its message."""
     text = line.decode(errors="replace").rstrip("\r\n")
     if "\x1b" in text:
         text = _CONTROL.sub("", text)
@@ -84,7 +86,7 @@ def unwrapped(line: bytes) -> str:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number (from 1) and text of every line, joined where a container runtime split it."""
+    """Yield the number (from 1) and the text of every line, rejoined where a container runtime split it."""
     with reading(path), opened_text(path) as file:
         joiner = _LineJoiner()
         for number, line in joiner.whole_lines(_raw_lines(file)):
@@ -94,21 +96,21 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 class SearchedBlock(NamedTuple):
-    """Block of whole lines without its content."""
+    """Position and markers of a block of whole lines, without its content."""
 
     size: int
     lines: int
     """Number of line breaks."""
     searched: frozenset[bytes]
-    """Markers for which it was searched."""
+    """Markers for which the block was searched."""
     markers: frozenset[bytes]
-    """Markers in the block: each line with a marker contains one of these."""
+    """Markers that were found in the block: each line with any marker contains one of these."""
 
 
 class LatestLines:
-    """Lines with a frequent marker, of which only the latest count, in blocks without another marker.
+    """Collector of blocks with a frequent marker but no other, of which only the latest lines matter.
 
-    Older blocks are dropped as a whole, and their lines are only counted.
+    Older blocks are dropped as a whole, after counting their lines.
     """
 
     def __init__(self, marker: bytes, most: int) -> None:
@@ -117,16 +119,16 @@ class LatestLines:
         self._marker = marker
         self._most = most
         self._blocks: deque[tuple[int, bytes, int]] = deque()
-        """Number of the first line, content, and number of lines with the marker."""
+        """Number of the first line, content, and number of lines with the marker, of each block."""
         self._lines = 0
 
     def take(self, block: bytes, number: int, breaks: int, markers: Collection[bytes]) -> bool:
-        """Take a block if many of its lines have this marker and none another; return whether it is taken.
+        """Take a block if many of its lines have this marker and none has another; return whether taken.
 
         Args:
             block: Whole lines.
-            number: Number of the first line.
-            breaks: Number of line breaks.
+            number: Number of the block's first line.
+            breaks: Number of line breaks in the block.
             markers: Markers in the block.
         """
         if any(marker != self._marker for marker in markers):
@@ -143,7 +145,7 @@ class LatestLines:
         return True
 
     def pop_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines of the blocks taken so far, which are then forgotten."""
+        """Yield the lines of the blocks taken so far, and forget the blocks."""
         while self._blocks:
             number, block, _ = self._blocks.popleft()
             yield from _marked_in(block, number, (self._marker,))
@@ -153,12 +155,12 @@ class LatestLines:
 def marked_lines(
     path: Path, markers: tuple[bytes, ...], latest: LatestLines | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Yield number and text of every line that contains a marker; other lines cost next to nothing.
+    """Yield the number and the text of every line that contains a marker; other lines cost almost no time.
 
     Args:
-        path: File that is read.
+        path: File to read.
         markers: Byte strings, one of which is in each line.
-        latest: Marker of lines of which only the latest are yielded.
+        latest: Frequent marker; only the latest lines with it are yielded.
     """
     words = [marker.decode() for marker in markers]
     joiner = _LineJoiner()
@@ -190,7 +192,7 @@ def marked_lines(
 
 
 def searched_blocks(path: Path, markers: tuple[bytes, ...]) -> Iterator[tuple[bytes, SearchedBlock]]:
-    """Yield the blocks of a file with the markers in each, of which an earlier search is not repeated."""
+    """Yield the blocks of a file with the markers in each; results of an earlier search are reused."""
     with reading(path), opened_text(path) as file:
         status = path.stat()
         before = _searched_before(path, (status.st_ino, status.st_size, status.st_mtime_ns))
@@ -207,14 +209,14 @@ def _searched_before(
     path: Path,  # noqa: ARG001  # key of the cache
     version: tuple[int, ...],  # noqa: ARG001  # key of the cache
 ) -> list[SearchedBlock]:
-    """Return the blocks of this version of a file that were searched so far, to which others are added."""
+    """Return the list of this version's blocks that have been searched so far; callers append to it."""
     return []
 
 
 def _searched(block: bytes, markers: tuple[bytes, ...]) -> SearchedBlock:
-    """Search for all markers at once: with Polars, several times as fast as one search for each.
+    """Search for all markers in one pass of Polars, several times as fast as one search per marker.
 
-    A marker that overlaps another one in each of its places may be missing.
+    A marker is missed if it overlaps another marker wherever it occurs.
     """
     import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
 
@@ -226,7 +228,7 @@ def _searched(block: bytes, markers: tuple[bytes, ...]) -> SearchedBlock:
 
 
 def whole_line_blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield a file in blocks, each of which ends where a line ends; lines over ``LONGEST_LINE`` are cut."""
+    """Yield a file in blocks that end at line breaks; lines over ``LONGEST_LINE`` are cut."""
     while block := file.read(_BLOCK):
         block += file.readline(LONGEST_LINE)
         yield block
@@ -236,7 +238,7 @@ def whole_line_blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _marked_in(block: bytes, number: int, markers: Iterable[bytes]) -> list[tuple[int, bytes]]:
-    """Return number and content of the marked lines of whole lines, of which the first has this number."""
+    """Return the number and the content of the lines with a marker; ``number`` is that of the first line."""
     import numpy as np  # noqa: PLC0415  # likewise
 
     places: dict[int, int] = {}
@@ -267,7 +269,7 @@ class _LineJoiner:
 
     def __init__(self) -> None:
         self._begun: dict[bytes, tuple[int, bytes]] = {}
-        """First line's number and the text so far, by stream."""
+        """First line's number and the text so far of the split line in each stream."""
 
     @property
     def is_open(self) -> bool:
@@ -275,7 +277,7 @@ class _LineJoiner:
         return bool(self._begun)
 
     def whole_lines(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-        """Yield lines with their numbers, split ones as a whole once they end."""
+        """Yield lines with their numbers; split lines are yielded as a whole when they end."""
         for number, line in lines:
             prefix = _CRI.match(line)
             if prefix is not None:
@@ -294,7 +296,7 @@ class _LineJoiner:
                 yield first, text
 
     def rest(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the split lines that never ended."""
+        """Yield the split lines whose end never came."""
         yield from self._begun.values()
 
 

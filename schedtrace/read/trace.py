@@ -1,4 +1,4 @@
-"""Trace of one engine: its lines, converted to frames chunk by chunk."""
+"""Trace of one engine: its lines are converted to frames chunk by chunk."""
 
 import gc
 from collections import defaultdict
@@ -69,7 +69,7 @@ class StepTables:
                 frames.append(entries_of(columns, name).drop("start_us"))
 
     def end_last_step(self) -> None:
-        """End the last step: there are no more lines."""
+        """End the last step, because there are no more lines."""
         self.chain.running.end_stretches()
         self._tables.write_rest()
 
@@ -78,7 +78,7 @@ class StepTables:
         return self._sorted(pl.concat(self._frames))
 
     def event_rows(self, column: str, idle: list[Any]) -> pl.DataFrame:
-        """Return an ``EVENTS`` column of the whole trace: entries of steps and of the lines between steps."""
+        """Return an ``EVENTS`` column of the whole trace: the entries of steps and of lines between steps."""
         with_steps = self._sorted(pl.concat(self._events[column]))
         if not any(getattr(line, column) for line in idle):
             return with_steps
@@ -89,11 +89,11 @@ class StepTables:
 
 
 BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us", "kv_sends": "at_us"}
-"""Lists of events outside steps, with the field that gives their time and order."""
+"""Lists of events outside steps, with the field that contains their time and determines their order."""
 
 
 def side_tables(events: dict[str, pl.DataFrame]) -> dict[str, Any]:
-    """Return the tables of ``BESIDE``, without the steps that recorded them."""
+    """Return the tables of ``BESIDE``, without the number of the step that recorded each event."""
     rows = {name: events[name].drop("step", "trial") for name in BESIDE}
     return {name: rows[name] if rows[name].is_empty() else rows[name].sort(at) for name, at in BESIDE.items()}
 
@@ -108,23 +108,24 @@ class Parsed:
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
     present: pl.DataFrame = field(default_factory=lambda: present_in(()))
-    """Requests there when the trace began (``read/tables.py``)."""
+    """Requests that were present when the trace began (``read/tables.py``)."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
-    """Times of which nothing is recorded (``read/problems.py``)."""
+    """Periods in which nothing was recorded (``read/problems.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in(()))
     """Requests present at the end of gaps of the kind ``TOLD``, including those whose arrival is recorded."""
     dummies: pl.DataFrame = field(default_factory=lambda: structs_of((), DummyBatch))
-    """Dummy batches of a rank in lock-step, in order; older traces list fewer than they count."""
+    """Dummy batches of a rank in lock-step, in order; older traces list only some of those that they count.
+    """
     syncs: pl.DataFrame = field(default_factory=lambda: structs_of((), RankSync))
-    """All-reduces among ranks in lock-step, in their order."""
+    """All-reduces among ranks in lock-step, in order."""
     controls: pl.DataFrame = field(default_factory=lambda: structs_of((), Control))
-    """Calls to the engine other than requests, in order of time."""
+    """Calls to the engine that are not requests, in order of time."""
     kv_sends: pl.DataFrame = field(default_factory=lambda: structs_of((), KvSend))
     """Blocks that finished requests keep until they are sent, in order of time."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times(()))
-    """Processor times of threads (``read/tables.py``)."""
+    """Processor times of threads over time (``read/tables.py``)."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in(()))
-    """Times without progress that the engine's watchdog saw (``read/tables.py``)."""
+    """Periods without progress that the engine's watchdog reported (``read/tables.py``)."""
     notices: list[str]
     end: End | None
     problems: Problems
@@ -138,18 +139,17 @@ class Trace(Parsed):
 
     path: Path
     large: dict[str, pl.LazyFrame]
-    """Tables of what requests got (``stretches``) and of the entries of each list of a step. Large tables
-    are on disk, so they are never collected as a whole.
-    """
+    """Tables of the tokens that requests got (``stretches``) and of the entries of each list of a step. They
+    may be on disk, so no code collects a whole table."""
     facts: frozenset[Fact] = ALL_FACTS
     """Facts that the record contains. A foreign log's reader states what its kind of log contains; facts that
     the recorder could not see are removed.
     """
     record: str = "trace of schedtrace"
-    """Kind of record from which it was read."""
+    """Kind of record from which the trace was read."""
 
     def __post_init__(self) -> None:
-        """Remove the facts that a scheduler with a part of another class than vLLM's does not show."""
+        """Remove the facts that a scheduler with foreign parts does not show."""
         if not self.header.preemptions_recorded:
             self.facts -= {Fact.PREEMPTIONS}
             if self.steps["num_resumed"].sum():  # requests waited again, and nobody knows since when
@@ -191,7 +191,7 @@ EXPANDS = 8
 def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
     """Read and check one trace, a file or its parts.
 
-    A large trace is converted to Parquet files, which the next command uses.
+    A large trace is converted to Parquet files, which later commands use.
 
     Raises:
         InputError: If the file does not exist, is empty, is not a trace of schedtrace, or has a newer schema.
@@ -206,7 +206,7 @@ def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
 
 
 def _read_by_files(path: Path, options: ReadOptions) -> tuple[cache.Fields, dict[str, pl.LazyFrame]]:
-    """Read a trace whose tables do not fit into memory.
+    """Read a trace whose tables do not fit into memory, by way of Parquet files.
 
     Raises:
         InputError: If the file cannot be read or is not a trace, or there is no room for the files.
@@ -232,7 +232,7 @@ def _read_by_files(path: Path, options: ReadOptions) -> tuple[cache.Fields, dict
 
 
 def parse(lines: WholeLines, tables: Tables) -> Parsed:
-    """Read all lines; the lists nested in the steps, such as ``requests``, go to ``tables``.
+    """Read all lines; put the lists nested in the steps, such as ``requests``, into ``tables``.
 
     Garbage collection is suspended: lines have no cycles, and searching so many objects takes a while.
 
@@ -329,21 +329,21 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
 
 
 def _notices(header: Header, lines: dict[type[msgspec.Struct], list[Any]]) -> list[str]:
-    """Return all notices, including those of later headers, which follow lost lines."""
+    """Return all notices, including those in the headers that follow lost lines."""
     notices = [*header.notices, *about_the_recorder(lines[Notice])]
     later = dict.fromkeys(notice for header_read in lines[Header] for notice in header_read.notices)
     return [*notices, *(notice for notice in later if notice not in notices)]
 
 
 def about_the_recorder(lines: list[Any]) -> list[str]:
-    """Return the notices about failures of the recorder, without stalls, which concern the engine."""
+    """Return the notices about failures of the recorder, without stalls, which are failures of the engine."""
     return [line.message for line in lines if line.stalled is None]
 
 
 def _before_the_end(
     listed: pl.DataFrame, begun_anew: Sequence[tuple[int, int]], steps: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the listed requests without those of heads that no step follows."""
+    """Return the listed requests without those from a head after which no step follows."""
     if steps.is_empty() or listed.is_empty():
         return listed
     late = [at_us for first, at_us in begun_anew if first > steps["step"][-1]]
@@ -351,7 +351,7 @@ def _before_the_end(
 
 
 def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests present when the trace began, and those first seen after a gap."""
+    """Return the requests that were present when the trace began, and those first seen after a gap."""
     present = listed.unique("request_id", keep="first", maintain_order=True)
     if steps.is_empty() or present.is_empty():
         return present
@@ -360,7 +360,7 @@ def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.Data
 
 
 def _missing_parts(gaps: pl.DataFrame) -> list[tuple[int, int, int, int]]:
-    """Return the gaps with missing parts: first and last step, begin and end in microseconds."""
+    """Return the gaps in which something is missing: first and last step, begin and end in microseconds."""
     if gaps.is_empty():
         return []
     lacks = (pl.col("first_step") <= pl.col("last_step")) | (pl.col("from_us") < pl.col("to_us"))

@@ -1,4 +1,4 @@
-"""Results of benchmarks: the latencies that a client measured.
+"""Reader of results of benchmarks: the latencies that a client measured.
 
 ``vllm bench serve --save-result`` (milliseconds, flat), AIPerf's ``profile_export_aiperf.json`` (a unit
 beside each metric), GuideLLM (``successful`` below each metric of each benchmark), inference-perf (seconds).
@@ -19,11 +19,11 @@ from schedtrace.read.file_sample import FileSample, RecordReader
 from schedtrace.read.lines import UNREADABLE, reading
 
 LARGEST = 2**28
-"""Maximum bytes of a result, which is read at once: lists of every token's latency are large."""
+"""Maximum bytes of a result, which is read at once; results with the latency of every token are large."""
 LARGEST_VALUE = 1e9
-"""Largest latency that is believed, in its own unit."""
+"""Largest plausible latency, in the result's own unit."""
 MOST_BENCHMARKS = 1000
-"""Maximum number of benchmarks in a file that are read."""
+"""Maximum number of benchmarks that are read from a file."""
 LONGEST_NAME = 40
 Fields = Mapping[str, Any]
 
@@ -33,9 +33,9 @@ class BenchmarkResult:
     """Figures that a benchmark's client measured."""
 
     program: str
-    """Program and, if the file has several benchmarks, the name of this one."""
+    """Name of the program and, if the file has several benchmarks, of this benchmark."""
     requests: int | None
-    """Finished requests."""
+    """Number of finished requests."""
     latencies: list[ClientLatency] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
@@ -44,7 +44,7 @@ def read_benchmark_result(path: Path) -> list[BenchmarkResult]:
     """Read a result.
 
     Raises:
-        InputError: If it cannot be read, is cut off or too large.
+        InputError: If the file cannot be read, is cut off or is too large.
     """
     with reading(path), opened_text(path) as file:
         content = file.read(LARGEST)
@@ -147,7 +147,7 @@ def _latency(
 
 
 def _known(latencies: list[ClientLatency]) -> list[ClientLatency]:
-    """Return latencies of which any statistic is known: a client that does not stream measures some only."""
+    """Return the latencies with a known statistic; a client that does not stream measures only some."""
     return [
         latency for latency in latencies if (latency.mean_ms, latency.p50_ms, latency.p99_ms) != (None,) * 3
     ]
@@ -177,7 +177,7 @@ def _is_bench_serve(fields: Fields) -> bool:
 
 
 def _is_aiperf(fields: Fields) -> bool:
-    """Return whether it is AIPerf's summary; releases differ in whether it has a version and the input."""
+    """Return whether the fields are those of AIPerf's summary, which may lack the version and the input."""
     return "aiperf_version" in fields or any(
         _fields(fields.get(name)).keys() >= {"unit", "avg"}
         for name in ("request_latency", "request_throughput")
@@ -199,10 +199,10 @@ def _is_guidellm(fields: Fields) -> bool:
 
 @dataclass(frozen=True)
 class BenchmarkProgram:
-    """Program whose results are read, recognized by fields that only it writes."""
+    """Benchmark program, recognized by fields that only it writes."""
 
     result: str
-    """Noun phrase for such a file."""
+    """Noun phrase for a result of this program."""
     matches: Callable[[Fields], bool]
     read: Callable[[Fields], list[BenchmarkResult]]
 
@@ -225,7 +225,7 @@ PROGRAMS = (
 
 
 def is_benchmark_result(sample: FileSample) -> bool:
-    """Return whether a block begins a result of one of these programs."""
+    """Return whether a block begins like a result of one of these programs."""
     return any(program.matches(sample.row) for program in PROGRAMS)
 
 

@@ -1,8 +1,8 @@
-"""vLLM's periodic console lines, one per engine every 10 s, in all forms of V1.
+"""vLLM's periodic console lines, one per engine every 10 s, in the formats of all V1 releases.
 
 ``Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 1055.3 tokens/s, Running: 18
-reqs, Waiting: 43 reqs, GPU KV cache usage: 95.9%, Prefix cache hit rate: 0.0%``. Releases up to 0.8 have no
-engine; a line that sums up several engines begins with ``2 Engines Aggregated:``; each figure after
+reqs, Waiting: 43 reqs, GPU KV cache usage: 95.9%, Prefix cache hit rate: 0.0%``. Releases up to 0.8 name no
+engine; a line about several engines together begins with ``2 Engines Aggregated:``; each figure after
 ``Waiting`` may be missing. V0 wrote ``Swapped`` and ``Pending`` in place of ``Waiting``.
 """
 
@@ -17,9 +17,9 @@ from schedtrace.model.records import Range
 SNAPSHOT_MARKER = b"Avg generation throughput: "
 ACCEPTANCE_MARKER = b"SpecDecoding metrics: "
 LATEST_SNAPSHOTS = 50_000
-"""Number of a file's latest lines that count at least, of a single engine almost six days."""
+"""Minimum number of a file's latest lines that are kept; for a single engine, they cover almost six days."""
 FIRST_FIGURE = "Avg prompt throughput: "
-"""Beginning of each periodic line, after its prefix."""
+"""First figure of each periodic line, after the prefix."""
 _SNAPSHOT = re.compile(
     r"Avg prompt throughput: (?P<prompt>\d{1,12}(?:\.\d{1,6})?) tokens/s, "
     r"Avg generation throughput: (?P<generation>\d{1,12}(?:\.\d{1,6})?) tokens/s, "
@@ -27,9 +27,10 @@ _SNAPSHOT = re.compile(
     r"(?:, \w{1,20} KV cache usage: (?P<usage>\d{1,3}(?:\.\d{1,6})?)%"
     r", Prefix cache hit rate: (?P<hits>\d{1,3}(?:\.\d{1,6})?)%)?(?P<rest>[^\n]{0,1000})"
 )
-"""Periodic line; the optional part is that of most lines, which several patterns would read more slowly."""
+"""Pattern of a periodic line; its optional part covers most formats, because several patterns would be
+slower."""
 _ENGINE = re.compile(r"(?:(?P<many>\d{1,6}) Engines Aggregated: |Engine (?P<engine>\d{1,6}): )$")
-"""Text before the first figure."""
+"""Pattern of the text before the first figure."""
 _LONGEST_ENGINE = 40
 _DEFERRED = re.compile(r"\bDeferred: (\d{1,9}) reqs")
 _PREEMPTIONS = re.compile(r"\bPreemptions: (\d{1,9})")
@@ -44,14 +45,14 @@ _LOG_TIME = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _LAST_HOUR, _LAST_MINUTE = 23, 59
 _YEAR_S = 366 * 86_400.0
 _PREFIX = 400
-"""Characters before a line's message in which its time is searched."""
+"""Number of characters before a line's message in which its time is searched."""
 
 
 class PeriodicLine(NamedTuple):
     """Figures of one of vLLM's periodic console lines."""
 
     at_s: float | None
-    """Time in seconds, of an arbitrary zero."""
+    """Time in seconds, counted from an arbitrary moment."""
     prompt_tokens_per_s: float
     generation_tokens_per_s: float
     running: int
@@ -64,26 +65,26 @@ class PeriodicLine(NamedTuple):
 
     @property
     def waiting_for_capacity(self) -> int:
-        """Waiting requests without the deferred ones, which capacity would not help."""
+        """Number of waiting requests without the deferred ones, which more capacity would not help."""
         return self.waiting - (self.deferred or 0)
 
 
 class EngineLines:
-    """The periodic lines of one engine, or of several together."""
+    """Periodic lines of one engine, or of several engines together."""
 
     def __init__(self, engine_rank: int | None, engines: int) -> None:
         self.engine_rank = engine_rank
         self.engines = engines
         self.snapshots: deque[PeriodicLine] = deque()
         self.lines = 0
-        """Number of lines, including those that are not kept."""
+        """Number of lines, including those that were dropped."""
         self.repeats = 0
-        """Number of lines that were there before."""
+        """Number of lines that repeat the line before them."""
         self.acceptance_frac: Range | None = None
-        """Smallest and largest share of draft tokens that were accepted."""
+        """Smallest and largest share of draft tokens that was accepted."""
 
     def add(self, snapshot: PeriodicLine) -> None:
-        """Add a line, unless it repeats the one before: a pasted log often has the same line twice."""
+        """Add a line unless it repeats the line before it: a pasted log often contains a line twice."""
         if snapshot.at_s is not None and self.snapshots and self.snapshots[-1] == snapshot:
             self.repeats += 1
             return
@@ -91,18 +92,18 @@ class EngineLines:
         self.snapshots.append(snapshot)
 
     def add_acceptance(self, frac: float) -> None:
-        """Add a line's share of draft tokens that were accepted."""
+        """Add the share of accepted draft tokens that a line states."""
         so_far = self.acceptance_frac or Range(frac, frac)
         self.acceptance_frac = Range(min(so_far.low, frac), max(so_far.high, frac))
 
     def keep_latest(self, lines: int) -> None:
-        """Drop all but this many lines."""
+        """Drop all lines except this many of the latest."""
         while len(self.snapshots) > lines:
             self.snapshots.popleft()
 
 
 def snapshot_in(line: str) -> tuple[int | None, int, PeriodicLine] | None:
-    """Return the rank, the number of engines and the figures of a line of vLLM's periodic log; else None."""
+    """Return the rank, the number of engines and the figures in a periodic line; None for any other line."""
     begin = line.find(FIRST_FIGURE)
     match = _SNAPSHOT.match(line, begin) if begin >= 0 else None
     if match is None:
@@ -128,12 +129,12 @@ def snapshot_in(line: str) -> tuple[int | None, int, PeriodicLine] | None:
 
 
 def acceptance_in(line: str) -> float | None:
-    """Return the share of accepted draft tokens that a line names."""
+    """Return the share of accepted draft tokens that a line states."""
     return _fraction(_ACCEPTANCE, line)
 
 
 def time_in(prefix: str) -> float | None:
-    """Return the last timestamp in a line's prefix in seconds since the year began: vLLM's own if it has one.
+    """Return the last timestamp in a line's prefix, in seconds since the year began; vLLM's own is preferred.
 
     vLLM's timestamps have no year, so a leap year is assumed, in which 29 February is valid.
     """
@@ -148,7 +149,7 @@ def time_in(prefix: str) -> float | None:
 
 
 def elapsed_s(before: float | None, after: float | None) -> float | None:
-    """Return the time between two lines, across the end of a year; None if unknown or backwards."""
+    """Return the time between two lines, also across a new year; None if unknown or negative."""
     if before is None or after is None:
         return None
     elapsed = after - before
@@ -159,7 +160,7 @@ def elapsed_s(before: float | None, after: float | None) -> float | None:
 
 @lru_cache(366)
 def _days_before(month: int, day: int) -> int | None:
-    """Return the number of days from 1 January of a leap year to a day; None if no year has it."""
+    """Return the number of days from 1 January of a leap year to a date; None for an invalid date."""
     try:
         return (date(2000, month, day) - date(2000, 1, 1)).days
     except ValueError:

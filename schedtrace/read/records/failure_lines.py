@@ -1,4 +1,4 @@
-"""Lines with which vLLM fails: the first error of a start or of an engine, and the dump of its last step.
+"""Log lines about a failure of vLLM: the first error of a start or an engine, and the dump of its last step.
 
 vLLM dumps ``SchedulerOutput`` and ``SchedulerStats`` as text when its engine fails
 (``logging_utils/dump_input.py``), not as Python: some ids have quotes and some have none. If the tokens of
@@ -15,9 +15,9 @@ from schedtrace.model.printable import hide_in_text, shortened
 from schedtrace.model.records import DumpedRequest, DumpedStep, Failure
 
 BARE_ERRORS = ("AssertionError", "NotImplementedError")
-"""Errors that mostly have no text."""
+"""Types of errors that usually have no text."""
 IN_ENGINE = b"/vllm/v1/"
-"""Part of the path of each frame of V1's engine."""
+"""Part of the path in each frame of V1's engine."""
 OWN_MARKERS = (
     b"EngineCore failed to start.",
     b"WorkerProc failed to start.",
@@ -49,10 +49,11 @@ _ANNOUNCEMENT = re.compile(
     r"|\bcore\.py:\d{1,6}\] +(?:(?P<in_start>engine_core = EngineCoreProc\()|engine_core\.run_busy_loop\(\))"
     r"|Worker proc (?P<worker>[\w-]{1,100}) died unexpectedly(?P<code> \(exit code: [^)]{1,20}\))?"
 )
-"""Announcement of a failure, or a frame of the logged traceback, because people often paste only half of it.
-Releases up to 0.8.4 announce a failed start like any other failure, so only the frame shows it. A traceback
-that is not
-logged may be that of an interrupt.
+"""Pattern of an announcement of a failure, or of a frame of its logged traceback, because people often paste
+only half of the two.
+
+Releases up to 0.8.4 announce a failed start like any other failure, so only the frame identifies a failed
+start. A traceback without a log prefix may come from an interrupt.
 """
 _FRAME = re.compile(
     r'File "[^"]{1,500}/vllm/v1/[^"]{1,300}", line \d{1,6}, in '
@@ -61,44 +62,45 @@ _FRAME = re.compile(
     r"|initialize_(?:from_config|kv_cache))|run_busy_loop|_process_engine_step|step_with_batch_queue"
     r"|execute_model)$"
 )
-"""Frame of a traceback of V1's engine, which shows what failed if the traceback's beginning is cut off."""
+"""Pattern of a traceback's frame in V1's engine, which shows the failed stage if the traceback's beginning is
+cut off."""
 _RAISED = re.compile(r""" raise (?P<name>[\w.]{1,200}(?:Error|Exception))\(f?["'](?P<text>[^"'{]+)""")
-"""Source line of a traceback that begins the text of its error."""
+"""Pattern of a traceback's source line that raises an error, with the beginning of the error's text."""
 _DEAD = re.compile(r"\bEngineDeadError\b")
-"""Error of V1's front end; V0 has another error whose name has the same ending."""
+"""Error of V1's front end after its engine died; the name of V0's error has the same ending."""
 _ERROR = re.compile(
     r"(?:^|[\])] |\s)(?P<error>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S.*)$"
     rf"|(?:^|[\])] )(?P<bare>{'|'.join(BARE_ERRORS)})$"
 )
 _UNCAUGHT = re.compile(r"(?:^|\) |\| )Traceback \(most recent call last\):$")
-"""Traceback without a level and a time: Python prints it for an error that ends a process."""
+"""Pattern of a traceback without level and time: Python prints it for an error that ends a process."""
 _STAMPED = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) ")
 _DETAIL = re.compile(r"validation errors? for \w{1,200}$")
-"""End of pydantic's errors, which have the reason on a later line."""
+"""Pattern of the end of pydantic's errors, which state the reason on a later line."""
 _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineDeadError|See stack trace"
 )
-"""Errors that another one caused."""
+"""Errors that are consequences of another error."""
 _SHUTDOWN = "[shutdown] API server: shutdown triggered"
-"""Message about a shutdown that was asked for, which may end in an ``EngineDeadError``; vLLM prints other
-messages with ``[shutdown]`` whenever it cleans up.
-"""
+"""Pattern of a requested shutdown, which may end in an ``EngineDeadError``; vLLM's other ``[shutdown]``
+messages are mere clean-up."""
 _EXITED = "engine core exited unexpectedly"
 UNNAMED = "the log does not name the error"
 LONGEST_REASON = 400
 NEAR = 2000
-"""Lines within which an error belongs to the failure: several workers write their tracebacks at once."""
+"""Number of lines after an announcement within which an error belongs to the failure: several workers write
+their tracebacks at once."""
 
 
 def announces_failure(line: str) -> bool:
-    """Return whether a line announces a failure with words that only vLLM writes."""
+    """Return whether a line announces a failure in words that only vLLM writes."""
     stage = _stage_in(line)
     is_interrupt = stage == "serving" and _STAMPED.search(line) is None  # or may be: nobody logged it
     return _ANNOUNCEMENT.search(line) is not None or (stage is not None and not is_interrupt)
 
 
 def shows_failure(lines: Iterable[str]) -> bool:
-    """Return whether lines of which none announces a failure show one: a traceback with its error."""
+    """Return whether lines without an announcement show a failure: a traceback with its error."""
     failures = FailureLines()
     for number, line in enumerate(lines, start=1):
         failures.take(number, line)
@@ -106,7 +108,7 @@ def shows_failure(lines: Iterable[str]) -> bool:
 
 
 def _stage_in(line: str) -> Literal["start", "serving"] | None:
-    """Return the stage in which a frame of a traceback occurs; None if the line has no such frame."""
+    """Return the stage to which a traceback's frame in this line belongs; None without such a frame."""
     frame = _FRAME.search(line)
     if frame is None:
         return None
@@ -114,30 +116,30 @@ def _stage_in(line: str) -> Literal["start", "serving"] | None:
 
 
 class FailureLines:
-    """First error after vLLM reports its failure, or else the last error before."""
+    """Tracker of the first error after vLLM announces a failure; without one, of the last error before."""
 
     def __init__(self) -> None:
         self._stage: str | None = None
         self._stage_line = 0
         self._error: tuple[int, str] | None = None
-        """Last error before the failure is announced, or the first after."""
+        """Last error before the failure is announced, or the first error after it."""
         self._is_first_after = False
         self._worker: str | None = None
         self._shuts_down = False
         self._exited = False
         self._uncaught: int | None = None
-        """Number of the line at which an uncaught traceback begins, before any announced failure."""
+        """Number of the line at which an uncaught traceback begins, until a failure is announced."""
         self._uncaught_error: tuple[int, str] | None = None
         self._in_start: int | None = None
-        """Number of the first line of an uncaught traceback that shows a start."""
+        """Number of the first line of an uncaught traceback that occurred during a start."""
         self._in_step = False
-        """Whether an uncaught traceback shows a step, as that of an interrupt does, too."""
+        """Whether an uncaught traceback occurred in a step, which is also true of an interrupt's."""
         self._interrupted = False
         self._raised: str | None = None
-        """Error that the latest source line of a start's traceback raises."""
+        """Error that the latest source line in a traceback of a start raises."""
 
     def take(self, number: int, line: str) -> None:
-        """Take what a line says about a failure."""
+        """Evaluate what a line shows about a failure."""
         self._interrupted |= line.endswith("KeyboardInterrupt")
         if announcement := _ANNOUNCEMENT.search(line):
             self._take_announcement(number, announcement)
@@ -163,7 +165,7 @@ class FailureLines:
         self._is_first_after = self._stage is not None
 
     def _take_uncaught(self, number: int, line: str) -> None:
-        """Take the error that ends an uncaught traceback, with the detail on the line after it."""
+        """Take the error that ends an uncaught traceback, with its detail on the next line."""
         if self._uncaught is None or number - self._uncaught > NEAR or _STAMPED.search(line):
             return
         if self._uncaught_error is None and (error := _ERROR.search(line)):
@@ -175,7 +177,7 @@ class FailureLines:
                 self._uncaught_error = place, f"{text}: {line[line.index('Value error, ') :]}"
 
     def _take_frame(self, stage: str, number: int, *, is_logged: bool) -> None:
-        """Take a frame of the engine: of a logged traceback, or of one that ends a process that starts."""
+        """Take a frame of the engine in a logged traceback, or in that of a process that fails to start."""
         if is_logged:
             self._take_stage(stage, number, is_sure=stage == "start")
             return
@@ -187,12 +189,12 @@ class FailureLines:
 
     @property
     def _has_start_error(self) -> bool:
-        """Whether an uncaught error ended a start; later ones are its consequences."""
+        """Whether an uncaught error ended a start; later errors are its consequences."""
         return self._in_start is not None and self._uncaught_error is not None
 
     @property
     def announced(self) -> bool:
-        """Whether a line says that the server fails."""
+        """Whether a line announces that the server fails."""
         return self._stage is not None
 
     def _take_announcement(self, number: int, announcement: re.Match[str]) -> None:
@@ -203,7 +205,7 @@ class FailureLines:
         self._take_stage("start" if is_start else "serving", number, is_sure=is_sure)
 
     def _take_stage(self, stage: str, number: int, *, is_sure: bool) -> None:
-        """Take the stage that a line shows; a sure one corrects that of an announcement just before."""
+        """Take the stage that a line shows; a certain stage corrects the guess of a recent announcement."""
         self._announce(stage, number)
         if is_sure and number - self._stage_line < NEAR:
             self._stage = stage
@@ -215,11 +217,11 @@ class FailureLines:
                 self._error = None
 
     def failure(self, *, has_engine: bool) -> Failure | None:
-        """Return the failure; None if the lines announce none.
+        """Return the failure; None if the lines show none.
 
         Args:
-            has_engine: Whether the server started; an earlier uncaught error is then not the reason for its
-            end.
+            has_engine: Whether the server started; if so, no uncaught error before the start explains its
+                end.
         """
         unnamed = self._raised or UNNAMED
         if self._stage is None:
@@ -260,7 +262,7 @@ _CACHED_ALONE = re.compile(
     r"CachedRequestData\(req_id=(?P<id>[^,]{1,1000}), resumed_from_preemption=(?P<resumed>\w{4,5}), "
     r"[^()]*?num_computed_tokens=(?P<computed>\d{1,12})\)"
 )
-"""Releases up to 0.9.1 have one such object for each request."""
+"""Pattern of the cached requests in releases up to 0.9.1, which dump one object per request."""
 _COMPUTED = re.compile(r"num_computed_tokens=\[([\d, ]*)\]")
 _RESUMED = re.compile(r"resumed_req_ids=(?:set\(\)|[\[{]([^\]}]*)[\]}])")
 _RESUMED_FLAGS = re.compile(r"resumed_from_preemption=\[([^\]]*)\]")
@@ -276,7 +278,7 @@ _USAGE = re.compile(r"\b(?:kv|gpu)_cache_usage=([\d.]{1,30}(?:e-?\d{1,3})?)\b")
 
 
 def step_in(line: str) -> DumpedStep | None:
-    """Return the step that a line dumps; None if the line dumps none."""
+    """Return the step that a line dumps; None if it dumps none."""
     begin = _OUTPUT.search(line)
     if begin is None:
         return None
@@ -295,18 +297,18 @@ def step_in(line: str) -> DumpedStep | None:
 
 
 def begins_dump(line: str) -> bool:
-    """Return whether vLLM logs a dumped step with this line, whose rest may be missing or on later lines."""
+    """Return whether vLLM begins a dumped step with this line; the rest may be missing or on later lines."""
     return OUTPUT_MARKER.decode() in line and _BEGUN.search(line) is not None
 
 
 def step_over_lines(lines: Sequence[str]) -> DumpedStep | None:
-    """Return the step of a dump that a terminal broke within words, or a person between them."""
+    """Return the step of a dump that a terminal broke within words, or a person between words."""
     steps = [step_in(text) for text in ("".join(lines), " ".join(" ".join(lines).split()))]
     return max(filter(None, steps), key=lambda step: len(step.requests), default=None)
 
 
 def step_with_stats(line: str, step: DumpedStep | None) -> DumpedStep | None:
-    """Return the step with the statistics that a line dumps; None if the line dumps none."""
+    """Return the step with the statistics that a line dumps; None if it dumps none."""
     match = _STATS.search(line)
     if match is None:
         return None
@@ -351,7 +353,7 @@ def _requests(text: str) -> list[DumpedRequest]:
 
 
 def _cached(text: str) -> tuple[dict[str, int], set[str]]:
-    """Return the computed tokens of the requests that were scheduled before, and which of them resume."""
+    """Return the computed tokens of the requests that were scheduled before, and which of these resume."""
     cached = _CACHED.search(text)
     if cached is None:
         alone = [(match["id"].strip(" '\""), match) for match in _CACHED_ALONE.finditer(text)]

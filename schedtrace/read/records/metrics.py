@@ -1,7 +1,7 @@
-"""vLLM's Prometheus metrics: a saved ``/metrics``, or that of a running server.
+"""Reader of vLLM's Prometheus metrics, from a saved ``/metrics`` page or from a running server.
 
-Gauges show the moment; all other values are totals since the server started. The names are those of all V1
-releases; older ones export ``gpu_cache_usage_perc`` and ``time_per_output_token_seconds``.
+Gauges are momentary values; all other values are totals since the server started. The names are those of all
+V1 releases; older ones export ``gpu_cache_usage_perc`` and ``time_per_output_token_seconds``.
 """
 
 import math
@@ -58,13 +58,13 @@ _WANTED = frozenset(
 _NO_IDENTITY = frozenset(
     {"engine", "model", "model_name", "reason", "finished_reason", "source", "stage", "le", "pid", "version"}
 )
-"""Labels that do not tell engines apart, other than ``engine`` and the model."""
+"""Labels that do not identify an engine; ``engine`` and the model's name do."""
 MOST_ENGINES, MOST_DUMPS = 10_000, 1000
 """Maximum number of engines in a dump, and of dumps in a file."""
 MOST_BYTES = 64 * 2**20
-"""Maximum bytes of an answer of a server."""
+"""Maximum bytes of a server's answer."""
 TIMEOUT_S = 10.0
-"""Deadline in seconds of an answer."""
+"""Time limit in seconds for a server's answer."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class EngineValues:
     engine: str
     model: str | None
     values: dict[str, float] = field(default_factory=dict)
-    """Value by name without ``vllm:``; of waiting requests also by reason (``waiting_capacity``)."""
+    """Value by metric name without ``vllm:``; waiting requests also by reason (``waiting_capacity``)."""
 
 
 @dataclass
@@ -86,20 +86,20 @@ class MetricsDump:
     at_s: float | None = None
     """Time at which a server answered; None for a file, which does not state it."""
     broken: int = 0
-    """Number of lines of vLLM's metrics that are not understood."""
+    """Number of lines of vLLM's metrics that could not be parsed."""
 
 
 def read_metrics(path: Path) -> list[MetricsDump]:
-    """Read the dumps in a file; a metric that occurs again begins the next one.
+    """Read the dumps in a file; a repeated metric begins the next dump.
 
     Raises:
-        InputError: If it cannot be read, or has no metric of a V1 engine.
+        InputError: If the file cannot be read, or has no metric of a V1 engine.
     """
     return parsed_metrics(str(path), (line for _, line in text_lines(path)))
 
 
 def fetched_metrics(url: str, reads: int = 2, pause_s: float = 5.0) -> list[MetricsDump]:
-    """Read the metrics of a running server this many times.
+    """Read the metrics of a running server ``reads`` times.
 
     Args:
         url: Address of the server, or of its ``/metrics``.
@@ -107,7 +107,7 @@ def fetched_metrics(url: str, reads: int = 2, pause_s: float = 5.0) -> list[Metr
         pause_s: Seconds between two reads.
 
     Raises:
-        UsageError: If it is not the address of a server.
+        UsageError: If ``url`` is not the address of a server.
         InputError: If the server does not answer with metrics.
     """
     address = f"{server_address(url, '/metrics')}/metrics"
@@ -128,10 +128,10 @@ def fetched_metrics(url: str, reads: int = 2, pause_s: float = 5.0) -> list[Metr
 
 
 def parsed_metrics(name: str, lines: Iterable[str]) -> list[MetricsDump]:
-    """Return the dumps in lines of Prometheus' text format.
+    """Return the dumps in lines of Prometheus's text format.
 
     Raises:
-        InputError: If they have no metric of a V1 engine.
+        InputError: If the lines contain no metric of a V1 engine.
     """
     reading = _Reading()
     for line in lines:
@@ -154,20 +154,20 @@ def parsed_metrics(name: str, lines: Iterable[str]) -> list[MetricsDump]:
 
 
 class _Reading:
-    """Dumps that are being read."""
+    """Parser's state: the dumps that are being read."""
 
     def __init__(self) -> None:
         self.dumps: list[MetricsDump] = []
         self.broken = 0
         self.elided = 0
-        """Number of lines of which somebody has left out labels."""
+        """Number of lines whose labels somebody has shortened with an ellipsis."""
         self.has_v0 = False
         self._engines: dict[tuple[str, str | None], EngineValues] = {}
         self._caches: list[ServerStart] = []
         self._seen: set[str] = set()
 
     def take(self, line: str) -> None:
-        """Take a line of a metric of vLLM's."""
+        """Parse a line with one of vLLM's metrics."""
         sample = _SAMPLE.fullmatch(line)
         if sample is None:
             self.broken += 1
@@ -191,7 +191,7 @@ class _Reading:
             self._store(line, name, labels, value)
 
     def _store(self, line: str, name: str, labels: dict[str, str], value: float) -> None:
-        """Store a value; values that differ only in ignored labels are added up."""
+        """Store a value; add up values that differ only in ignored labels."""
         series = line[: line.rindex("}") + 1] if "}" in line else name
         if series in self._seen:
             self.end_dump()
@@ -207,9 +207,10 @@ class _Reading:
         values[name] = values.get(name, 0.0) + value
 
     def end_dump(self) -> None:
-        """Keep the dump so far, and begin the next one.
+        """Store the dump so far, and begin the next one.
 
-        Each engine exports its running requests; only a partial dump may lack them.
+        Every engine exports its number of running requests, so an engine without it occurs only in a partial
+        dump.
         """
         engines = [engine for engine in self._engines.values() if engine.values]
         running = [engine for engine in engines if "num_requests_running" in engine.values]
@@ -220,9 +221,10 @@ class _Reading:
 
 
 def _identity(labels: dict[str, str]) -> tuple[str, str | None]:
-    """Return name and model of the engine that a metric is about.
+    """Return the name and the model of the engine that a metric belongs to.
 
-    A router or a federation adds labels for the server, which tell engines of the same number apart.
+    A router or a Prometheus federation adds labels for the server, which distinguish engines with the same
+    number.
     """
     servers = [value for name, value in sorted(labels.items()) if name not in _NO_IDENTITY]
     engine = labels.get("engine", "0")
@@ -232,7 +234,7 @@ def _identity(labels: dict[str, str]) -> tuple[str, str | None]:
 
 
 def _common(caches: list[ServerStart]) -> ServerStart:
-    """Return the sizes that the caches of all engines share; others are unknown."""
+    """Return the cache sizes that are equal on all engines; all others count as unknown."""
     shared = ServerStart()
     for name in ("kv_blocks", "kv_cache_tokens", "max_concurrency"):
         sizes = {getattr(cache, name) for cache in caches}
@@ -255,7 +257,7 @@ def _cache(labels: dict[str, str]) -> ServerStart:
 
 
 def is_metrics(sample: FileSample) -> bool:
-    """Return whether a block has several lines of vLLM's metrics."""
+    """Return whether a block has several lines with vLLM's metrics."""
     if sample.is_binary or sample.is_json or "vllm:" not in sample.text:
         return False
     lines = (line for line in sample.sample_lines if "vllm:" in line)

@@ -1,7 +1,7 @@
-"""Lines with which vLLM starts: version, model, arguments, token budget, KV cache.
+"""Log lines that vLLM writes when it starts: version, model, arguments, token budget, KV cache.
 
-The forms of all V1 releases: newer ones print the size of the KV cache and the maximum concurrency on one
-line, with the name of the device in place of ``GPU``.
+All V1 releases are covered; newer ones print the size of the KV cache and the maximum concurrency on one
+line, with the device's name in place of ``GPU``.
 """
 
 import ast
@@ -24,7 +24,7 @@ _BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\
 _DEFAULT = re.compile(
     r"(?:Setting|Defaulting) (?P<name>max_num_seqs|max_num_batched_tokens) to (?P<value>\d{1,12}) for "
 )
-"""Default of the user's GPU, which vLLM logs for debugging."""
+"""Pattern of a default for the user's GPU, which vLLM logs at debug level."""
 _CACHE = re.compile(r"\bKV cache size: (\d[\d,]{0,20}) tokens")
 _CONCURRENCY = re.compile(
     r"Maximum concurrency for (\d[\d,]{0,20}) tokens per request: (\d{1,9}(?:\.\d{1,6})?)x"
@@ -41,19 +41,19 @@ MARKERS = (
 _MARKED = tuple(marker.decode() for marker in MARKERS)
 _PLAIN = re.compile(r"'([a-z]\w{0,80})': ('[^'\\]{0,500}'|-?\d+(?:\.\d+)?|True|False|None)(?=[,}])")
 LONGEST_VALUE = 200
-"""Characters of an argument's value that are kept."""
+"""Maximum number of characters of an argument's value that are kept."""
 
 
 class StartLines:
-    """Facts of a start, collected line by line."""
+    """Facts about a start, collected line by line."""
 
     def __init__(self) -> None:
         self.facts = ServerStart()
         self.lines = 0
-        """Number of lines that had some fact."""
+        """Number of lines that contained a fact."""
 
     def begins_start(self, line: str) -> bool:
-        """Return whether a line is one of the first of a start."""
+        """Return whether a line is one of the first lines of a start."""
         if not any(marker in line for marker in _MARKED):
             return False
         if _VERSION.search(line) or _ARGUMENTS.search(line):
@@ -62,7 +62,7 @@ class StartLines:
         return engine is not None and engine["deed"].startswith("Initializing")
 
     def take(self, line: str) -> bool:
-        """Take the facts of a line; return whether it has any."""
+        """Store the facts in a line; return whether it contains any."""
         if not any(marker in line for marker in _MARKED):
             return False
         facts, before = self.facts, self.lines
@@ -117,7 +117,7 @@ class StartLines:
 
 
 def arguments_in(text: str) -> dict[str, object] | None:
-    """Return the arguments of a printed dict; None if it is not a dict of plain values.
+    """Return the arguments in a printed dict; None if the text is not a dict of plain values.
 
     Values that are not literals, such as an object's ``repr``, make the parser fail; the plain values are
     then taken one by one.

@@ -1,4 +1,4 @@
-"""vLLM's console log: how the server started, its periodic lines, and how it failed."""
+"""Reader of vLLM's console log: how the server started, its periodic lines, and how it failed."""
 
 import re
 from collections import Counter
@@ -33,7 +33,7 @@ from schedtrace.read.text_stream import LatestLines, marked_lines, text_lines
 
 NAME = "vLLM's console log"
 _OWN_MARKERS = (console_lines.SNAPSHOT_MARKER, OUTPUT_MARKER, *start_lines.MARKERS)
-"""Lines that identify such a log."""
+"""Patterns of lines that only such a log contains."""
 _STARTED = "Application startup complete"
 _WORKER_WAIT = "No available shared memory broadcast block found in"
 _ALSO = (
@@ -43,56 +43,58 @@ _ALSO = (
     _STARTED.encode(),
     *failure_lines.MARKERS,
 )
-"""Lines that belong to it, but occur in other files, too."""
+"""Patterns of lines that belong to the log but also occur in other files."""
 MARKERS = _OWN_MARKERS + _ALSO
 """Byte strings, one of which is in each line that is read."""
 _SOURCE = re.compile(r"^(?:\[pod/(?P<pod>[^\]\s]{1,300})\] |(?P<container>[\w.-]{1,100}) +\| )")
-"""Prefixes with which ``kubectl logs --prefix`` and ``docker compose logs`` name where a line is from."""
+"""Pattern of the prefixes with which ``kubectl logs --prefix`` and ``docker compose logs`` name a line's
+source."""
 _STERN = re.compile(
     r"(?P<names>(?:[a-z0-9][a-z0-9.-]{0,252} ){2,3})(?:[\d-]{10}T?\S{8,20} )?"
     r"(?:\([A-Z]\w{1,40} pid=\d|(?:DEBUG|INFO|WARNING|ERROR) )"
 )
-"""Prefix of ``stern``, namespace, pod and container, where vLLM's own prefix follows."""
+"""Pattern of the prefix of ``stern`` (namespace, pod and container) before vLLM's own prefix."""
 _FRONT_END = re.compile(r"\((APIServer pid=\d{1,10})\)")
-"""Name of the process that prints the periodic lines of a server."""
+"""Pattern of the name of the process that prints a server's periodic lines."""
 _ACTOR = re.compile(r"\(([A-Za-z_][\w:.#/()-]{0,120} pid=\d{1,10}(?:, ip=[\d.]{7,15})?)\) ")
-"""Name with which Ray begins the lines of an actor: one that prints periodic lines is a front end."""
+"""Pattern of the name with which Ray prefixes an actor's lines; an actor that prints periodic lines is a
+front end."""
 _PROCESS_PREFIX = 200
-"""Characters of a line among which it is searched."""
+"""Number of characters at the beginning of a line in which the process's name is searched."""
 _OF_A_TRACEBACK = re.compile(
     r"  +\S|Traceback \(most|The above exception|During handling of|[\w.]{0,200}(?:Error|Exception)\b"
 )
-"""Line of a traceback that a process printed without a prefix, as releases up to 0.10 do."""
+"""Pattern of a traceback's line that a process printed without a prefix, as releases up to 0.10 do."""
 _COUNTS = re.compile(r"\bRunning: \d{1,9} reqs, Waiting: \d{1,9} reqs\b")
 _LINE_TIME = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d")
 _TAIL = 2**16
-"""Bytes at the end of a file in which its last time is searched."""
+"""Bytes at the end of a file in which the last time is searched."""
 _LONGEST_DUMP = 2000
-"""Maximum number of lines over which a dumped step is broken."""
+"""Maximum number of lines over which a dumped step may be spread."""
 MOST_SERVERS = 100
-"""Maximum number of sources and starts in a file that are told apart."""
+"""Maximum number of sources and starts in a file that are distinguished."""
 
 
 @dataclass
 class ServerLog:
-    """Lines of one server, from a start to the next."""
+    """Lines of one server, from one start to the next."""
 
     source: str | None = None
     front_end: str | None = None
-    """Process that wrote its lines, where the log names it."""
+    """Name of the process that wrote the lines, if the log states it."""
     start: ServerStart = field(default_factory=ServerStart)
     start_lines: int = 0
     """Number of lines about the start."""
     engines: list[EngineLines] = field(default_factory=list)
-    """Periodic lines, by the engine's rank."""
+    """Periodic lines of each engine, by its rank."""
     step: DumpedStep | None = None
     begun_dump: int | None = None
-    """Number of the line that begins a dumped step and does not end it."""
+    """Number of the line that begins a dumped step without ending it."""
     failure: Failure | None = None
     worker_waits: int = 0
-    """Number of reports that one of vLLM's processes waited long for another one."""
+    """Number of reports that one of vLLM's processes waited long for another process."""
     last_s: float | None = None
-    """Time of the log's last line, on the clock of the snapshots; None if it is not known."""
+    """Time of the log's last line, on the same clock as the periodic lines; None if unknown."""
     notices: list[str] = field(default_factory=list)
 
     @property
@@ -102,14 +104,14 @@ class ServerLog:
 
 
 class LineOrigin(NamedTuple):
-    """Source and front end that a line belongs to, as far as the log names them."""
+    """Source and front end of a line, as far as the log names them."""
 
     source: str | None
     front_end: str | None
 
 
 class _Server:
-    """A server whose lines are being read."""
+    """Parser's state for one server."""
 
     def __init__(self, origin: LineOrigin) -> None:
         self.origin = origin
@@ -124,7 +126,7 @@ class _Server:
 
     @property
     def is_started(self) -> bool:
-        """Whether the start is over: what looks like a start after this is another one."""
+        """Whether the start is over, so that further lines of a start belong to the next one."""
         return self._has_engine or self.failures.announced
 
     @property
@@ -132,7 +134,7 @@ class _Server:
         return self._serves or bool(self.engines) or self.start.facts.kv_cache_tokens is not None
 
     def take(self, number: int, line: str) -> None:
-        """Take what a line says."""
+        """Evaluate a line."""
         if (snapshot := snapshot_in(line)) is not None:
             rank, engines, content = snapshot
             self._latest = self.engines.setdefault(rank, EngineLines(rank, engines))
@@ -151,7 +153,7 @@ class _Server:
             self.failures.take(number, line)
 
     def log(self) -> ServerLog:
-        """Return the log as read so far."""
+        """Return the log that has been read so far."""
         engines = sorted(self.engines.values(), key=lambda engine: engine.engine_rank or 0)
         repeats = sum(engine.repeats for engine in engines)
         notices = [f"{repeats:,} repeated periodic lines are left out"] if repeats else []
@@ -174,7 +176,7 @@ class _Server:
 
 
 def read_vllm_log(path: Path) -> list[ServerLog]:
-    """Read the servers of a log, in the order of their first lines.
+    """Read the servers in a log, in the order of their first lines.
 
     Text that clients sent, which vLLM may log, is ignored.
     """
@@ -218,23 +220,23 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
 
 
 class _Origins:
-    """Origins of lines: several servers may share a terminal, and engines do not name their front end.
+    """Assignment of lines to servers, which may share a terminal; engines do not name their front end.
 
     Args:
-        servers: Servers that are being read, by their origins.
+        servers: Servers that are being read, by origin.
     """
 
     def __init__(self, servers: dict[LineOrigin, _Server]) -> None:
         self._servers = servers
         self._latest: dict[str | None, LineOrigin] = {}
-        """Origin of the latest line that names a front end, by source."""
+        """Origin of the latest line that names a front end, by the line's source."""
         self._seen: set[LineOrigin] = set()
         self._at_once = False
         self._actors: set[str] = set()
-        """Actors of Ray that have printed a periodic line."""
+        """Ray actors that have printed a periodic line."""
 
     def origin(self, source: str | None, line: str) -> LineOrigin:
-        """Return the origin of a line; an engine's line belongs to the server that starts or the latest."""
+        """Return a line's origin; an engine's line belongs to the starting server, or else to the latest."""
         front_end = self._front_end(line)
         if front_end is None:
             starting = (
@@ -267,14 +269,14 @@ class _Origins:
         return actor[1] if actor[1] in self._actors else None
 
     def add_front_ends(self, logs: Iterable[ServerLog]) -> None:
-        """Add the front end to the source of each log, if a source has several."""
+        """Add the front end to the source of each log if a source has several front ends."""
         front_ends = Counter(origin.source for origin in self._seen)
         for log in logs:
             if front_ends[log.source] > 1 and log.front_end is not None:
                 log.source = log.front_end if log.source is None else f"{log.source}, {log.front_end}"
 
     def front_end_notices(self) -> Iterator[str]:
-        """Yield a notice if the lines of several front ends alternate."""
+        """Yield a notice if lines of several front ends alternate."""
         if self._at_once:
             yield (
                 "several servers wrote this log at once: a line that does not name its front end may be of "
@@ -283,7 +285,7 @@ class _Origins:
 
 
 def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str | None, str]]:
-    """Yield line number, source and text of each log record, without what clients sent."""
+    """Yield line number, source and text of each log record, without the parts that clients sent."""
     pods: set[str] = set()
     for number, line in lines:
         prefix = _SOURCE.match(line)
@@ -297,7 +299,7 @@ def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str | None
 
 
 def _stern_names(line: str, pods: set[str]) -> str | None:
-    """Return the names with which ``stern`` begins a line; None if neither they nor vLLM's prefix show it."""
+    """Return the names in the prefix that ``stern`` adds to a line; None if it has no certain prefix."""
     match = _STERN.match(line)
     if match is not None and "-" in match["names"]:  # as in a pod's name, not in words of a sentence
         return match["names"]
@@ -305,7 +307,7 @@ def _stern_names(line: str, pods: set[str]) -> str | None:
 
 
 def _about_dropped_lines(log: ServerLog, left_out: int) -> Iterator[str]:
-    """Yield a notice if old periodic lines were dropped, from this server's or from the whole file."""
+    """Yield a notice if old periodic lines of this server, or of the whole file, were dropped."""
     lines = sum(engine.lines for engine in log.engines) + left_out
     latest = sum(len(engine.snapshots) for engine in log.engines)
     if latest < lines:
@@ -327,7 +329,7 @@ def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
 
 
 def _complete_dump(path: Path, log: ServerLog) -> None:
-    """Complete a dumped step from the lines after the one that begins it, or add a notice."""
+    """Complete a dumped step from the lines after the one that begins it; otherwise add a notice."""
     first, step = log.begun_dump, log.step
     if first is None or step is None or step.scheduled_tokens is not None:
         return
@@ -348,7 +350,7 @@ def _complete_dump(path: Path, log: ServerLog) -> None:
 
 
 def _last_time(path: Path) -> float | None:
-    """Return the time of the last line that has vLLM's own; None of a packed file."""
+    """Return the time of the last line with vLLM's own timestamp; None for a compressed file."""
     with reading(path), opened(path) as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - _TAIL))
@@ -358,7 +360,7 @@ def _last_time(path: Path) -> float | None:
 
 
 def is_vllm_log(sample: FileSample) -> bool:
-    """Return whether a block has a periodic line, a dumped step, or lines of a start or of its failure."""
+    """Return whether a block has a periodic line, a dumped step, or lines about a start or its failure."""
     if sample.is_binary:
         return False
     markers = [marker.decode() for marker in READER.markers]
@@ -377,7 +379,7 @@ def is_vllm_log(sample: FileSample) -> bool:
 
 
 def has_snapshots(sample: FileSample) -> bool:
-    """Return whether a block has a periodic line, which takes precedence over anything else in a file."""
+    """Return whether a block has a periodic line, which takes precedence over all other content of a file."""
     marker = console_lines.SNAPSHOT_MARKER
     return (
         not sample.is_binary
