@@ -21,9 +21,10 @@ from schedtrace.cli.main import app
 from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.diagnose.run_statistics import engine_sums
 from schedtrace.read.run import read_run
-from schedtrace.record.live import attachment
-from schedtrace.record.live.attachment import Attachment, RefusedError
+from schedtrace.record.live import brief_recording, class_swap
+from schedtrace.record.live.attachment import Attachment
 from schedtrace.record.live.between_steps import NotReachedError
+from schedtrace.record.live.class_swap import RefusedError
 from schedtrace.record.traced import traced_class
 from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.timeline import make_timeline
@@ -106,7 +107,7 @@ def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_left_alone(idle,
     def never(_what, _timeout_s):
         raise NotReachedError("within one step")  # noqa: EM101, TRY003  # stands for another text
 
-    monkeypatch.setattr(idle.attachment._between_steps, "do", never, raising=False)
+    monkeypatch.setattr(Now, "do", staticmethod(never))
     with pytest.raises(RefusedError, match="was not attached to: within one step"):
         idle.attachment.start_recording(tmp_path / "run", None, hash_ids=False)
     assert is_plain(idle)
@@ -128,7 +129,7 @@ def test_an_engine_whose_requests_cannot_be_counted_is_left_alone(idle, tmp_path
 
 def test_a_signal_while_the_class_changes_undoes_it(idle, tmp_path, monkeypatch):
     counter = iter([0])
-    monkeypatch.setattr(attachment.time, "perf_counter_ns", lambda: next(counter))  # the second call raises
+    monkeypatch.setattr(class_swap.time, "perf_counter_ns", lambda: next(counter))  # the second call raises
     with pytest.raises(RefusedError, match="was not attached to"):
         idle.attachment.start_recording(tmp_path / "run", None, hash_ids=False)
     assert is_plain(idle)
@@ -152,46 +153,43 @@ class Stuck(Now):
 @pytest.fixture
 def stuck(idle, monkeypatch):
     """``stuck(*reached)``: whether the engine comes to the end of its step at each visit."""
-    monkeypatch.setattr(attachment, "AGAIN_S", 0.01)
-    monkeypatch.setattr(attachment, "GLANCE_S", 0)
+    monkeypatch.setattr(class_swap, "AGAIN_S", 0.01)
+    monkeypatch.setattr(brief_recording, "AGAIN_S", 60)
+    monkeypatch.setattr(brief_recording, "LENGTH_S", 0)
 
     def make(*reached):
-        idle.attachment._between_steps = Stuck(*reached)
-        return idle.attachment
+        visits = Stuck(*reached)
+        return Attachment(SimpleNamespace(scheduler=idle.scheduler), visits), visits
 
     return make
 
 
 def test_a_recording_whose_time_is_over_is_ended_as_soon_as_the_engine_allows(idle, stuck, tmp_path):
-    attached = stuck(True, False, False, True)
-    path, _, _ = attached.start_recording(tmp_path / "run", 0.01, hash_ids=False)
-    assert attached._between_steps.over.wait(60)
-    assert attached.stop_recording()[0] == path
+    attached, visits = stuck(True, False, False, True)
+    path = attached.start_recording(tmp_path / "run", 0.01, hash_ids=False).path
+    assert visits.over.wait(60)
+    assert attached.stop_recording().path == path
     assert is_plain(idle)
 
 
-def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_later(
-    idle, stuck, monkeypatch
-):
-    attached = stuck(True, False, False, True)
-    monkeypatch.setattr(attachment, "AGAIN_S", 60)
+def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_later(idle, stuck):
+    attached, visits = stuck(True, False, False, True)
     attached.exits_now()
     assert not is_plain(idle)
     assert (attached.attached, attached.trace_path, attached.recorder) == (False, None, None)
     with pytest.raises(RefusedError, match="nothing is attached to it"):
         attached.stop_recording()
-    monkeypatch.setattr(attachment, "AGAIN_S", 0.01)
-    attached._alarm.cancel()
-    attached._alarm.set(0)
-    assert attached._between_steps.over.wait(60)
+    attached._brief.alarm.cancel()
+    attached._brief.alarm.set(0)
+    assert visits.over.wait(60)
     with attached._lock:
         assert is_plain(idle)
-        assert attached._ended is None
+        assert attached._client.result is None
 
 
 def test_a_timer_that_comes_too_late_ends_no_later_recording(idle, tmp_path):
     idle.attachment.start_recording(tmp_path / "run", 60, hash_ids=False)
-    late = idle.attachment._alarm.timer
+    late = idle.attachment._client.alarm.timer
     idle.attachment.stop_recording()
     idle.attachment.start_recording(tmp_path / "again", None, hash_ids=False)
     late.function()
@@ -204,8 +202,8 @@ def test_a_recording_that_gave_up_makes_way_for_another(idle, tmp_path):
     idle.scheduler._schedtrace_recorder.writer._give_up(OSError(28, "No space left on device"))
     idle.step()
     assert idle.attachment.trace_path is None
-    path, present, _ = idle.attachment.start_recording(tmp_path / "again", None, hash_ids=False)
-    assert (path, present) == (tmp_path / "again" / "engine-0.jsonl", 4)
+    begun = idle.attachment.start_recording(tmp_path / "again", None, hash_ids=False)
+    assert (begun.path, begun.present) == (str(tmp_path / "again" / "engine-0.jsonl"), 4)
     idle.step()
     idle.attachment.stop_recording()
     assert is_plain(idle)
@@ -213,10 +211,10 @@ def test_a_recording_that_gave_up_makes_way_for_another(idle, tmp_path):
 
 
 def test_it_ends_by_itself_and_says_so_to_who_asks_then(idle, tmp_path):
-    path, _, _ = idle.attachment.start_recording(tmp_path / "run", 0.05, hash_ids=True)
-    idle.attachment._alarm.timer.join()
+    path = idle.attachment.start_recording(tmp_path / "run", 0.05, hash_ids=True).path
+    idle.attachment._client.alarm.timer.join()
     assert is_plain(idle)
-    assert idle.attachment.stop_recording()[0] == path
+    assert idle.attachment.stop_recording().path == path
     with pytest.raises(RefusedError, match="nothing is attached to it"):
         idle.attachment.stop_recording()
     assert read_run(tmp_path / "run").traces[0].header.hashed_ids

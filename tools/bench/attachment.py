@@ -72,7 +72,7 @@ def rss_kib():
 
 def cycle(engine, attachment, folder):
     """Attach, make some steps, detach: for how long each held the engine up, in microseconds."""
-    *_, attach_us = attachment.start_recording(folder, None, hash_ids=False)
+    attach_us = attachment.start_recording(folder, None, hash_ids=False).held_us
     for _ in range(STEPS):
         engine.step()
     detach_us = attachment.stop_recording().held_us

@@ -22,8 +22,6 @@ from schedtrace.model.live import (
     AskStacks,
     AskStatus,
     AskTimes,
-    Attached,
-    Detached,
     Done,
     Measured,
     QueueNow,
@@ -39,8 +37,9 @@ from schedtrace.model.trace_facts import Stalled
 from schedtrace.record.allocation import free_blocks, held_blocks
 from schedtrace.record.header import data_parallel_rank
 from schedtrace.record.hooks import Method
-from schedtrace.record.live.attachment import Attachment, RefusedError
+from schedtrace.record.live.attachment import Attachment
 from schedtrace.record.live.between_steps import BetweenSteps
+from schedtrace.record.live.class_swap import RefusedError
 from schedtrace.record.live.control_socket import ControlSocket
 from schedtrace.record.live.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.live.queue_copy import queue_now
@@ -202,13 +201,11 @@ class _Engine:
                 answer = self._status()
             case AskAttach():
                 self._refuse_if_held_up()
-                begun = self._attachment.start_recording(
+                answer = self._attachment.start_recording(
                     Path(ask.run_dir), ask.for_s, hash_ids=ask.hash_ids, trace=ask.trace
                 )
-                answer = Attached(path=str(begun.path), present=begun.present, held_us=begun.held_us)
             case AskDetach():
-                ended = self._attachment.stop_recording()
-                answer = Detached(path=str(ended.path), held_us=ended.held_us, stopped=ended.stopped)
+                answer = self._attachment.stop_recording()
             case AskMeasure():
                 answer = self._measure(ask.address)
             case AskQueue():

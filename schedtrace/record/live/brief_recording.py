@@ -1,0 +1,80 @@
+"""Brief recording in memory, for the exits of an engine that nobody records; no client sees it.
+
+It has normally ended when ``exits`` returns. If the engine does not release it in time, it is inactive from
+then on, and its alarm ends it later.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from schedtrace.model.trace import Exit
+from schedtrace.model.trace_bounds import memory_bounds
+from schedtrace.record.live.between_steps import BetweenSteps
+from schedtrace.record.live.class_swap import AGAIN_S, MOST_WAITED_S, Alarm, ClassSwap, RefusedError
+from schedtrace.record.settings import Settings, hides_ids
+
+BRIEFLY_WAITED_S = 5.0
+"""Maximum seconds to wait for the end of a step, at both ends of a brief recording."""
+LENGTH_S = 0.3
+"""Length of a brief recording in seconds; an engine that schedules nothing calls ``schedule()`` every
+millisecond.
+"""
+BOUNDS = memory_bounds("60s")
+
+
+class BriefRecording:
+    """Brief recording of one engine.
+
+    Args:
+        engine: vLLM's ``EngineCore``.
+        between_steps: Access to the engine's thread.
+        lock: Lock that callers of ``exits`` and ``end`` hold.
+        released: Function to call when the engine is not recorded any more.
+    """
+
+    def __init__(
+        self, engine: Any, between_steps: BetweenSteps, lock: threading.Lock, released: Callable[[], None]
+    ) -> None:
+        self._engine, self._between_steps, self._released = engine, between_steps, released
+        self.swap: ClassSwap | None = None
+        """Swap of the recording, until all of it is removed; None without a recording."""
+        self.alarm = Alarm(lock, lambda: self.end(MOST_WAITED_S))
+
+    def exits(self) -> list[Exit]:
+        """Record in memory for a moment; return the exits of the latest ``schedule()`` call.
+
+        Raises:
+            RefusedError: If the engine cannot be recorded, or does not reach the end of its step.
+        """
+        chosen = Settings(Path(), trial_ids=False, hash_ids=hides_ids(), bounds=BOUNDS, in_memory=True)
+        self.swap = swap = ClassSwap(self._engine, self._between_steps, chosen)
+        try:
+            swap.begin(BRIEFLY_WAITED_S)
+        except RefusedError:
+            self.swap = None
+            raise
+        time.sleep(LENGTH_S)
+        try:
+            self.end(BRIEFLY_WAITED_S)
+        except RefusedError:
+            swap.recorder.active = False
+            self.alarm.set(AGAIN_S)
+        return list(swap.recorder.writer.latest_exits)
+
+    def end(self, timeout_s: float) -> None:
+        """End the recording, if there is one.
+
+        Raises:
+            RefusedError: If the engine does not reach the end of its step.
+        """
+        swap = self.swap
+        if swap is None:
+            return
+        swap.undo(timeout_s)
+        self.alarm.cancel()
+        swap.close()
+        self.swap = None
+        self._released()
