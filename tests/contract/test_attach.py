@@ -21,6 +21,7 @@ from schedtrace.cli.main import app
 from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.diagnose.run_statistics import engine_sums
 from schedtrace.read.run import read_run
+from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.live import brief_recording, class_swap
 from schedtrace.record.live.attachment import Attachment
 from schedtrace.record.live.between_steps import NotReachedError
@@ -176,6 +177,7 @@ def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_
     attached, visits = stuck(True, False, False, True)
     attached.exits_now()
     assert not is_plain(idle)
+    assert not RECORDERS[idle.scheduler].active
     assert (attached.attached, attached.trace_path, attached.recorder) == (False, None, None)
     with pytest.raises(RefusedError, match="nothing is attached to it"):
         attached.stop_recording()
@@ -187,12 +189,14 @@ def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_
         assert attached._client.result is None
 
 
-def test_a_timer_that_comes_too_late_ends_no_later_recording(idle, tmp_path):
+def test_a_timer_that_comes_too_late_ends_no_later_recording(idle, tmp_path, monkeypatch):
     idle.attachment.start_recording(tmp_path / "run", 60, hash_ids=False)
     late = idle.attachment._client.alarm.timer
     idle.attachment.stop_recording()
     idle.attachment.start_recording(tmp_path / "again", None, hash_ids=False)
+    monkeypatch.setattr(class_swap.threading, "current_thread", lambda: late)
     late.function()
+    monkeypatch.undo()
     assert idle.attachment.attached
     idle.attachment.stop_recording()
 

@@ -380,6 +380,18 @@ def test_metrics_join_a_recording_that_is_under_way(tmp_path):
     assert type(engine.scheduler).__module__.startswith("vllm.")
 
 
+def test_another_receiver_ends_the_recording_for_the_first_one():
+    engine, first, second = Switched({}), Parts(), Parts()
+    engine.attachment.attach_meter(first)
+    writer = RECORDERS[engine.scheduler].writer
+    engine.attachment.attach_meter(second)
+    assert not writer.working
+    engine.add("r0", 40)
+    engine.finish()
+    engine.attachment.attach_meter(None)
+    assert [tally.tokens["prefill"] for tally in second.tallies] == [40]
+
+
 def test_a_recording_from_the_start_gets_metrics_and_loses_them(recording):
     parts = Parts()
     engine = Driver(traced_class)
