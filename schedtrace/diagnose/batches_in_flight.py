@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from schedtrace.diagnose.excess_features import fit_lad
+from schedtrace.diagnose.excess_work import fit_lad
 from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.step_time import fit_line
 from schedtrace.timeline.timeline import Timeline

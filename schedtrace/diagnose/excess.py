@@ -1,41 +1,33 @@
-"""Common traits of slow steps, by part of a step, and the share of their excess that nothing explains.
+"""Excess of the steps over their work, by part of a step, and the explanations of it.
 
-Slow steps may come in phases: stretches of time in which most steps are slow, which may return with a period.
-The phases come from the excess itself, so they tell when steps are slow and not why.
+For each part: its times, the model of their work, the features to compare, the search, and the cost of what
+the search names. The rest of the excess is what nothing explains.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from schedtrace.diagnose.excess_candidates import Explanation, Term
-from schedtrace.diagnose.excess_features import (
+from schedtrace.diagnose.excess_features import CAUSE, StepPhase, compared_features, features, slow_phases
+from schedtrace.diagnose.excess_search import search, split
+from schedtrace.diagnose.excess_work import (
     BETWEEN,
-    CAUSE,
     EXECUTION,
+    FEWEST_ROWS,
     HOST_PARTS,
-    LEAST_ERROR,
     SCHEDULE,
+    SLOW_ERRORS,
     UPDATE,
     Array,
-    Feature,
     exposed_us,
-    features,
     fit_work,
     judged_steps,
     part_times,
-    presence,
-    typical_error,
-    work_columns,
-)
-from schedtrace.diagnose.excess_search import (
-    FEWEST_ROWS,
     sampled_rows,
-    search,
-    split,
+    work_columns,
 )
 from schedtrace.model.report import StepExcess
 from schedtrace.timeline.events import DEVICE, EPISODE, FIRST, NO_CALL, PERIODIC, SCATTERED
@@ -45,18 +37,10 @@ LEAST_FRAC = 0.01
 """Least share of the busy time that a part must take, or an explanation must cost."""
 LEAST_FACTOR, LEAST_HOST_FACTOR = {EXECUTION: 1.03}, 1.2
 """Least factor by which a part's time grows: host work varies far more than device work."""
-SLOW_ERRORS = 4.0
-"""Number of typical model errors beyond which a step is slow."""
 SEVERAL = 2
 """Fewest phases of slow steps for which a range of steps is not an explanation."""
 EVENT_PARTS = {EXECUTION: DEVICE, SCHEDULE: "schedule", UPDATE: "update", BETWEEN: "host_gap"}
 """Part of an interruption for each part of a step."""
-MOST_SUSPECTS = 3
-"""Most requests whose presence is a feature: the requests with the slowest steps."""
-FEWEST_OF_REQUEST = 20
-"""Fewest steps with a suspected request, and without it."""
-FEWEST_BESIDE = 5
-"""Fewest steps before a suspected request starts, and after it ends."""
 FEWEST_MARKED, FEWEST_MARKED_TIMES = 10, 5
 """Fewest slow steps that share a fact, and fewest separate times at which it holds and a step is slow."""
 LEAST_MARKED, MOST_MARKED, HALF = 0.95, 0.3, 0.5
@@ -65,68 +49,6 @@ holds that have a slow step.
 """
 ABOUT_AS_FEW = 1.1
 """Factor up to which facts mark about as few steps; the first of them is named."""
-WINDOW = 20
-"""Steps compared on either side of a request's start and end."""
-
-
-MOST_BETWEEN = 5
-"""Most examined steps from one slow step of a phase to the next."""
-FEWEST_OF_PHASE = 10
-"""Fewest slow steps in a phase."""
-LEAST_SLOW_FRAC = 0.5
-"""Least share of slow steps in a phase."""
-FEWEST_RETURNS = 4
-"""Fewest phases that show a period."""
-LATE_FRAC = 0.1
-"""Share of the period by which a phase may be early or late."""
-
-
-class StepPhase(NamedTuple):
-    """Stretch of time in which most steps are slow."""
-
-    first_step: int
-    last_step: int
-    begin_us: int
-    end_us: int
-
-
-def slow_phases(steps: pl.DataFrame, slow: Array) -> list[StepPhase]:
-    """Return the phases of slow steps in order of time."""
-    places = np.flatnonzero(slow)
-    runs = np.split(places, np.flatnonzero(np.diff(places) > MOST_BETWEEN) + 1)
-    dense = [
-        run
-        for run in runs
-        if len(run) >= FEWEST_OF_PHASE and len(run) >= LEAST_SLOW_FRAC * (run[-1] - run[0] + 1)
-    ]
-    numbers, begins = steps["step"], steps["start_us"]
-    ends = steps.select(pl.max_horizontal("start_us", "end_us", "output_us")).to_series()
-    return [
-        StepPhase(int(numbers[at]), int(numbers[to]), int(begins[at]), int(ends[to]))
-        for at, to in ((int(run[0]), int(run[-1])) for run in dense)
-    ]
-
-
-def returning_phases(steps: pl.DataFrame, phases: list[StepPhase]) -> tuple[float, Array] | None:
-    """Return the period of the phases and each step's position in it, in seconds; None if they do not return.
-
-    The distances in the first half of the phases predict each phase of the second half. A phase during which
-    the trace begins shows no beginning. Steps before the first and after the last phase get the last position
-    of a period: phases that begin or cease to return mark no steps there.
-    """
-    begins = np.array([phase.begin_us for phase in phases if phase.begin_us > steps["start_us"][0]], float)
-    if len(begins) < FEWEST_RETURNS:
-        return None
-    distances = np.diff(begins)
-    usual = float(np.median(distances[: (len(distances) + 1) // 2]))
-    if np.abs(distances - usual).max() > LATE_FRAC * usual:
-        return None
-    numbers = np.arange(len(begins))
-    period = float(begins[-1] - begins[0]) / (len(begins) - 1)
-    starts = steps["start_us"].to_numpy()
-    position = np.mod(starts - (begins - period * numbers).min(), period)
-    outside = (starts < phases[0].begin_us) | (starts > phases[-1].end_us)
-    return period / 1e6, np.where(outside, period, position) / 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,28 +181,13 @@ def part_excess(
         count: Number of steps that have this part.
     """
     fit = fit_work(times, work_columns(part, steps))
-    recorded = []
-    if np.abs(fit.relative_excess).max() > SLOW_ERRORS * LEAST_ERROR:  # else the work predicts every time
-        suspects = _suspects(timeline, steps, fit.errors, times) if part == EXECUTION else []
-        recorded = features(timeline, steps, suspects)
-        is_slow = fit.relative_excess > SLOW_ERRORS * typical_error(fit.relative_excess)
-        if (returning := returning_phases(steps, slow_phases(steps, is_slow))) is not None:
-            recorded.append(Feature("period", returning[1], f"{returning[0]:.3g}"))
-    explanations = search(fit, recorded) if recorded else []
-    measures = [
-        explanation.effect_units([term.feature.values for term in explanation.terms])
-        for explanation in explanations
-    ]
-    shapes = [
-        measure if explanation.multiplies is None else measure * explanation.multiplies
-        for explanation, measure in zip(explanations, measures, strict=True)
-    ]
-    additive = [explanation.additive or explanation.multiplies is not None for explanation in explanations]
-    expected, added, error = split(fit, shapes, additive)
+    compared = compared_features(timeline, part, steps, fit)
+    explanations = search(fit, compared) if compared else []
+    expected, added, error = split(fit, explanations)
     scale = count / len(times)
     effects = [
-        _effect(steps, times, explanation, measure, added[:, at], times - expected, exposed, scale)
-        for at, (explanation, measure) in enumerate(zip(explanations, measures, strict=True))
+        _effect(steps, times, explanation, added[:, at], times - expected, exposed, scale)
+        for at, explanation in enumerate(explanations)
     ]
     excess = times - expected
     slow = (excess > SLOW_ERRORS * error * np.maximum(expected, 0)) & (excess > 0)
@@ -305,7 +212,7 @@ def part_excess(
         slow_steps=int(slow.sum()),
         excess_us=float(excess[slow].sum()) * scale,
         unexplained_us=float((excess - explained)[slow].sum()) * scale,
-        compared=list(dict.fromkeys(feature.kind for feature in recorded)),
+        compared=list(dict.fromkeys(feature.kind for feature in compared)),
         unmarked=Unmarked(left, phases, *_costs(steps, left, exposed, scale)),
     )
 
@@ -331,13 +238,12 @@ def _effect(
     steps: pl.DataFrame,
     times: Array,
     explanation: Explanation,
-    measure: Array,
     added: Array,
     excess: Array,
     exposed: Array,
     scale: float,
 ) -> Effect:
-    inside = measure > 0
+    inside = explanation.measure > 0
     half = float(np.median(added[inside])) / 2 if inside.any() else 0.0
     cost_us, felt_us = _costs(steps, added, exposed, scale)
     return Effect(
@@ -349,76 +255,6 @@ def _effect(
         added_us=float(np.clip(added, 0, None).sum()) * scale,
         cost_us=cost_us,
         felt_us=felt_us,
-    )
-
-
-def _suspects(timeline: Timeline, steps: pl.DataFrame, errors: Array, times: Array) -> list[str]:
-    """Return the requests whose presence explains most of the errors and whose steps turn slow with it.
-
-    The score of a request is the number of steps with it, times the number of steps without it, times the
-    squared difference of the mean errors.
-    """
-    order = np.argsort(steps["step"].to_numpy(), kind="stable")
-    numbers, sums = steps["step"].to_numpy()[order], np.concatenate([[0.0], np.cumsum(errors[order])])
-    many, total = len(numbers), float(sums[-1])
-    upto = pl.LazyFrame({"at": numbers, "sum": sums[1:], "number": np.arange(1, many + 1)}).set_sorted("at")
-    parts = (
-        timeline.stretches.select("request_id", "step", "last_step")
-        .with_columns(before=pl.col("step") - 1)
-        .sort("before")
-        .join_asof(upto, left_on="before", right_on="at", coalesce=False)
-        .select("request_id", "last_step", sum_before="sum", number_before="number")
-        .sort("last_step")
-        .join_asof(upto, left_on="last_step", right_on="at")
-        .select(
-            "request_id",
-            *(
-                pl.col(name).fill_null(0) - pl.col(f"{name}_before").fill_null(0)
-                for name in ("sum", "number")
-            ),
-        )
-        .group_by("request_id")
-        .agg(pl.col("sum").sum(), pl.col("number").sum())
-    )
-    inside, outside = pl.col("sum") / pl.col("number"), (total - pl.col("sum")) / (many - pl.col("number"))
-    ranked = (
-        parts.filter(pl.col("number").is_between(FEWEST_OF_REQUEST, many - FEWEST_OF_REQUEST))
-        .filter(inside > outside)
-        .with_columns(score=pl.col("number") * (many - pl.col("number")) * (inside - outside) ** 2)
-        .sort("score", "request_id", descending=[True, False])
-        .head(MOST_SUSPECTS)
-        .collect()["request_id"]
-        .to_list()
-    )
-    present = {feature.detail: feature for feature in presence(timeline, steps, ranked)}
-    # A model of the work that took much of the excess for work hides in the errors what the times show.
-    return [
-        name
-        for name in ranked
-        if name in present and any(_comes_and_goes(present[name], values) for values in (errors, times))
-    ]
-
-
-def _comes_and_goes(feature: Feature, errors: Array) -> bool:
-    """Return whether steps turn slow when the request starts and fast when it ends.
-
-    A machine that is slow for a while does not follow the start and end of a request.
-
-    Args:
-        feature: Presence of the request in each step.
-        errors: Error of the model of the work for each step, or the step's time.
-    """
-    inside = feature.values > 0
-    places = np.flatnonzero(inside)
-    first, last = int(places[0]), int(places[-1])
-    sides = (
-        (errors[max(0, first - WINDOW) : first], errors[inside][:WINDOW]),
-        (errors[last + 1 : last + 1 + WINDOW], errors[inside][-WINDOW:]),
-    )
-    distance = float(np.median(errors[inside]) - np.median(errors[~inside]))
-    return distance > 0 and all(
-        len(outside) >= FEWEST_BESIDE and np.median(within) - np.median(outside) >= distance / 2
-        for outside, within in sides
     )
 
 

@@ -1,16 +1,18 @@
-"""Candidates of the search for what slow steps have in common, and their scores.
+"""Candidates of the search for what slow steps have in common: splits, pairs of splits, and slopes.
 
 A score test ranks them: it projects the work out of both a candidate and the errors of the work-only model,
-and measures how strongly they correlate.
+and measures how strongly they correlate. Candidates that score far above the best score in shuffled errors
+are worth a fit (``excess_search.py``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.sparse import block_diag, coo_array, csr_array
 
-from schedtrace.diagnose.excess_features import Array, Feature, WorkFit
+from schedtrace.diagnose.excess_features import CORRELATE, Feature
+from schedtrace.diagnose.excess_work import Array, WorkFit, fit_lad
 
 LOWEST = 0.02
 """Quantile of a feature at which its slope starts."""
@@ -31,6 +33,19 @@ NO_SLOPE = np.zeros(0)
 """Starts of a feature that gets no slope."""
 LEAST_NEW = 0.01
 """Least share of a candidate that is independent of the work."""
+MOST_NEAR = 150
+"""Approximate maximum number of cuts of a feature in the second pass."""
+SHUFFLES = 60
+"""Number of random orders of the blocks that estimate what chance reaches."""
+FAR = 4.5
+"""Standard deviations above the mean of the best scores in shuffled errors. Chance exceeds this in about 1 of
+570 searches, by the distribution of a maximum (E. J. Gumbel, 1958)."""
+FAR_PAIR = 1.3
+"""Multiple of that score that a pair of conditions must reach, because there are many more pairs."""
+MOST_STARTS = 20
+"""Most values of a feature at which a slope is tried to start."""
+FIRST = 10
+"""Number of leading candidates, each on a different feature, that the search fits and extends to pairs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +56,10 @@ class Term:
     cut: float
     above: bool = True
 
-    def mask(self, values: Array) -> Array:
-        """Return 1.0 where a value meets the condition, else 0.0."""
-        return ((values > self.cut) == self.above).astype(float)
+    @property
+    def mask(self) -> Array:
+        """1.0 for each step that meets the condition, else 0.0."""
+        return ((self.feature.values > self.cut) == self.above).astype(float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,29 +96,23 @@ class Explanation:
         """Families of the features."""
         return frozenset(term.feature.family_name for term in self.terms)
 
-    def effect_units(self, values: Sequence[Array]) -> Array:
-        """Return each step's added time in units of ``effect``.
-
-        Args:
-            values: Values of each term's feature, for any steps.
-        """
+    @property
+    def measure(self) -> Array:
+        """Each step's added time in units of ``effect``; for a split 1.0 where the terms hold, else 0.0."""
         if self.slope:
-            return np.clip(values[0] - self.terms[0].cut, 0, None)
-        product = np.ones(len(values[0]))
-        for term, column in zip(self.terms, values, strict=True):
-            product = product * term.mask(column)
-        return product
+            (term,) = self.terms
+            return np.clip(term.feature.values - term.cut, 0, None)
+        return np.prod([term.mask for term in self.terms], axis=0)
 
-    def effect_column(self, usual: Array) -> Array:
+    def added_time(self, usual: Array) -> Array:
         """Return what the effect adds to each step's time, but for a factor.
 
         Args:
             usual: Usual time of each step's work in microseconds.
         """
-        measure = self.effect_units([term.feature.values for term in self.terms])
         if self.multiplies is not None:
-            return measure * self.multiplies
-        return measure if self.additive else measure * usual
+            return self.measure * self.multiplies
+        return self.measure if self.additive else self.measure * usual
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,21 +143,46 @@ class Candidates:
         return replace(self, holds=self.holds[places], about=[self.about[place] for place in places])
 
 
+def proposals(fit: WorkFit, features: Sequence[Feature]) -> list[Explanation]:
+    """Return the candidates that score far above chance, with their best cuts: single ones, then pairs."""
+    singles = _single_candidates(fit, features)
+    if not singles.about:
+        return []
+    scores = _scores(fit, singles, fit.errors)
+    chance = _chance(fit, singles)
+    if np.abs(scores).max() < chance / 2:
+        return []
+    leaders = {
+        at: refined(fit, singles.about[at])
+        for at in _leaders(singles, scores, chance / 2)
+        if abs(scores[at]) >= chance or not singles.about[at].slope
+    }
+    splits = [
+        replace(leader.terms[0], above=bool(scores[at] > 0))
+        for at, leader in leaders.items()
+        if not leader.slope
+    ]
+    return [
+        *(leader for at, leader in leaders.items() if abs(scores[at]) >= chance),
+        *_pairs(fit, singles, splits[:FIRST], FAR_PAIR * chance),
+    ]
+
+
+def _single_candidates(fit: WorkFit, features: Sequence[Feature]) -> Candidates:
+    """Return every split and slope of each feature."""
+    cuts = [np.zeros(0) if feature.kind == "length" else _cuts(feature.values) for feature in features]
+    candidates = _candidates(fit, features, cuts, [_slope_starts(feature) for feature in features])
+    norms = candidates.norms()
+    slopes = np.array([explanation.slope for explanation in candidates.about], bool)
+    enough = (norms >= FEWEST_SIDE) & (len(fit.times) - norms >= FEWEST_SIDE) | slopes
+    return candidates.at(np.flatnonzero(enough))
+
+
 def _cuts(values: Array) -> Array:
     distinct = np.unique(values)
     if len(distinct) > MOST_CUTS + 1:
         distinct = np.unique(np.quantile(values, np.linspace(0, 1, MOST_CUTS + 2), method="nearest"))
     return (distinct[1:] + distinct[:-1]) / 2
-
-
-def single_candidates(fit: WorkFit, features: Sequence[Feature]) -> Candidates:
-    """Return every split and slope of each feature."""
-    cuts = [np.zeros(0) if feature.kind == "length" else _cuts(feature.values) for feature in features]
-    candidates = make_candidates(fit, features, cuts, [_slope_starts(feature) for feature in features])
-    norms = candidates.norms()
-    slopes = np.array([explanation.slope for explanation in candidates.about], bool)
-    enough = (norms >= FEWEST_SIDE) & (len(fit.times) - norms >= FEWEST_SIDE) | slopes
-    return candidates.at(np.flatnonzero(enough))
 
 
 def _slope_starts(feature: Feature) -> Array:
@@ -159,16 +194,11 @@ def _slope_starts(feature: Feature) -> Array:
     low, most = np.quantile(values, LOWEST), values.max()
     if feature.kind in UNGRADED or len(np.unique(values)) < FEWEST_OF_SLOPE or most <= low:
         return NO_SLOPE
-    later = np.quantile(values, LATER, method="nearest") if may_start_late(feature) else NO_SLOPE
+    later = np.quantile(values, LATER, method="nearest") if feature.kind in BESIDE else NO_SLOPE
     return np.unique([low, *later[later < most]])
 
 
-def may_start_late(feature: Feature) -> bool:
-    """Return whether a feature counts what adds host work to a step beside the forward pass."""
-    return feature.kind in BESIDE
-
-
-def make_candidates(
+def _candidates(
     fit: WorkFit, features: Sequence[Feature], cuts: Sequence[Array], starts: Sequence[Array]
 ) -> Candidates:
     """Return the splits of each feature at its cuts, in increasing order, and its slopes from its starts."""
@@ -196,7 +226,7 @@ def make_candidates(
     return Candidates(pieces, csr_array(block_diag([coo_array(block) for block in holds])), about)
 
 
-def candidate_scores(fit: WorkFit, candidates: Candidates, errors: Array) -> Array:
+def _scores(fit: WorkFit, candidates: Candidates, errors: Array) -> Array:
     """Return each candidate's correlation with errors, about a squared standard score with its sign.
 
     Args:
@@ -208,7 +238,7 @@ def candidate_scores(fit: WorkFit, candidates: Candidates, errors: Array) -> Arr
     return _standardized(candidates.norms(), inside, lean, np.mean(errors**2, axis=0))
 
 
-def joint_scores(fit: WorkFit, splits: Candidates, held: Array, above: bool = True) -> tuple[Array, Array]:
+def _joint_scores(fit: WorkFit, splits: Candidates, held: Array, above: bool = True) -> tuple[Array, Array]:
     """Return, for each split, the number of steps that also meet a condition, and the combination's score.
 
     Args:
@@ -240,3 +270,114 @@ def _standardized(norms: Array, inside: Array, lean: Array, power: Array | np.fl
     if lean.ndim > 1:
         rest, new = rest[:, None], new[:, None]
     return np.where(new, np.sign(lean) * lean**2 / rest / np.maximum(power, 1e-12), 0.0)
+
+
+def _chance(fit: WorkFit, candidates: Candidates) -> float:
+    """Return the score that chance hardly reaches, far above the largest scores of shuffled errors."""
+    random = np.random.default_rng(0)
+    order = [np.flatnonzero(fit.blocks == block) for block in np.unique(fit.blocks)]
+    shuffled = np.column_stack(
+        [
+            fit.errors[np.concatenate([order[at] for at in random.permutation(len(order))])]
+            for _ in range(SHUFFLES)
+        ]
+    )
+    shuffled = shuffled - fit.basis @ (fit.basis.T @ shuffled)
+    most = np.abs(_scores(fit, candidates, shuffled)).max(axis=0, initial=0.0)
+    return float(most.mean() + FAR * most.std())
+
+
+def _leaders(candidates: Candidates, scores: Array, least: float) -> list[int]:
+    """Return the places of the best candidates: per feature and sign of the score one split and one slope.
+
+    A model of the work that took a jump for work leaves its largest errors, of either sign, elsewhere.
+    """
+    chosen: dict[tuple[tuple[str, str], bool, bool], int] = {}
+    for at in np.argsort(-np.abs(scores)):
+        explanation = candidates.about[at]
+        if abs(scores[at]) < least or len(chosen) >= 2 * FIRST:
+            break
+        longer_above = bool(scores[at] > 0)
+        chosen.setdefault((explanation.terms[0].feature.identity, explanation.slope, longer_above), int(at))
+    return list(chosen.values())
+
+
+def refined(fit: WorkFit, explanation: Explanation) -> Explanation:
+    """Return the split with the best cut near its own and a score of its sign, or the slope's best start.
+
+    A slope that cannot start late stays as it is. Of a pair, the second condition gets its best cut first.
+    """
+    if len(explanation.terms) > 1:
+        return _refined_pair(fit, explanation)
+    (term,) = explanation.terms
+    if explanation.slope:
+        return _started(fit, explanation) if term.feature.kind in BESIDE else explanation
+    near = _near_cuts(term)
+    own, around = (
+        _scores(fit, _candidates(fit, [term.feature], [cuts], [NO_SLOPE]), fit.errors)
+        for cuts in (np.array([term.cut]), near)
+    )
+    signed = np.sign(own[0] or 1.0) * around
+    if not len(near) or signed.max() <= 0:
+        return explanation
+    return replace(explanation, terms=(replace(term, cut=float(near[int(signed.argmax())])),))
+
+
+def _started(fit: WorkFit, explanation: Explanation) -> Explanation:
+    """Return the slope that starts where it fits best."""
+    (term,) = explanation.terms
+    values = term.feature.values
+    starts = np.unique(np.quantile(values[values < values.max()], np.linspace(LOWEST, 1, MOST_STARTS)))
+
+    def absolute_error(start: float) -> float:
+        column = np.clip(values - start, 0, None) / fit.usual
+        matrix = np.column_stack([fit.work, column / column.max()])
+        return float(np.abs(fit.times - matrix @ fit_lad(matrix, fit.times, 8)).sum())
+
+    return replace(explanation, terms=(replace(term, cut=float(min(starts, key=absolute_error))),))
+
+
+def _pairs(fit: WorkFit, singles: Candidates, leading: Sequence[Term], least: float) -> Iterator[Explanation]:
+    """Yield the best pairs of a leading condition and a second one that reach a score."""
+    for first in leading:
+        held, own = first.mask, first.feature
+        joined = []  # two different correlates are no pair
+        for place, single in enumerate(singles.about):
+            added = single.terms[0].feature
+            are_correlates = own.identity != added.identity and own.role == added.role == CORRELATE
+            if not single.slope and not are_correlates:
+                joined.append(place)
+        splits = singles.at(np.array(joined, int))
+        for above in (True, False):
+            inside, joint = _joint_scores(fit, splits, held, above)
+            enough = (inside >= FEWEST_SIDE) & (inside <= held.sum() - FEWEST_SIDE)
+            joint = np.where(enough, joint, 0.0)
+            if len(joint) and joint.max() >= least:
+                second = replace(splits.about[int(joint.argmax())].terms[0], above=above)
+                yield _refined_pair(fit, Explanation((first, second), False, 0.0, False, 0.0))
+
+
+def _refined_pair(fit: WorkFit, pair: Explanation) -> Explanation:
+    for at in (1, 0):
+        term, partner = pair.terms[at], pair.terms[1 - at]
+        held = partner.mask
+        cuts = _near_cuts(term)
+        if not len(cuts):
+            continue
+        splits = _candidates(fit, [term.feature], [cuts], [NO_SLOPE])
+        inside, scores = _joint_scores(fit, splits, held, term.above)
+        scores = np.where((inside >= FEWEST_SIDE) & (inside < held.sum()), scores, 0.0)
+        if scores.max() > 0:
+            better = replace(term, cut=float(cuts[int(scores.argmax())]))
+            pair = replace(pair, terms=(better, partner) if at == 0 else (partner, better))
+    return pair
+
+
+def _near_cuts(term: Term) -> Array:
+    """Return the cuts near a term's own; empty: its feature has a single value."""
+    distinct = np.unique(term.feature.values)
+    middles = (distinct[1:] + distinct[:-1]) / 2
+    at = int(np.searchsorted(middles, term.cut))
+    reach = max(20, 2 * len(middles) // MOST_CUTS)
+    near = middles[max(0, at - reach) : at + reach]
+    return near[:: max(1, len(near) // MOST_NEAR)]

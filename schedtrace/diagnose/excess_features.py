@@ -1,33 +1,30 @@
-"""Data on every step for the search for slow steps (``diagnose/excess.py``), and the model of their work.
+"""Features of every step that may go with an excess of its time: every recorded property of the step.
 
-For each part of a step: its time, the columns of a model of its work, and features that may go with an excess
-of that time. The model is fitted by least absolute deviations: such a fit does not mistake a jump for work,
-even if most steps lie beyond it.
+The excess itself suggests two kinds: the presence of single requests whose steps are slow, and the position
+in a period at which phases of slow steps return. A phase is a stretch of time in which most steps are slow.
+It tells when steps are slow and not why.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from schedtrace.diagnose.excess_words import ADAPTER_ROOM
+from schedtrace.diagnose.excess_work import (
+    EXECUTION,
+    LEAST_ERROR,
+    SLOW_ERRORS,
+    Array,
+    WorkFit,
+    numbers,
+    typical_error,
+)
 from schedtrace.model.cuda_graphs import graph_sizes, graph_use
-from schedtrace.timeline.events import ASLEEP, CALLED, HUNG, PAUSED, STALLED
-from schedtrace.timeline.spans import at_steps, level, merged, overlap_us, time_within
+from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.timeline import Timeline, context_tokens
 
-Array = Any
-"""NumPy array with a number or a flag for each step."""
-
-EXECUTION, SCHEDULE, UPDATE, BETWEEN = "execution", "schedule", "update", "between"
-"""Parts of a step: execution on the device, ``schedule()``, ``update_from_output()``, and the time before
-the step.
-"""
-HOST_PARTS = (SCHEDULE, UPDATE, BETWEEN)
-"""Parts that the engine process executes."""
 CAUSE, WORK, CORRELATE = 0, 1, 2
 """Role of a feature: a possible cause, work, or a mere correlate."""
 TRAITS = {
@@ -40,6 +37,8 @@ TRAITS = {
 """Options of a request that add work to a step beyond the forward pass of its tokens."""
 MOST_ADAPTERS = 20
 """Most LoRA adapters with a feature each: the adapters with the most requests."""
+ADAPTER_ROOM = {"adapter_slots": "max_loras", "adapter_reads": "max_cpu_loras"}
+"""Settings with the number of LoRA adapters on the device and in the worker's memory, by kind of feature."""
 MOST_LENGTHS, LONGER = 3, 3.0
 """Most requests whose length is a feature, and the least multiple of the median number of steps that they
 have: growth with the output of one of many like requests would not last."""
@@ -49,8 +48,24 @@ SIZES = {"16": 16, "64": 64, "128": 128, "256": 256, "512": 512, "powers of two"
 
 FEWEST_OPERATIONS = 2
 """Fewest operations of a kind from which the time since the last one is a feature."""
-MOST_BENDS, STEPS_OF_BEND = 10, 12
-"""Most bends in the cost of prefill tokens, and fewest steps per bend."""
+MOST_BETWEEN = 5
+"""Most examined steps from one slow step of a phase to the next."""
+FEWEST_OF_PHASE = 10
+"""Fewest slow steps in a phase."""
+LEAST_SLOW_FRAC = 0.5
+"""Least share of slow steps in a phase."""
+FEWEST_RETURNS = 4
+"""Fewest phases that show a period."""
+LATE_FRAC = 0.1
+"""Share of the period by which a phase may be early or late."""
+MOST_SUSPECTS = 3
+"""Most requests whose presence is a feature: the requests with the slowest steps."""
+FEWEST_OF_REQUEST = 20
+"""Fewest steps with a suspected request, and without it."""
+FEWEST_BESIDE = 5
+"""Fewest steps before a suspected request starts, and after it ends."""
+WINDOW = 20
+"""Steps compared on either side of a request's start and end."""
 
 
 class FeatureKind(NamedTuple):
@@ -142,115 +157,22 @@ class Feature:
         return f"{KINDS[self.kind].family} {detail}".strip()
 
 
-def judged_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return the steps to examine in order of time, without starved and interrupted steps.
+def compared_features(timeline: Timeline, part: str, steps: pl.DataFrame, fit: WorkFit) -> list[Feature]:
+    """Return the features to compare with the excess of a part; empty: the work predicts every time.
 
-    Starved processors, pauses, sleep, calls to the workers, stalls and hangs have a cause of their own. The
-    columns ``gap_us`` and ``idle_us`` are the host's time and the idle time since the previous step's start.
+    Args:
+        timeline: Timeline of the engine.
+        part: Name of the part.
+        steps: Steps to examine.
+        fit: Times of the part of these steps, and the model of their work.
     """
-    steps = timeline.steps.filter(~pl.col("step").is_in(timeline.starved_steps.implode())).sort("start_us")
-    events = timeline.events.filter(pl.col("kind").is_in([PAUSED, ASLEEP, CALLED, HUNG, STALLED]))
-    spans = steps.select(
-        begin_us=pl.coalesce(pl.col("start_us").shift(1), "start_us"),
-        end_us=pl.max_horizontal("start_us", pl.coalesce("output_us", "end_us")),
-    )
-    follows = (pl.col("step").diff() == 1) & pl.col("trial").eq_missing(pl.col("trial").shift(1))
-    before = spans.with_columns(end_us=steps["start_us"])
-    states = {"gap_us": pl.col("state") == "host_gap", "idle_us": pl.col("state") == "idle"}
-    between = time_within(before, timeline.engine_states, states)
-    steps = steps.with_columns(between[*states], follows=follows.fill_null(value=False))
-    return steps.filter(overlap_us(spans, merged(events)) == 0)
-
-
-def part_times(timeline: Timeline, steps: pl.DataFrame) -> dict[str, Array]:
-    """Return the time of each part of each step in microseconds; NaN if unknown or without that part."""
-    nothing = pl.lit(None, pl.Int64)
-    in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
-    shared = (timeline.header.pipeline_parallel_size or 1) > 1
-    execution = pl.when(pl.col("total_requests") > 0).then(pl.coalesce("execute_us", "busy_us"))
-    columns = steps.select(
-        (nothing if shared or in_lockstep else execution).alias(EXECUTION),
-        pl.col("schedule_us").alias(SCHEDULE),
-        pl.col("update_us").alias(UPDATE),
-        pl.when("follows").then("gap_us").alias(BETWEEN),
-    )
-    return {column.name: column.cast(pl.Float64).to_numpy() for column in columns}
-
-
-def _numbers(column: pl.Series) -> Array:
-    """Return a column's numbers or flags; 0 where it is null."""
-    return np.nan_to_num(column.cast(pl.Float64).to_numpy())
-
-
-def exposed_us(timeline: Timeline, steps: pl.DataFrame, part: str, times: Array) -> Array:
-    """Return the part of each time that the engine loses, in microseconds.
-
-    Host work costs nothing while the device is busy.
-    """
-    if part in (EXECUTION, BETWEEN):
-        return times
-    begin, length = ("start_us", "schedule_us") if part == SCHEDULE else ("output_us", "update_us")
-    spans = steps.select(begin_us=pl.col(begin).fill_null(0)).with_columns(
-        end_us=pl.col("begin_us") + steps[length].fill_null(0)
-    )
-    hidden = time_within(spans, timeline.engine_states, {"us": pl.col("state") == "device"})["us"]
-    return np.clip(times - hidden.to_numpy(), 0, None)
-
-
-def work_columns(part: str, steps: pl.DataFrame) -> Array:
-    """Return the columns of a model of a part's work: constant, linear, and bends in the cost of a token."""
-
-    def column(name: str) -> Array:
-        return _numbers(steps[name]) if name in steps.columns else none
-
-    none = np.zeros(steps.height)
-    columns = [np.ones(steps.height)]
-    if part == EXECUTION:
-        prefill, decode, context = (column(f"{kind}_tokens") for kind in ("prefill", "decode", "context"))
-        columns += [prefill, decode, context, prefill > 0, column("recomputed_tokens")]
-        fills = prefill > 0
-        columns += [*_bends(decode, 3), *_bends(context, 2)]
-        columns += [*_bends_among(prefill, fills), *_bends_among(prefill + decode, fills)]
-        columns += [prefill * context]
-    else:
-        columns += [column("total_requests"), column("num_new")]
-        if part == BETWEEN:  # the wait for the next step is shorter after a longer step
-            columns.append(np.concatenate([[0.0], (column("output_us") - column("start_us"))[:-1]]))
-    matrix = np.column_stack(columns).astype(float)
-    matrix /= np.maximum(np.abs(matrix).max(axis=0, initial=0.0), 1e-9)
-    return independent(matrix)
-
-
-def independent(matrix: Array) -> Array:
-    """Return the columns that are linearly independent of the earlier ones."""
-    places: list[int] = []
-    basis = np.empty((len(matrix), 0))
-    for at in range(matrix.shape[1]):
-        rest = matrix[:, at] - basis @ (basis.T @ matrix[:, at])
-        rest = rest - basis @ (basis.T @ rest)
-        norm = float(np.linalg.norm(rest))
-        if norm > 1e-3 * float(np.linalg.norm(matrix[:, at])) and norm > 0:
-            places.append(at)
-            basis = np.column_stack([basis, rest / norm])
-    return matrix[:, places]
-
-
-def _bends(values: Array, pieces: int) -> list[Array]:
-    """Return columns that let a line bend at equally spaced values."""
-    most = float(values.max(initial=0.0))
-    return [np.clip(values - most * at / pieces, 0, None) for at in range(1, pieces)]
-
-
-def _bends_among(values: Array, among: Array) -> list[Array]:
-    """Return columns that let a line bend between equally many of the selected steps.
-
-    They are 0 in the remaining steps.
-    """
-    if not among.any():
+    if np.abs(fit.relative_excess).max() <= SLOW_ERRORS * LEAST_ERROR:
         return []
-    count = int(min(MOST_BENDS, among.sum() // STEPS_OF_BEND))
-    knots = np.unique(np.quantile(values[among], (np.arange(count) + 0.5) / max(count, 1)))
-    return [np.where(among, np.clip(values - knot, 0, None), 0.0) for knot in knots]
+    compared = features(timeline, steps, _suspects(timeline, steps, fit) if part == EXECUTION else [])
+    is_slow = fit.relative_excess > SLOW_ERRORS * typical_error(fit.relative_excess)
+    if (returning := returning_phases(steps, slow_phases(steps, is_slow))) is not None:
+        compared.append(Feature("period", returning[1], f"{returning[0]:.3g}"))
+    return compared
 
 
 def features(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> list[Feature]:
@@ -263,7 +185,7 @@ def features(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> li
     """
     candidates = [
         *(
-            Feature(kind, _numbers(steps[name]))
+            Feature(kind, numbers(steps[name]))
             for kind, (_, _, name) in KINDS.items()
             if name and name in steps.columns and steps[name].null_count() < steps.height
         ),
@@ -279,15 +201,15 @@ def features(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> li
 
 def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     start, decodes, prefills = steps["start_us"], steps["decode_tokens"] > 0, steps["prefill_tokens"] > 0
-    yield Feature("decode_only", _numbers(decodes & ~prefills))
-    yield Feature("mixed", _numbers(decodes & prefills))
+    yield Feature("decode_only", numbers(decodes & ~prefills))
+    yield Feature("mixed", numbers(decodes & prefills))
     if timeline.begins:
         yield from _first_uses(timeline.steps, steps)
     yield Feature("idle", (steps["idle_us"] / 1e6).to_numpy())
     yield Feature("clock", ((start - timeline.begin_us) / 1e6).to_numpy())
     yield from _since_operations(timeline, start.to_numpy())
     if steps["kv_blocks_free_before"].count():
-        yield Feature("kv_used", _numbers(steps["kv_blocks_total"] - steps["kv_blocks_free_before"]))
+        yield Feature("kv_used", numbers(steps["kv_blocks_total"] - steps["kv_blocks_free_before"]))
     if "encoder_slots_freeable" in timeline.steps.columns:
         yield Feature("encoder", _encoded(timeline.steps, steps))
     if sizes := graph_sizes(timeline.header):
@@ -312,7 +234,7 @@ def _encoded(every: pl.DataFrame, steps: pl.DataFrame) -> Array:
     Room that was given back since the step before hides as much of it.
     """
     taken = every.select("step", taken=-pl.col("encoder_slots_freeable").diff().over("trial"))
-    return np.clip(_numbers(taken["taken"])[_places(every, steps)], 0, None)
+    return np.clip(numbers(taken["taken"])[_places(every, steps)], 0, None)
 
 
 def _places(every: pl.DataFrame, steps: pl.DataFrame) -> Array:
@@ -335,7 +257,7 @@ def _first_uses(every: pl.DataFrame, steps: pl.DataFrame) -> Iterator[Feature]:
 
     yield Feature("first_use", is_first(every["total_requests"].to_numpy()))
     for column in ("prefill_tokens", "used_tokens"):
-        tokens = _numbers(every[column]).astype(int)
+        tokens = numbers(every[column]).astype(int)
         for name, width in SIZES.items():
             doublings = np.ceil(np.log2(np.maximum(tokens, 1))).astype(int) + (tokens > 0)
             sizes = -(-tokens // width) if width else doublings
@@ -412,11 +334,11 @@ def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
 
 def _counts(steps: pl.DataFrame, rows: pl.DataFrame, column: str | None = None) -> Array:
     """Return the number of rows with each step, or the sum of their ``column``."""
-    numbers, of_rows = steps["step"].to_numpy(), rows["step"].to_numpy()
-    order = np.argsort(numbers)
-    ordered = numbers[order]
+    of_steps, of_rows = steps["step"].to_numpy(), rows["step"].to_numpy()
+    order = np.argsort(of_steps)
+    ordered = of_steps[order]
     places = np.minimum(np.searchsorted(ordered, of_rows), len(order) - 1)
-    weights = np.ones(rows.height) if column is None else _numbers(rows[column])
+    weights = np.ones(rows.height) if column is None else numbers(rows[column])
     return np.bincount(order[places], weights * (ordered[places] == of_rows), len(order))
 
 
@@ -478,87 +400,122 @@ def _scheduled(
     sums = level(stretches, "step", pl.col("last_step") + 1, count=1)
     ordered = steps[["step"]].with_row_index("place").sort("step")
     counts = at_steps(sums, ordered).sort("place")
-    yield Feature(kind, _numbers(counts["count"]), detail)
+    yield Feature(kind, numbers(counts["count"]), detail)
 
 
-CONVERGED = 1e-6
-"""Relative change of the sum of errors at which a fit ends."""
-BLOCK = 25
-"""Steps in a block, fewer in a short trace; a model fitted to half of the blocks predicts the other half."""
-FEWEST_BLOCKS = 24
-"""Fewest blocks into which a search divides its steps."""
-LEAST_ERROR = 0.002
-"""Least typical error: smaller relative errors are within what a model of the work can resolve."""
-BOUND = 3.0
-"""Largest error that counts, in typical errors; larger errors are clipped to it."""
+class StepPhase(NamedTuple):
+    """Stretch of time in which most steps are slow."""
+
+    first_step: int
+    last_step: int
+    begin_us: int
+    end_us: int
 
 
-@dataclass(frozen=True, eq=False)
-class WorkFit:
-    """Model of the work on the steps of a search, relative to their usual times."""
-
-    times_us: Array
-    """Time of the part of each step, in step order, in microseconds and above 0."""
-    columns: Array
-    """Columns of the part's work (``work_columns``)."""
-    times: Array
-    """``times_us`` relative to ``usual``."""
-    work: Array
-    """Columns of the work relative to ``usual``, scaled to at most 1."""
-    usual: Array
-    """Time in microseconds that a first fit predicts for each step's work."""
-    basis: Array
-    """Orthonormal columns that span the work."""
-    relative_excess: Array
-    """Excess over the work, relative to ``usual``."""
-    errors: Array
-    """Excess over the work in typical errors, clipped to ``BOUND``, with the work projected out."""
-    blocks: Array
-    """Number of each step's block."""
+def slow_phases(steps: pl.DataFrame, slow: Array) -> list[StepPhase]:
+    """Return the phases of slow steps in order of time."""
+    places = np.flatnonzero(slow)
+    runs = np.split(places, np.flatnonzero(np.diff(places) > MOST_BETWEEN) + 1)
+    dense = [
+        run
+        for run in runs
+        if len(run) >= FEWEST_OF_PHASE and len(run) >= LEAST_SLOW_FRAC * (run[-1] - run[0] + 1)
+    ]
+    of_steps, begins = steps["step"], steps["start_us"]
+    ends = steps.select(pl.max_horizontal("start_us", "end_us", "output_us")).to_series()
+    return [
+        StepPhase(int(of_steps[at]), int(of_steps[to]), int(begins[at]), int(ends[to]))
+        for at, to in ((int(run[0]), int(run[-1])) for run in dense)
+    ]
 
 
-def fit_lad(matrix: Array, target: Array, rounds: int = 12) -> Array:
-    """Fit by least absolute deviations, with iteratively reweighted least squares.
+def returning_phases(steps: pl.DataFrame, phases: list[StepPhase]) -> tuple[float, Array] | None:
+    """Return the period of the phases and each step's position in it, in seconds; None if they do not return.
 
-    It stops after ``rounds``, or as soon as a round changes the sum of errors by less than ``CONVERGED``.
+    The distances in the first half of the phases predict each phase of the second half. A phase during which
+    the trace begins shows no beginning. Steps before the first and after the last phase get the last position
+    of a period: phases that begin or cease to return mark no steps there.
     """
-    weight = np.ones(len(target))
-    costs = np.zeros(matrix.shape[1])
-    total = math.inf
-    for _ in range(rounds):
-        weighted = matrix * weight[:, None]
-        square = weighted.T @ matrix
-        square += np.diag(1e-9 * np.diag(square) + 1e-300)
-        costs = np.linalg.solve(square, weighted.T @ target)
-        error = np.abs(target - matrix @ costs)
-        before, total = total, float(error.sum())
-        if abs(before - total) <= CONVERGED * total:
-            break
-        weight = 1 / np.maximum(error, 0.05 * float(np.median(error)) + 1e-6)
-        weight /= weight.mean()
-    return costs
+    begins = np.array([phase.begin_us for phase in phases if phase.begin_us > steps["start_us"][0]], float)
+    if len(begins) < FEWEST_RETURNS:
+        return None
+    distances = np.diff(begins)
+    usual = float(np.median(distances[: (len(distances) + 1) // 2]))
+    if np.abs(distances - usual).max() > LATE_FRAC * usual:
+        return None
+    period = float(begins[-1] - begins[0]) / (len(begins) - 1)
+    starts = steps["start_us"].to_numpy()
+    position = np.mod(starts - (begins - period * np.arange(len(begins))).min(), period)
+    outside = (starts < phases[0].begin_us) | (starts > phases[-1].end_us)
+    return period / 1e6, np.where(outside, period, position) / 1e6
 
 
-def typical_error(errors: Array) -> float:
-    """Return the typical size of relative errors: the standard deviation that their median suggests."""
-    return max(1.4826 * float(np.median(np.abs(errors))), LEAST_ERROR)
+def _suspects(timeline: Timeline, steps: pl.DataFrame, fit: WorkFit) -> list[str]:
+    """Return the requests whose presence explains most of the errors and whose steps turn slow with it.
+
+    The score of a request is the number of steps with it, times the number of steps without it, times the
+    squared difference of the mean errors.
+    """
+    order = np.argsort(steps["step"].to_numpy(), kind="stable")
+    ordered, sums = steps["step"].to_numpy()[order], np.concatenate([[0.0], np.cumsum(fit.errors[order])])
+    many, total = len(ordered), float(sums[-1])
+    upto = pl.LazyFrame({"at": ordered, "sum": sums[1:], "number": np.arange(1, many + 1)}).set_sorted("at")
+    parts = (
+        timeline.stretches.select("request_id", "step", "last_step")
+        .with_columns(before=pl.col("step") - 1)
+        .sort("before")
+        .join_asof(upto, left_on="before", right_on="at", coalesce=False)
+        .select("request_id", "last_step", sum_before="sum", number_before="number")
+        .sort("last_step")
+        .join_asof(upto, left_on="last_step", right_on="at")
+        .select(
+            "request_id",
+            *(
+                pl.col(name).fill_null(0) - pl.col(f"{name}_before").fill_null(0)
+                for name in ("sum", "number")
+            ),
+        )
+        .group_by("request_id")
+        .agg(pl.col("sum").sum(), pl.col("number").sum())
+    )
+    inside, outside = pl.col("sum") / pl.col("number"), (total - pl.col("sum")) / (many - pl.col("number"))
+    ranked = (
+        parts.filter(pl.col("number").is_between(FEWEST_OF_REQUEST, many - FEWEST_OF_REQUEST))
+        .filter(inside > outside)
+        .with_columns(score=pl.col("number") * (many - pl.col("number")) * (inside - outside) ** 2)
+        .sort("score", "request_id", descending=[True, False])
+        .head(MOST_SUSPECTS)
+        .collect()["request_id"]
+        .to_list()
+    )
+    present = {feature.detail: feature for feature in presence(timeline, steps, ranked)}
+    # A model of the work that took much of the excess for work hides in the errors what the times show.
+    return [
+        name
+        for name in ranked
+        if name in present
+        and any(_comes_and_goes(present[name], values) for values in (fit.errors, fit.times_us))
+    ]
 
 
-def fit_work(times_us: Array, work: Array) -> WorkFit:
-    """Fit the model of the work.
+def _comes_and_goes(feature: Feature, errors: Array) -> bool:
+    """Return whether steps turn slow when the request starts and fast when it ends.
+
+    A machine that is slow for a while does not follow the start and end of a request.
 
     Args:
-        times_us: Time of one part of each step, in step order, in microseconds and above 0.
-        work: Columns of the part's work (``work_columns``).
+        feature: Presence of the request in each step.
+        errors: Error of the model of the work for each step, or the step's time.
     """
-    size = float(np.median(times_us))
-    usual = np.maximum(work @ fit_lad(work, times_us / size) * size, 0.1 * size)
-    relative, columns = times_us / usual, work / usual[:, None]
-    columns = columns / np.maximum(np.abs(columns).max(axis=0), 1e-12)
-    errors = relative - columns @ fit_lad(columns, relative)
-    basis, _ = np.linalg.qr(columns)
-    bounded = np.clip(errors / typical_error(errors), -BOUND, BOUND)
-    bounded = bounded - basis @ (basis.T @ bounded)
-    block = min(BLOCK, max(2, len(times_us) // FEWEST_BLOCKS))
-    blocks = np.arange(len(times_us)) // block
-    return WorkFit(times_us, work, relative, columns, usual, basis, errors, bounded, blocks)
+    inside = feature.values > 0
+    places = np.flatnonzero(inside)
+    first, last = int(places[0]), int(places[-1])
+    sides = (
+        (errors[max(0, first - WINDOW) : first], errors[inside][:WINDOW]),
+        (errors[last + 1 : last + 1 + WINDOW], errors[inside][-WINDOW:]),
+    )
+    distance = float(np.median(errors[inside]) - np.median(errors[~inside]))
+    return distance > 0 and all(
+        len(outside) >= FEWEST_BESIDE and np.median(within) - np.median(outside) >= distance / 2
+        for outside, within in sides
+    )

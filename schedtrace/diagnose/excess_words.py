@@ -62,8 +62,6 @@ NOUNS = {
     "age": ("step since the oldest request came", "steps since the oldest request came"),
 }
 """Noun of each counted feature, and its plural if that is not the noun with an s."""
-ADAPTER_ROOM = {"adapter_slots": "max_loras", "adapter_reads": "max_cpu_loras"}
-"""Settings with the number of LoRA adapters on the device and in the worker's memory, by kind of feature."""
 FLAGS = {
     "decode_only": ("that only decode", "with a prefill or without tokens"),
     "mixed": ("that mix prefill and decode", "that do not mix prefill and decode"),

@@ -32,12 +32,11 @@ sys.path.insert(0, str(ROOT))
 
 from schedtrace.diagnose.excess import part_excess  # noqa: E402  # vLLM reads these variables
 from schedtrace.diagnose.excess_candidates import Explanation  # noqa: E402  # after the path is set
-from schedtrace.diagnose.excess_features import (  # noqa: E402  # after the path is set
+from schedtrace.diagnose.excess_features import Feature, features  # noqa: E402  # after the path is set
+from schedtrace.diagnose.excess_work import (  # noqa: E402  # after the path is set
     EXECUTION,
     SCHEDULE,
     Array,
-    Feature,
-    features,
     judged_steps,
     work_columns,
 )

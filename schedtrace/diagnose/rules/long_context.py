@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 
-from schedtrace.diagnose.excess_features import fit_lad
+from schedtrace.diagnose.excess_work import fit_lad
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import advise, largest, share_of_requests, step_finding
 from schedtrace.model.report import Evidence

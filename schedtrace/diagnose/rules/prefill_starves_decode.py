@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from schedtrace.diagnose.excess_features import fit_lad
+from schedtrace.diagnose.excess_work import fit_lad
 from schedtrace.diagnose.kv_cache import cache_use
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.arrival_limited import late_requests

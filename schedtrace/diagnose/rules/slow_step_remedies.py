@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from schedtrace.diagnose.excess_words import ADAPTER_ROOM, OPERATIONS, PARTS, term_nouns
+from schedtrace.diagnose.excess_features import ADAPTER_ROOM
+from schedtrace.diagnose.excess_words import OPERATIONS, PARTS, term_nouns
 from schedtrace.diagnose.rules.allowed_settings import more_adapters
 from schedtrace.diagnose.rules.common import advise, listed
 from schedtrace.model.message import Request

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from schedtrace.diagnose.excess_features import StepPhase, slow_phases
 from schedtrace.diagnose.excess_words import (
     PARTS,
     SECONDS,
@@ -34,7 +35,7 @@ from schedtrace.timeline.events import FIRST
 from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
-    from schedtrace.diagnose.excess import Effect, PartExcess, StepPhase
+    from schedtrace.diagnose.excess import Effect, PartExcess
     from schedtrace.diagnose.excess_candidates import Explanation
 
 LEAST_FRAC = 0.01
@@ -315,8 +316,6 @@ def _first_steps(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> 
 
 
 def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> SlowSteps:
-    from schedtrace.diagnose.excess import slow_phases  # noqa: PLC0415  # as above
-
     explanation, inside = effect.explanation, effect.inside
     added = effect.excess_us[inside]
     per_unit_us = None
