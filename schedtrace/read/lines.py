@@ -20,7 +20,7 @@ from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Cpu, End, Events, Header, Notice, Output, Step
 from schedtrace.read.decompress import TOO_LARGE, ZstdFrames
-from schedtrace.read.part_files import Joint, TraceParts, last_of, named_files, parts_of
+from schedtrace.read.part_files import Joint, last_of, named_files, parts_of
 from schedtrace.read.problems import Problems
 
 Progress = Callable[[int, int], None]
@@ -118,6 +118,24 @@ class WholeLines:
 
     def __iter__(self) -> Iterator[tuple[int, list[bytes]]]:
         """Read the file, or one part after the other."""
+        number = 1
+        with ThreadPoolExecutor(1) as beside:
+            for lines in self._parts(beside) if is_in_parts(self.path) else self._plain(beside):
+                yield number, lines
+                number += len(lines)
+
+    def _plain(self, beside: ThreadPoolExecutor) -> Iterator[list[bytes]]:
+        """Yield the lines of a plain file, in chunks."""
+        self._total = file_size(self.path)
+        with reading(self.path):
+            yield from self._whole_lines(self.path, self._blocks(self.path, beside))
+
+    def _parts(self, beside: ThreadPoolExecutor) -> Iterator[list[bytes]]:
+        """Yield the lines of each part in order; small parts are joined into larger chunks.
+
+        Raises:
+            InputError: If there is no part, or the last part cannot be read.
+        """
         parts = parts_of(self.path)
         files = last_of(parts.files, self.options.last_us)
         if not files:
@@ -125,29 +143,6 @@ class WholeLines:
         self._total = sum(map(file_size, files))
         self.left_out = len(files) < len(parts.files)
         self.dropped = list(parts.left_out)
-        number = 1
-        with ThreadPoolExecutor(1) as beside:
-            chunks = (
-                self._parts(parts, files, beside) if is_in_parts(self.path) else self._plain(files, beside)
-            )
-            for lines in chunks:
-                yield number, lines
-                number += len(lines)
-
-    def _plain(self, files: list[Path], beside: ThreadPoolExecutor) -> Iterator[list[bytes]]:
-        """Yield the lines of one file, in chunks."""
-        for path in files:
-            with reading(path):
-                yield from self._whole_lines(path, ZstdFrames(), self._blocks(path, beside))
-
-    def _parts(
-        self, parts: TraceParts, files: list[Path], beside: ThreadPoolExecutor
-    ) -> Iterator[list[bytes]]:
-        """Yield the lines of each part in order; small parts are joined into larger chunks.
-
-        Raises:
-            InputError: If the last part cannot be read.
-        """
         joint, gathered, size = Joint(parts), list[bytes](), 0
         oversized = []
         for path in files:
@@ -155,7 +150,7 @@ class WholeLines:
             joint.begin(path)
             blocks = frames.blocks(self._blocks(path, beside), self.options.chunk_bytes)
             try:
-                for lines in self._whole_lines(path, frames, blocks):
+                for lines in self._whole_lines(path, blocks):
                     gathered += joint.joint_lines(lines)
                     size += sum(map(len, lines)) + len(lines)
                     if size >= self.options.chunk_bytes:
@@ -165,6 +160,7 @@ class WholeLines:
                 if path == files[-1]:
                     raise InputError(_unreadable(path, error)) from error
                 continue  # the oldest parts go while they are read
+            self.cut_off = self.cut_off or frames.cut
             joint.end_part(path, lacks=self.cut_off or frames.broken > 0 or frames.oversized)
             self.broken_frames += frames.broken
             oversized += [path.name] if frames.oversized else []
@@ -174,7 +170,7 @@ class WholeLines:
         if oversized:
             self.dropped.append(f"{named_files(oversized)}: {TOO_LARGE}")
 
-    def _whole_lines(self, path: Path, frames: ZstdFrames, blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
+    def _whole_lines(self, path: Path, blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
         """Yield the whole lines of one file, in chunks.
 
         Raises:
@@ -192,7 +188,7 @@ class WholeLines:
                 lines[0] = b"".join([*begun, lines[0]])
                 begun, size = [end], len(end)
                 yield lines
-        self.cut_off = any(begun) or frames.cut
+        self.cut_off = any(begun)
 
     def _blocks(self, path: Path, beside: ThreadPoolExecutor) -> Iterator[bytes]:
         """Yield blocks of bytes; hash large blocks in another thread at the same time."""

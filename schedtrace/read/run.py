@@ -50,10 +50,17 @@ def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
     Raises:
         InputError: If the file cannot be read, or is of another kind.
     """
+    if is_trace(path):
+        try:
+            return [read_trace(path, options)]
+        except InputError:  # a log may have a trace's name
+            if (reader := foreign_reader(path)) is None:
+                raise
+            return reader(path)
     kind = kind_of(path)
     if kind is not None and kind.reader is not None:
         return kind.reader(path)
-    if kind is TRACE or is_trace(path):
+    if kind is TRACE:
         return [read_trace(path, options)]
     msg = f"{path}: {refusal(kind)}"
     raise InputError(msg)
@@ -158,8 +165,6 @@ def _header(file: Path) -> Header | None:
     Raises:
         InputError: If no line after the header is valid.
     """
-    if foreign_reader(file) is not None:
-        return None
     header, broken = None, 0
     for _, lines in WholeLines(file, _ONE_LINE):
         for line in filter(bytes.strip, lines):
@@ -407,7 +412,7 @@ def read_run(path: Path, options: ReadOptions = READ) -> Run:
     Raises:
         InputError: If nothing was recorded, or the files cannot be read.
     """
-    if path.is_file() and (reader := foreign_reader(path)):
+    if path.is_file() and not is_trace(path) and (reader := foreign_reader(path)):
         traces = Traces(reader(path))
         return Run(path, None, traces, len(traces), named=profile_name(path))
     folder = path if path.is_dir() else path.parent

@@ -196,8 +196,10 @@ def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
     Raises:
         InputError: If the file does not exist, is empty, is not a trace of schedtrace, or has a newer schema.
     """
-    size = sum(map(file_size, files_for(path, options.last_us)))
-    if size * (EXPANDS if is_in_parts(path) else 1) > options.memory_bytes:
+    size = file_size(path)
+    if is_in_parts(path):
+        size = EXPANDS * sum(map(file_size, files_for(path, options.last_us)))
+    if size > options.memory_bytes:
         fields, large = _read_by_files(path, options)
         return Trace(path=path, large=large, **fields)
     tables = Tables()
