@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from schedtrace.model.report import RunReport
     from schedtrace.present.sections import Page
     from schedtrace.read.run import Run
-    from schedtrace.timeline.timeline import Window
+    from schedtrace.timeline.window import Window
 
 FormatOption = Annotated[
     str,
@@ -168,7 +168,7 @@ def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Windo
     Raises:
         UsageError: If a time is invalid.
     """
-    from schedtrace.timeline.timeline import Window
+    from schedtrace.timeline.window import Window
 
     if begin is end is last is None:
         return None

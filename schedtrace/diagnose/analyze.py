@@ -53,7 +53,8 @@ from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_ranks import RankSummary, RecordedRanks, rank_of
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.queue_waits import overtakings
-from schedtrace.timeline.timeline import Timeline, Window, make_timeline, windowed
+from schedtrace.timeline.timeline import Timeline, make_timeline
+from schedtrace.timeline.window import Window, windowed
 
 _EXIT = ["loop", "kind", "cause", "detail", "location", "via", "refusal"]
 _CAP = ["cap", "location"]
@@ -215,7 +216,7 @@ def _notices(timeline: Timeline) -> list[Message]:
                 "Requests wait in {queue:code}, which is not vLLM's: its order is not known. "
                 "{overtook:n} of {arrived:n request} were admitted before an earlier one that waited.",
                 queue=", ".join(timeline.header.foreign_queues),
-                overtook=overtakings(timeline, timeline.gone),
+                overtook=overtakings(timeline, timeline.tables.gone),
                 arrived=timeline.new_requests.height,
             )
         )

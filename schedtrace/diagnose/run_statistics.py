@@ -285,7 +285,7 @@ def _outcomes(timeline: Timeline) -> dict[str, int | None]:
     ids = [rows[["request_id"]] for rows in (timeline.present, timeline.first_arrivals)]
     requests = pl.concat(ids).unique()
     last = timeline.finishes.unique("request_id", keep="last")
-    left = timeline.gone.join(requests, on="request_id", how="semi")
+    left = timeline.tables.gone.join(requests, on="request_id", how="semi")
     well = pl.col("status").is_in(FINISHED)
     itself = (pl.col("in_schedule") & pl.col("abort_us").is_null()).fill_null(value=False)
     finished, aborted, by_scheduler = last.select(

@@ -96,7 +96,7 @@ def gap_sentences(run: Run) -> list[str]:
             continue
         timeline = make_timeline(trace, whole=True)
         steps, arrived = missing_steps(timeline), trace.present.height - timeline.there_first.height
-        arrived, left = arrived + trace.problems.missing_arrivals, timeline.gone.height
+        arrived, left = arrived + trace.problems.missing_arrivals, timeline.tables.gone.height
         left += trace.problems.missing_finishes
         ends = {"the arrival": arrived, "the end": left}
         of_requests = " and ".join(f"{what} of at least {count:,}" for what, count in ends.items() if count)

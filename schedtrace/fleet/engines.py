@@ -26,7 +26,7 @@ from schedtrace.model.say import say
 from schedtrace.read.cache import remove_temporary
 from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import Run, read_run
-from schedtrace.timeline.timeline import Window
+from schedtrace.timeline.window import Window
 
 DIED = "the process that read it ended twice without a result (for lack of memory?)"
 

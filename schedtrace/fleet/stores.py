@@ -16,7 +16,7 @@ from schedtrace.errors import InputError, MissingExtraError, reason_of
 from schedtrace.model.fleet import LeftOut
 from schedtrace.read.cache import digest_of, stamp_of
 from schedtrace.read.part_files import BLOCK, HEAD_LINES, began_us, head_of
-from schedtrace.timeline.timeline import Window
+from schedtrace.timeline.window import Window
 
 LINKED = "a symbolic link to a folder, which is not followed"
 VANISHED = "it vanished before it was read"

@@ -34,7 +34,8 @@ from schedtrace.model.report import Finding
 from schedtrace.read.run import Run
 from schedtrace.timeline.frames import missing_us
 from schedtrace.timeline.step_time import FEATURES
-from schedtrace.timeline.timeline import Timeline, Window
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.window import Window
 
 CELLS = 40
 """Equal parts of a recording in which arrivals are counted."""

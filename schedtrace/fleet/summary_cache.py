@@ -19,7 +19,7 @@ from schedtrace.errors import InputError
 from schedtrace.model import safe_files
 from schedtrace.model.fleet import SUMMARY_VERSION, EngineSummary
 from schedtrace.read import cache
-from schedtrace.timeline.timeline import Window
+from schedtrace.timeline.window import Window
 
 FOLDER = "fleet"
 INDEX = "files.json"

@@ -234,16 +234,16 @@ def make_starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def make_starved_steps(frames: EngineFrames, spans: pl.DataFrame) -> pl.Series:
+def starved_steps(steps: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
     """Return the steps that lie mostly in starved periods, and whose times are therefore not typical.
 
     Args:
-        frames: Frames of one engine.
+        steps: Steps of one engine.
         spans: ``starved``.
     """
     if spans.is_empty():
         return pl.Series("step", [], pl.Int64)
-    steps = frames.steps.select("step", begin_us="start_us", end_us="output_us").drop_nulls()
+    steps = steps.select("step", begin_us="start_us", end_us="output_us").drop_nulls()
     return steps.filter(overlap_us(steps, spans) > MOST_OF_IT * LENGTH_US)["step"]
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import polars as pl
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact, KvSend
@@ -85,7 +84,7 @@ class EngineFrames:
     begin_us: int
     """Start of the first step; 0 if there is none."""
     end_us: int
-    """Last moment that the trace covers (``last_moment_us``)."""
+    """Last moment that the trace covers (``timeline.py``)."""
     demand: Demand
     """Peak demand of the load; a window keeps that of the whole timeline."""
     there_first: pl.DataFrame
@@ -296,58 +295,6 @@ class EngineFrames:
     def trial_rows(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
         """Return the rows of one trial; all rows for None."""
         return frame if trial is None else frame.filter(pl.col("trial") == trial)
-
-
-def first_moment_us(steps: pl.DataFrame) -> int:
-    """Return the start of the first step; 0 if there is none."""
-    return int(steps["start_us"].min() or 0)  # type: ignore[arg-type]  # integers
-
-
-def last_moment_us(
-    *,
-    steps: pl.DataFrame,
-    arrivals: pl.DataFrame,
-    present: pl.DataFrame,
-    finishes: pl.DataFrame,
-    stalls: pl.DataFrame,
-    controls: pl.DataFrame,
-    cpu: pl.DataFrame,
-    end_missing: bool = False,
-) -> int:
-    """Return the last moment that a trace covers, in microseconds; 0 for an empty trace.
-
-    While requests are present, the times of the engine's threads and calls to the engine count as well,
-    because a paused or hanging engine makes no steps. If later steps are missing (``end_missing``), the last
-    recorded step is the end, because later states of requests are unknown.
-    """
-    updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
-    latest = pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
-    last_step_us = steps.select(latest).item()
-    if end_missing:
-        return int(last_step_us or 0)
-    moments_us = [
-        last_step_us,
-        finishes["finished_us"].max(),
-        arrivals["queued_us"].max(),
-        stalls["until_us"].max(),
-    ]
-    request_ids = pl.concat([present["request_id"], arrivals["request_id"]])
-    if not request_ids.is_in(finishes["request_id"].implode()).all():
-        moments_us.append(cpu["at_us"].max())
-        if not controls.is_empty():
-            moments_us.append((controls["at_us"] + controls["took_us"].fill_null(0)).max())
-    return max((int(us) for us in moments_us if us is not None), default=0)
-
-
-def demand_of(header: Header, steps: pl.DataFrame, finishes: pl.DataFrame) -> Demand:
-    """Return the peak demand of the load in these steps."""
-    there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
-    ended = finishes.filter(pl.col("output_tokens") > 0)
-    blocks, need = 0, kv_need(header)
-    if need is not None and need.is_bounded and need.sequence(1) is not None:
-        lengths = ended.group_by(pl.col("prompt_tokens") + pl.col("output_tokens")).len().drop_nulls()
-        blocks = sum(count * sum(need.sequence(tokens) or ()) for tokens, count in lengths.iter_rows())
-    return Demand(int(steps.select(there.max()).item() or 0), ended.height, blocks)
 
 
 NOT_RECORDED = "not_recorded"

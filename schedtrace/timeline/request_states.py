@@ -62,11 +62,24 @@ def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: p
         .drop_nulls(["begin_us", "end_us"])  # a damaged line may lack the time
         .filter((pl.col("end_us") > pl.col("begin_us")) | (pl.col("tokens") > 0))
     )
+    kind = ["request_id", "state", "cause"]
+    changed = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in kind)
+    states = (
+        rows.with_columns(row=changed.cum_sum())
+        .group_by("row", maintain_order=True)
+        .agg(
+            pl.col(*kind, "begin_us").first(),
+            pl.col("end_us").last(),
+            pl.col("begin_step").min(),
+            pl.col("end_step").max(),
+            pl.col("tokens").sum(),
+        )
+    )
     of_stretches = frames.stretches.select("request_id", "trial").unique("request_id").collect()
     by_request = [frame[["request_id", "trial"]] for frame in (frames.present, frames.arrivals)]
     trials = pl.concat([*by_request, of_stretches]).unique("request_id", keep="first", maintain_order=True)
     return (
-        cut_by_gaps(_merged(rows), frames.gaps)
+        cut_by_gaps(states, frames.gaps)
         .join(trials, on="request_id", how="left", maintain_order="left")
         .select(
             pl.lit(frames.rank, pl.Int64).alias("engine_rank"),
@@ -92,23 +105,6 @@ def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
         gone_in_gaps = departures[["request_id", "gone_us"]]
         left, moments = left.join(gone_in_gaps, on="request_id", how="left"), ["finished_us", "gone_us"]
     return left.select("request_id", end_us=pl.coalesce(*moments, pl.lit(frames.end_us)))
-
-
-def _merged(rows: pl.DataFrame) -> pl.DataFrame:
-    """Merge consecutive rows of a request with the same state and cause."""
-    kind = ["request_id", "state", "cause"]
-    changed = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in kind)
-    return (
-        rows.with_columns(row=changed.cum_sum())
-        .group_by("row", maintain_order=True)
-        .agg(
-            pl.col(*kind, "begin_us").first(),
-            pl.col("end_us").last(),
-            pl.col("begin_step").min(),
-            pl.col("end_step").max(),
-            pl.col("tokens").sum(),
-        )
-    )
 
 
 def refused_states(states: pl.DataFrame) -> pl.DataFrame:

@@ -61,16 +61,6 @@ class StepTime:
         )
 
 
-def device_busy_us() -> pl.Expr:
-    """Return the microseconds from the moment at which a step could begin on the device to its output.
-
-    With several steps in flight, a step can begin when the previous output is back, and otherwise when
-    ``schedule()`` returns.
-    """
-    before = pl.col("output_us").shift(1).fill_null(0)
-    return pl.col("output_us") - pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), before)
-
-
 def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     """Fit the model; return None if too few steps have an output.
 

@@ -1,12 +1,11 @@
 """Timeline of one engine: its trace, or a part of it, with all tables behind findings and metrics.
 
 ``make_tables`` builds the tables on which all others depend, each from the frames and the tables before it.
-``Timeline`` adds the tables that not every command needs. ``windowed`` cuts a timeline to the time between
-two moments, with the requests as they were then.
+``Timeline`` adds the tables that not every command needs. ``make_timeline`` prepares a trace for them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -14,8 +13,10 @@ from weakref import WeakKeyDictionary
 import polars as pl
 
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
+from schedtrace.model.kv_need import kv_need
 from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
+from schedtrace.model.trace import Header
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.charges import (
@@ -29,19 +30,12 @@ from schedtrace.timeline.engine_states import (
     engine_busy_us,
     make_engine_states,
     make_starved,
-    make_starved_steps,
+    starved_steps,
     thread_times,
     unstarved,
 )
 from schedtrace.timeline.events import make_events, make_host_spans, make_interrupted_states
-from schedtrace.timeline.frames import (
-    EngineFrames,
-    demand_of,
-    first_moment_us,
-    last_moment_us,
-    make_gone,
-    states_outside_gaps,
-)
+from schedtrace.timeline.frames import Demand, EngineFrames, make_gone, states_outside_gaps
 from schedtrace.timeline.queue_waits import (
     behind_head,
     heads_by_size,
@@ -51,7 +45,7 @@ from schedtrace.timeline.queue_waits import (
 )
 from schedtrace.timeline.request_states import make_queue_times, make_request_states
 from schedtrace.timeline.spans import at_steps, level, total_us
-from schedtrace.timeline.step_time import StepTime, device_busy_us, fit_step_time
+from schedtrace.timeline.step_time import StepTime, fit_step_time
 
 
 @dataclass(frozen=True)
@@ -70,6 +64,8 @@ class EngineTables:
     """Periods in which threads ran, and waited for a processor (``timeline/engine_states.py``)."""
     starved: pl.DataFrame
     """Periods in which the engine lost much of its busy time for lack of processors."""
+    starved_steps: pl.Series
+    """Numbers of the steps in which the engine was starved."""
 
 
 def make_tables(frames: EngineFrames) -> EngineTables:
@@ -79,13 +75,15 @@ def make_tables(frames: EngineFrames) -> EngineTables:
     requests = make_request_states(frames, queue, departures)
     engine = make_engine_states(frames, requests)
     threads = thread_times(frames, engine)
+    starved = make_starved(threads, engine)
     return EngineTables(
         gone=departures,
         waits=queue,
         request_states=requests,
         engine_states=engine,
         thread_times=threads,
-        starved=make_starved(threads, engine),
+        starved=starved,
+        starved_steps=starved_steps(frames.steps, starved),
     )
 
 
@@ -109,11 +107,6 @@ class Timeline(EngineFrames):
     def tables(self) -> EngineTables:
         """Tables from which all others are built."""
         return self.ready_tables or make_tables(self)
-
-    @property
-    def gone(self) -> pl.DataFrame:
-        """Requests that left in a gap of the trace (``timeline/frames.py``)."""
-        return self.tables.gone
 
     @property
     def waits(self) -> pl.DataFrame:
@@ -160,10 +153,10 @@ class Timeline(EngineFrames):
         """Steps after which the reconstructed queue differs in length from the recorded one."""
         return make_mismatches(self, self.waits)
 
-    @cached_property
+    @property
     def starved_steps(self) -> pl.Series:
         """Numbers of the steps in which the engine was starved."""
-        return make_starved_steps(self, self.starved)
+        return self.tables.starved_steps
 
     @cached_property
     def step_time(self) -> StepTime | None:
@@ -296,13 +289,16 @@ def make_timeline(
     waiting = pl.col("num_waiting_after")  # it tells the cause of a waiting loop without a recorded one
     nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
     inferred = nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER)))
+    # With several steps in flight, a step can begin on the device when the output before it is back.
+    back_us = pl.col("output_us").shift(1).fill_null(0)
+    can_begin_us = pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), back_us)
     measured_steps = (
         without_warmup(_as_scheduled(steps, exits))
         .with_columns(
             end_us=pl.col("start_us") + pl.col("schedule_us"),
             used_tokens=_used(),
             use_frac=pl.when(pl.col("token_budget") > 0).then(_used() / pl.col("token_budget")),
-            busy_us=device_busy_us(),
+            busy_us=pl.col("output_us") - can_begin_us,
             eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
         .join(context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
@@ -332,8 +328,8 @@ def make_timeline(
         preemptions=trace.preemptions().filter(measured).collect(),
         exits=without_warmup(exits),
         caps=without_warmup(_with_step(trace, trace.caps(), "remaining_budget")),
-        begin_us=first_moment_us(measured_steps),
-        end_us=last_moment_us(
+        begin_us=int(measured_steps["start_us"].min() or 0),  # type: ignore[arg-type]  # integers
+        end_us=_last_moment_us(
             steps=measured_steps,
             arrivals=arrivals,
             present=present,
@@ -343,7 +339,7 @@ def make_timeline(
             cpu=trace.cpu,
             end_missing=trace.problems.end_missing,
         ),
-        demand=demand_of(trace.header, measured_steps, finishes),
+        demand=_demand(trace.header, measured_steps, finishes),
         there_first=_there_first(present, gaps),
         facts=trace.facts,
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
@@ -358,6 +354,53 @@ def make_timeline(
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,
     )
+
+
+def _last_moment_us(
+    *,
+    steps: pl.DataFrame,
+    arrivals: pl.DataFrame,
+    present: pl.DataFrame,
+    finishes: pl.DataFrame,
+    stalls: pl.DataFrame,
+    controls: pl.DataFrame,
+    cpu: pl.DataFrame,
+    end_missing: bool = False,
+) -> int:
+    """Return the last moment that a trace covers, in microseconds; 0 for an empty trace.
+
+    While requests are present, the times of the engine's threads and calls to the engine count as well,
+    because a paused or hanging engine makes no steps. If later steps are missing (``end_missing``), the last
+    recorded step is the end, because later states of requests are unknown.
+    """
+    updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
+    latest = pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
+    last_step_us = steps.select(latest).item()
+    if end_missing:
+        return int(last_step_us or 0)
+    moments_us = [
+        last_step_us,
+        finishes["finished_us"].max(),
+        arrivals["queued_us"].max(),
+        stalls["until_us"].max(),
+    ]
+    request_ids = pl.concat([present["request_id"], arrivals["request_id"]])
+    if not request_ids.is_in(finishes["request_id"].implode()).all():
+        moments_us.append(cpu["at_us"].max())
+        if not controls.is_empty():
+            moments_us.append((controls["at_us"] + controls["took_us"].fill_null(0)).max())
+    return max((int(us) for us in moments_us if us is not None), default=0)
+
+
+def _demand(header: Header, steps: pl.DataFrame, finishes: pl.DataFrame) -> Demand:
+    """Return the peak demand of the load in these steps."""
+    there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
+    ended = finishes.filter(pl.col("output_tokens") > 0)
+    blocks, need = 0, kv_need(header)
+    if need is not None and need.is_bounded and need.sequence(1) is not None:
+        lengths = ended.group_by(pl.col("prompt_tokens") + pl.col("output_tokens")).len().drop_nulls()
+        blocks = sum(count * sum(need.sequence(tokens) or ()) for tokens, count in lengths.iter_rows())
+    return Demand(int(steps.select(there.max()).item() or 0), ended.height, blocks)
 
 
 def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
@@ -472,107 +515,4 @@ def _waiting_ends(exits: pl.DataFrame) -> pl.DataFrame:
             pl.col("request_id").alias("waiting_request"),
             *(pl.col(name).alias(f"waiting_{name}") for name in columns),
         )
-    )
-
-
-@dataclass(frozen=True)
-class Window:
-    """Window of a recording: its ends in microseconds on the first trace's clock; None if unbounded."""
-
-    begin_us: int | None = None
-    end_us: int | None = None
-    last_us: int | None = None
-    """Length of the window in microseconds, counted back from its end; an alternative to ``begin_us``."""
-
-    def __str__(self) -> str:
-        bounds = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
-        return " ".join(f"{name} {us / 1e6:.9g}s" for name, us in bounds.items() if us is not None)
-
-    def moments(self, timeline: Timeline) -> tuple[int, int]:
-        """Return both moments on the clock of a trace that has steps."""
-        first, end = timeline.begin_us, timeline.end_us
-        if self.end_us is not None:
-            end = min(end, self.end_us - timeline.offset_us)
-        if self.last_us is not None:
-            return max(first, end - self.last_us), end
-        if self.begin_us is None:
-            return first, end
-        return max(first, self.begin_us - timeline.offset_us), end
-
-
-def windowed(timeline: Timeline, window: Window) -> Timeline:
-    """Return a timeline of the steps that began in the window, with all other tables cut to it.
-
-    States keep their causes: a request that was already waiting waits from the window's beginning. A window
-    without a step, such as one within a pause, has the requests present and the calls to the engine.
-    """
-    if timeline.steps.is_empty():
-        return timeline
-    begin_us, end_us = window.moments(timeline)
-    steps = timeline.steps.filter(pl.col("start_us").is_between(begin_us, end_us, closed="left"))
-    number = steps[["step"]]
-    states = _cut(timeline.request_states, begin_us, end_us)
-    there = states[["request_id"]].unique()
-    tables = timeline.tables
-    engine = _cut(tables.engine_states, begin_us, end_us)
-    during = (pl.col("end_us") > begin_us) & (pl.col("begin_us") < end_us)
-    return replace(
-        timeline,
-        steps=steps,
-        stretches=_cut_stretches(timeline.stretches, number),
-        arrivals=timeline.arrivals.filter(pl.col("queued_us") < end_us).join(
-            there, on="request_id", how="semi", maintain_order="left"
-        ),
-        gaps=timeline.gaps.filter((pl.col("to_us") > begin_us) & (pl.col("from_us") < end_us)).with_columns(
-            pl.col("from_us", "to_us").clip(begin_us, end_us)
-        ),
-        present=timeline.present.join(there, on="request_id", how="semi", maintain_order="left"),
-        finishes=timeline.finishes.filter(pl.col("finished_us").is_between(begin_us, end_us)),
-        preemptions=_of(timeline.preemptions, number),
-        exits=_of(timeline.exits, number),
-        caps=_of(timeline.caps, number),
-        lists={
-            name: rows.join(number.lazy(), on="step", how="semi") for name, rows in timeline.lists.items()
-        },
-        stalls=_cut(timeline.stalls.rename({"since_us": "begin_us", "until_us": "end_us"}), begin_us, end_us)
-        .rename({"begin_us": "since_us", "end_us": "until_us"})
-        .with_columns(pl.col("open") & (pl.col("until_us") < end_us).not_()),
-        begin_us=begin_us,
-        end_us=end_us,
-        there_first=timeline.there_first.join(there, on="request_id", how="semi", maintain_order="left"),
-        warmup_steps=0,
-        is_window=True,
-        ready_tables=replace(
-            tables,
-            gone=tables.gone.filter(pl.col("gone_us") < end_us),
-            request_states=states,
-            engine_states=engine,
-            thread_times=thread_times(timeline, engine),
-            starved=tables.starved.filter(during),
-        ),
-    )
-
-
-def _cut(rows: pl.DataFrame, begin_us: int, end_us: int) -> pl.DataFrame:
-    """Cut rows with ``begin_us`` and ``end_us`` to their parts in the window."""
-    return rows.with_columns(pl.col("begin_us", "end_us").clip(begin_us, end_us)).filter(
-        pl.col("end_us") > pl.col("begin_us")
-    )
-
-
-def _of(rows: pl.DataFrame, number: pl.DataFrame) -> pl.DataFrame:
-    return rows.join(number, on="step", how="semi", maintain_order="left")
-
-
-def _cut_stretches(stretches: pl.LazyFrame, number: pl.DataFrame) -> pl.LazyFrame:
-    """Cut stretches to these steps; tokens computed before them count as computed from the start."""
-    if number.is_empty():
-        return stretches.filter(pl.lit(value=False))
-    first, last = int(number["step"][0]), int(number["step"][-1])
-    later = (first - pl.col("step")).clip(0)
-    grown = pl.when(later > 0).then(later * pl.col("scheduled_tokens")).otherwise(0)
-    return stretches.filter((pl.col("last_step") >= first) & (pl.col("step") <= last)).with_columns(
-        step=pl.col("step").clip(first),
-        last_step=pl.col("last_step").clip(None, last),
-        computed_tokens=pl.col("computed_tokens") + grown,
     )

@@ -13,7 +13,8 @@ from schedtrace.model.message import NOTHING
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS
 from schedtrace.timeline.engine_ranks import RecordedRanks
-from schedtrace.timeline.timeline import Timeline, Window, windowed
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.window import Window, windowed
 from schedtrace.watch.seen import LiveFigures, Slow, Verdict
 from schedtrace.watch.watched_engine import WatchedEngine
 

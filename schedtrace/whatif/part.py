@@ -21,7 +21,8 @@ from schedtrace.model.report import Finding
 from schedtrace.model.what_if import Baseline, LoadPart
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.spans import until
-from schedtrace.timeline.timeline import Timeline, Window, windowed
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.window import Window, windowed
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 

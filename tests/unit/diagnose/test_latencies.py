@@ -6,7 +6,7 @@ import pytest
 from schedtrace.diagnose.latencies import distribution, inter_token, request_latencies, tails
 from schedtrace.diagnose.run_statistics import engine_sums
 from schedtrace.model.trace import Preemption, ScheduledRequest
-from schedtrace.timeline.timeline import Window, windowed
+from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, finish, step
 
 

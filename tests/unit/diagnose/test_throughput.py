@@ -10,7 +10,7 @@ from schedtrace.present.pages.report import report_page
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
 from schedtrace.timeline.spans import united
-from schedtrace.timeline.timeline import Window
+from schedtrace.timeline.window import Window
 from schedtrace.whatif.sweep import _measure
 from schedtrace.whatif.sweep_rows import parse_slo, sweep_rows
 from schedtrace.workloads.recorded_load import loads_of_run

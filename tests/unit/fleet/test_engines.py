@@ -20,7 +20,7 @@ from schedtrace.fleet.summary_cache import SummaryCache, summaries_in, write_sum
 from schedtrace.fleet.workers import HereOnly
 from schedtrace.model.say import say
 from schedtrace.read.lines import ReadOptions
-from schedtrace.timeline.timeline import Window
+from schedtrace.timeline.window import Window
 from tests import makers
 from tests.unit.fleet.conftest import engine_lines
 

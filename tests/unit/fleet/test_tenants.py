@@ -22,7 +22,8 @@ from schedtrace.read.run import read_run
 from schedtrace.timeline.charges import FEWEST_STEPS, HEAD_OF_LINE, IDLE_HOLDERS
 from schedtrace.timeline.spans import total_us
 from schedtrace.timeline.step_time import StepTime
-from schedtrace.timeline.timeline import Window, make_timeline, windowed
+from schedtrace.timeline.timeline import make_timeline
+from schedtrace.timeline.window import Window, windowed
 from tests import makers
 from tests.makers import arrival, finish, step
 from tests.samples import FINDINGS

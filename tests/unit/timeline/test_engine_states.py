@@ -10,7 +10,7 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.timeline.engine_states import with_engine_time
-from schedtrace.timeline.timeline import Window, windowed
+from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, finish, step
 
 

@@ -18,7 +18,8 @@ from schedtrace.present.pages.story import request_page, step_page
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
-from schedtrace.timeline.timeline import Window, make_timeline, windowed
+from schedtrace.timeline.timeline import make_timeline
+from schedtrace.timeline.window import Window, windowed
 from tests.fuzz import parts
 from tests.makers import arrival, encoded, finish, header, step
 from tests.seeds import COUNT

@@ -8,7 +8,7 @@ from schedtrace.errors import UsageError
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace_facts import Control
 from schedtrace.timeline.frames import Demand
-from schedtrace.timeline.timeline import Window, windowed
+from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, finish, step
 
 
