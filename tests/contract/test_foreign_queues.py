@@ -148,7 +148,7 @@ def test_of_a_foreign_queue_nothing_is_concluded_from_the_order_of_arrival(recor
     [line] = [text for text in map(plain, report.problems) if "is not vLLM's" in text]
     arrived = run.traces[0].arrivals.height
     timeline = make_timeline(run.traces[0], whole=True)
-    overtook = overtakings(timeline, timeline.gone)
+    overtook = overtakings(timeline, timeline.tables.gone)
     assert 0 < overtook < arrived
     assert f"{overtook} of {arrived} requests were admitted before" in line
     stories = StepStories(run, make_timeline(run.traces[0], whole=True))

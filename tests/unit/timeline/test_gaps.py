@@ -78,7 +78,7 @@ def test_states_by_hand(by_hand):
     assert of["a"][-2:] == [("not_recorded", begins, 58_000), ("decode", 58_000, since)]
     assert of["b"][-1][2] == begins
     assert of["c"] == [("decode", 58_000, since)]
-    assert timeline.gone.rows() == [("b", begins, 6)]
+    assert timeline.tables.gone.rows() == [("b", begins, 6)]
     assert ("not_recorded", begins, 58_000) in timeline.engine_states.select(
         "state", "begin_us", "end_us"
     ).rows()
@@ -199,8 +199,8 @@ def test_a_window_within_a_gap_has_the_gap_alone_and_nobody_left_before_it(by_ha
         ("not_recorded", 20_000, 50_000)
     }
     assert windowed(timeline, Window(end_us=begins)).gaps.is_empty()
-    assert windowed(timeline, Window(end_us=begins)).gone.is_empty()
-    assert cut.gone["request_id"].to_list() == ["b"]
+    assert windowed(timeline, Window(end_us=begins)).tables.gone.is_empty()
+    assert cut.tables.gone["request_id"].to_list() == ["b"]
 
 
 def test_what_is_not_recorded_is_not_called_idle(by_hand):

@@ -284,7 +284,7 @@ def test_a_later_arrival_that_is_admitted_first_overtakes(view_of):
         step(2, start=200, waiting=1, ended=Cause.MAX_NUM_SEQS, got={"c": 9}, new="c"),
         step(3, start=300, got={"a": 9}, new="a"),
     )
-    assert overtakings(view, view.gone) == 2
+    assert overtakings(view, view.tables.gone) == 2
 
 
 def test_the_time_in_the_queue_ends_with_the_first_admission(view_of):
