@@ -16,25 +16,20 @@ from schedtrace.diagnose.excess_search import search, split
 from schedtrace.diagnose.excess_work import (
     BETWEEN,
     EXECUTION,
-    FEWEST_ROWS,
-    HOST_PARTS,
+    LEAST_FRAC,
     SCHEDULE,
     SLOW_ERRORS,
     UPDATE,
     Array,
-    exposed_us,
-    fit_work,
+    ExaminedPart,
+    examined_parts,
     judged_steps,
-    part_times,
     sampled_rows,
-    work_columns,
 )
 from schedtrace.model.report import StepExcess
 from schedtrace.timeline.events import DEVICE, EPISODE, FIRST, NO_CALL, PERIODIC, SCATTERED
 from schedtrace.timeline.timeline import Timeline, made_once
 
-LEAST_FRAC = 0.01
-"""Least share of the busy time that a part must take, or an explanation must cost."""
 LEAST_FACTOR, LEAST_HOST_FACTOR = {EXECUTION: 1.03}, 1.2
 """Least factor by which a part's time grows: host work varies far more than device work."""
 SEVERAL = 2
@@ -126,23 +121,11 @@ class PartExcess:
 @made_once
 def part_excesses(timeline: Timeline) -> list[PartExcess]:
     """Return the excess of each part of the steps that costs time, with its explanations."""
-    steps = judged_steps(timeline)
-    if steps.height < FEWEST_ROWS or not timeline.busy_us:
-        return []
     parts = []
-    for part, times in part_times(timeline, steps).items():
-        timed_rows = np.flatnonzero(np.isfinite(times) & (times > 0))
-        if len(timed_rows) < FEWEST_ROWS:
-            continue
-        examined = timed_rows[sampled_rows(len(timed_rows))]
-        sample_times, sample = times[examined], steps[examined]
-        exposed = exposed_us(timeline, sample, part, sample_times)
-        scale = len(timed_rows) / len(examined)
-        if part in HOST_PARTS and exposed.sum() * scale < LEAST_FRAC * timeline.busy_us:
-            continue
-        excess = part_excess(timeline, part, sample, sample_times, exposed, len(timed_rows))
+    for part in examined_parts(timeline):
+        excess = part_excess(timeline, part)
         least_us = LEAST_FRAC * timeline.busy_us
-        least = LEAST_FACTOR.get(part, LEAST_HOST_FACTOR)
+        least = LEAST_FACTOR.get(part.name, LEAST_HOST_FACTOR)
         effects = [
             effect for effect in excess.effects if effect.cost_us >= least_us and effect.factor >= least
         ]
@@ -167,53 +150,39 @@ def step_excesses(timeline: Timeline) -> list[StepExcess]:
     ]
 
 
-def part_excess(
-    timeline: Timeline, part: str, steps: pl.DataFrame, times: Array, exposed: Array, count: int
-) -> PartExcess:
-    """Return the excess of one part of the steps, with its explanations.
-
-    Args:
-        timeline: Timeline of the engine.
-        part: Name of the part.
-        steps: Steps to examine.
-        times: Time of the part of each step, in microseconds.
-        exposed: Part of each time that the engine loses, in microseconds (``exposed_us``).
-        count: Number of steps that have this part.
-    """
-    fit = fit_work(times, work_columns(part, steps))
-    compared = compared_features(timeline, part, steps, fit)
-    explanations = search(fit, compared) if compared else []
-    expected, added, error = split(fit, explanations)
-    scale = count / len(times)
-    effects = [
-        _effect(steps, times, explanation, added[:, at], times - expected, exposed, scale)
-        for at, explanation in enumerate(explanations)
-    ]
+def part_excess(timeline: Timeline, part: ExaminedPart) -> PartExcess:
+    """Return the excess of one part of the steps, with its explanations."""
+    compared = compared_features(timeline, part)
+    explanations = search(part.fit, compared) if compared else []
+    expected, added, error = split(part.fit, explanations)
+    steps, times = part.steps, part.times_us
     excess = times - expected
     slow = (excess > SLOW_ERRORS * error * np.maximum(expected, 0)) & (excess > 0)
     explained = np.minimum(excess, np.clip(added, 0, None).sum(axis=1))
     reasons = [not is_clock_range(explanation) for explanation in explanations]
     explained_why = np.minimum(excess, np.clip(added[:, reasons], 0, None).sum(axis=1))
     kinds = (FIRST, PERIODIC, EPISODE, SCATTERED, NO_CALL)  # ``interruption`` reports these steps
-    events = timeline.events.filter(pl.col("kind").is_in(kinds), pl.col("part") == EVENT_PARTS[part])
+    events = timeline.events.filter(pl.col("kind").is_in(kinds), pl.col("part") == EVENT_PARTS[part.name])
     candidates = slow & ~steps["step"].is_in(events["step"].drop_nulls().implode()).to_numpy()
     left = _still_slow(times, excess - explained_why, error, candidates)
     phases = slow_phases(steps, left > 0)
     if len(phases) < SEVERAL:
         left = _still_slow(times, excess - explained, error, candidates)
     return PartExcess(
-        part=part,
+        part=part.name,
         steps=steps,
-        all_steps=count,
+        all_steps=part.all_steps,
         expected_us=expected,
         times_us=times,
-        effects=effects,
+        effects=[
+            _effect(part, explanation, added[:, at], excess) for at, explanation in enumerate(explanations)
+        ],
         error_frac=error,
         slow_steps=int(slow.sum()),
-        excess_us=float(excess[slow].sum()) * scale,
-        unexplained_us=float((excess - explained)[slow].sum()) * scale,
+        excess_us=float(excess[slow].sum()) * part.scale,
+        unexplained_us=float((excess - explained)[slow].sum()) * part.scale,
         compared=list(dict.fromkeys(feature.kind for feature in compared)),
-        unmarked=Unmarked(left, phases, *_costs(steps, left, exposed, scale)),
+        unmarked=Unmarked(left, phases, *_costs(part, left)),
     )
 
 
@@ -222,11 +191,12 @@ def _still_slow(times: Array, left: Array, error: float, candidates: Array) -> A
     return np.where(candidates & (left > SLOW_ERRORS * error * (times - left)), left, 0.0)
 
 
-def _costs(steps: pl.DataFrame, added: Array, exposed: Array, scale: float) -> tuple[float, float]:
+def _costs(part: ExaminedPart, added: Array) -> tuple[float, float]:
     """Return the cost of added time to the engine, and the same cost multiplied by the requests that ran."""
-    cost = np.minimum(np.clip(added, 0, None), exposed)
-    running = steps.select(pl.max_horizontal("total_requests", "num_running_before").fill_null(0))
-    return float(cost.sum()) * scale, float((cost * running.to_series().to_numpy()).sum()) * scale
+    cost = np.minimum(np.clip(added, 0, None), part.exposed_us)
+    running = part.steps.select(pl.max_horizontal("total_requests", "num_running_before").fill_null(0))
+    felt = cost * running.to_series().to_numpy()
+    return float(cost.sum()) * part.scale, float(felt.sum()) * part.scale
 
 
 def is_clock_range(explanation: Explanation) -> bool:
@@ -234,25 +204,18 @@ def is_clock_range(explanation: Explanation) -> bool:
     return not explanation.slope and all(term.feature.kind == "clock" for term in explanation.terms)
 
 
-def _effect(
-    steps: pl.DataFrame,
-    times: Array,
-    explanation: Explanation,
-    added: Array,
-    excess: Array,
-    exposed: Array,
-    scale: float,
-) -> Effect:
+def _effect(part: ExaminedPart, explanation: Explanation, added: Array, excess: Array) -> Effect:
     inside = explanation.measure > 0
     half = float(np.median(added[inside])) / 2 if inside.any() else 0.0
-    cost_us, felt_us = _costs(steps, added, exposed, scale)
+    cost_us, felt_us = _costs(part, added)
+    factors = part.times_us / np.maximum(part.times_us - added, 1.0)
     return Effect(
         explanation=explanation,
         excess_us=added,
         inside=inside,
         longer=excess > half,
-        factor=float(np.median((times / np.maximum(times - added, 1.0))[inside])) if inside.any() else 1.0,
-        added_us=float(np.clip(added, 0, None).sum()) * scale,
+        factor=float(np.median(factors[inside])) if inside.any() else 1.0,
+        added_us=float(np.clip(added, 0, None).sum()) * part.scale,
         cost_us=cost_us,
         felt_us=felt_us,
     )

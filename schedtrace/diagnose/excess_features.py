@@ -17,6 +17,7 @@ from schedtrace.diagnose.excess_work import (
     LEAST_ERROR,
     SLOW_ERRORS,
     Array,
+    ExaminedPart,
     WorkFit,
     numbers,
     typical_error,
@@ -157,18 +158,12 @@ class Feature:
         return f"{KINDS[self.kind].family} {detail}".strip()
 
 
-def compared_features(timeline: Timeline, part: str, steps: pl.DataFrame, fit: WorkFit) -> list[Feature]:
-    """Return the features to compare with the excess of a part; empty: the work predicts every time.
-
-    Args:
-        timeline: Timeline of the engine.
-        part: Name of the part.
-        steps: Steps to examine.
-        fit: Times of the part of these steps, and the model of their work.
-    """
+def compared_features(timeline: Timeline, part: ExaminedPart) -> list[Feature]:
+    """Return the features to compare with the excess of a part; empty: the work predicts every time."""
+    steps, fit = part.steps, part.fit
     if np.abs(fit.relative_excess).max() <= SLOW_ERRORS * LEAST_ERROR:
         return []
-    compared = features(timeline, steps, _suspects(timeline, steps, fit) if part == EXECUTION else [])
+    compared = features(timeline, steps, _suspects(timeline, steps, fit) if part.name == EXECUTION else [])
     is_slow = fit.relative_excess > SLOW_ERRORS * typical_error(fit.relative_excess)
     if (returning := returning_phases(steps, slow_phases(steps, is_slow))) is not None:
         compared.append(Feature("period", returning[1], f"{returning[0]:.3g}"))

@@ -6,6 +6,7 @@ most steps lie beyond it.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,6 @@ EXECUTION, SCHEDULE, UPDATE, BETWEEN = "execution", "schedule", "update", "betwe
 """Parts of a step: execution on the device, ``schedule()``, ``update_from_output()``, and the time before
 the step.
 """
-HOST_PARTS = (SCHEDULE, UPDATE, BETWEEN)
-"""Parts that the engine process executes."""
 MOST_ROWS = 5_000
 """Most steps that a search examines; it samples evenly spaced blocks of a longer trace."""
 FEWEST_ROWS = 60
@@ -33,6 +32,8 @@ MOST_BENDS, STEPS_OF_BEND = 10, 12
 """Most bends in the cost of prefill tokens, and fewest steps per bend."""
 CONVERGED = 1e-6
 """Relative change of the sum of errors at which a fit ends."""
+LEAST_FRAC = 0.01
+"""Least share of the busy time that a part of the host's work must take, or an explanation must cost."""
 BLOCK = 25
 """Steps in a block, fewer in a short trace; a model fitted to half of the blocks predicts the other half."""
 FEWEST_BLOCKS = 24
@@ -234,3 +235,47 @@ def fit_work(times_us: Array, work: Array) -> WorkFit:
     block = min(BLOCK, max(2, len(times_us) // FEWEST_BLOCKS))
     blocks = np.arange(len(times_us)) // block
     return WorkFit(times_us, work, relative, columns, usual, basis, errors, bounded, blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class ExaminedPart:
+    """Examined steps with one of their parts: its times, and the model of its work."""
+
+    name: str
+    """``execution``, ``schedule``, ``update`` or ``between``."""
+    steps: pl.DataFrame
+    """Steps that are examined, one row each."""
+    times_us: Array
+    """Time of the part of each step."""
+    exposed_us: Array
+    """Part of each time that the engine loses."""
+    all_steps: int
+    """Number of steps that have this part."""
+    scale: float
+    """Number of steps that each examined step stands for."""
+    fit: WorkFit
+    """Model of the part's work."""
+
+
+def examined_part(
+    name: str, steps: pl.DataFrame, times: Array, exposed: Array, all_steps: int
+) -> ExaminedPart:
+    """Return a part of these steps with the model of its work."""
+    fit = fit_work(times, work_columns(name, steps))
+    return ExaminedPart(name, steps, times, exposed, all_steps, all_steps / len(times), fit)
+
+
+def examined_parts(timeline: Timeline) -> Iterator[ExaminedPart]:
+    """Yield the parts of the steps that cost time, with all steps or a sample of them."""
+    steps = judged_steps(timeline)
+    if steps.height < FEWEST_ROWS or not timeline.busy_us:
+        return
+    for name, times in part_times(timeline, steps).items():
+        timed_rows = np.flatnonzero(np.isfinite(times) & (times > 0))
+        if len(timed_rows) < FEWEST_ROWS:
+            continue
+        rows = timed_rows[sampled_rows(len(timed_rows))]
+        exposed = exposed_us(timeline, steps[rows], name, times[rows])
+        cost_us = exposed.sum() * (len(timed_rows) / len(rows))
+        if name == EXECUTION or cost_us >= LEAST_FRAC * timeline.busy_us:
+            yield examined_part(name, steps[rows], times[rows], exposed, len(timed_rows))

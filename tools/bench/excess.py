@@ -37,6 +37,7 @@ from schedtrace.diagnose.excess_work import (  # noqa: E402  # after the path is
     EXECUTION,
     SCHEDULE,
     Array,
+    examined_part,
     judged_steps,
     work_columns,
 )
@@ -252,7 +253,7 @@ def tried(loads: list[Load], seed: int, *, noise_only: bool) -> Outcome:
         hidden = hide(features(load.timeline, load.steps, requests), work_columns(part, load.steps), chance)
         times = base * np.where(hidden.inside, 1 + hidden.factor, 1.0)
     busy = float(times.sum()) + (0.0 if part == EXECUTION else float(load.steps["busy_us"].sum()))
-    excess = part_excess(load.timeline, part, load.steps, times, times, len(times))
+    excess = part_excess(load.timeline, examined_part(part, load.steps, times, times, len(times)))
     effects = [effect for effect in excess.effects if effect.cost_us >= REPORTED_FROM * busy]
     is_named = [hidden is not None and named(hidden, effect.explanation, effect.inside) for effect in effects]
     also = [
