@@ -44,8 +44,6 @@ class FileKind:
     advice: str = ""
     """Advice for users with such a file, in the imperative."""
     reader: Reader | None = None
-    is_workload: bool = False
-    """Whether ``schedtrace.workloads`` reads files of this kind."""
     record: RecordReader | None = None
     """Reader of this kind, if it is a record that contains less than a trace."""
 
@@ -225,8 +223,8 @@ KINDS: tuple[FileKind, ...] = (
         "open it in ui.perfetto.dev",
     ),
     # workloads
-    FileKind("a trace of Azure's LLM inference", _columns(AZURE_COLUMNS), TO_REPLAY, is_workload=True),
-    FileKind("a trace of BurstGPT", _columns(BURSTGPT_COLUMNS), TO_REPLAY, is_workload=True),
+    FileKind("a trace of Azure's LLM inference", _columns(AZURE_COLUMNS), TO_REPLAY),
+    FileKind("a trace of BurstGPT", _columns(BURSTGPT_COLUMNS), TO_REPLAY),
     FileKind(
         "sessions of AIPerf or Dynamo",
         lambda sample: (
@@ -235,19 +233,16 @@ KINDS: tuple[FileKind, ...] = (
             or (sample.has("input_length") and (sample.has("session_id") or not sample.has("timestamp")))
         ),
         TO_REPLAY,
-        is_workload=True,
     ),
     FileKind(
         "a timed trace (Mooncake, Qwen-Bailian or vLLM's timed_trace)",
         _fields("timestamp", "input_length"),
         TO_REPLAY,
-        is_workload=True,
     ),
     FileKind(
         "a list of conversations (ShareGPT)",
         _fields("conversations"),
         TO_REPLAY,
-        is_workload=True,
     ),
     FileKind(
         "a workload in JSON Lines",
@@ -255,19 +250,16 @@ KINDS: tuple[FileKind, ...] = (
             "input_len" in sample.row or ("prompt" in sample.row and sample.row.keys() <= _OF_A_PROMPT)
         ),
         TO_REPLAY,
-        is_workload=True,
     ),
     FileKind(
         "a batch of OpenAI requests",
         _fields("custom_id", "url", "body"),
         TO_REPLAY,
-        is_workload=True,
     ),
     FileKind(
         "chat messages",
         lambda sample: isinstance(sample.row.get("messages"), list),
         TO_REPLAY,
-        is_workload=True,
     ),
     FileKind(
         "requests in a format that is not read",
