@@ -1,4 +1,4 @@
-"""vLLM's own scheduler and KV cache manager without a model.
+"""vLLM's own scheduler and KV cache manager, driven without a model.
 
 ``Driver`` drives them call by call, ``Simulation`` in virtual time; see ``docs/simulate.md``. If vLLM's GPU
 build finds no GPU, its CPU platform replaces it, because nothing is computed.
@@ -7,17 +7,17 @@ build finds no GPU, its CPU platform replaces it, because nothing is computed.
 from vllm import platforms
 
 CPU_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
-"""Variable with the size of a CPU's cache, which does not apply to a simulated GPU."""
+"""Variable with the size of a CPU's KV cache, which does not apply to a simulated GPU."""
 
 
 def provide_platform() -> None:
-    """Give vLLM a platform if it finds none; without a platform it cannot be configured."""
+    """Give vLLM a platform if it finds none, because vLLM cannot be configured without one."""
     if not platforms.resolve_current_platform_cls_qualname().endswith(".UnspecifiedPlatform"):
         return
     from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415  # needs what other platforms' machines may lack
 
     class WithoutKernels(CpuPlatform):  # type: ignore[misc]  # vLLM is untyped here
-        """Platform without the package's kernels, which are for another device or another torch."""
+        """Platform that does not load vLLM's kernels, which are for another device or another torch."""
 
         @classmethod
         def import_kernels(cls) -> None:
@@ -27,7 +27,7 @@ def provide_platform() -> None:
 
 
 def platform_is_cpu() -> bool:
-    """Return whether vLLM's platform is a CPU's, real or as a replacement."""
+    """Return whether vLLM's platform is a CPU, whether real or a replacement."""
     is_cpu_platform: bool = platforms.current_platform.is_cpu()
     return is_cpu_platform
 

@@ -1,4 +1,4 @@
-"""Clock that vLLM and the recorder read, on which time passes only when a simulation advances it."""
+"""Clock for vLLM and the recorder, on which time passes only when a simulation advances it."""
 
 import sys
 import time
@@ -12,18 +12,18 @@ from schedtrace.step_times.batch import Batch, StepTimes
 NEVER = float("inf")
 """Time later than any event, in microseconds."""
 READERS = ("vllm.v1", "schedtrace.record")
-"""Packages whose modules read the virtual clock: the engine core and the recorder."""
+"""Packages whose modules read the virtual clock: those of the engine core and of the recorder."""
 
 
 class VirtualClock:
-    """Replacement of the module ``time`` in ``READERS`` while it is entered; nothing sleeps.
+    """Replacement for the module ``time`` in ``READERS`` while the context is entered; nothing sleeps.
 
-    All its clocks read 0 at the start, including the wall clock, so that traces of several simulations line
-    up.
+    All clocks of the module read 0 at the start, including the wall clock, so that traces of several
+    simulations line up.
     """
 
     virtual = True
-    """Whether the times are not a machine's; the recorder reads this."""
+    """Whether the times are virtual; the recorder reads this attribute."""
 
     def __init__(self) -> None:
         self.now_us: float = 0.0
@@ -53,7 +53,7 @@ class VirtualClock:
         self.now_us += us
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass; with 0, only let other threads run."""
+        """Let time pass; for 0 seconds, only let other threads run."""
         if seconds:
             self.advance(1e6 * seconds)
         else:
@@ -65,7 +65,7 @@ class VirtualClock:
 
     @contextmanager
     def at(self, us: float) -> Iterator[None]:
-        """Make reads return this moment, for another thread's work while a step runs."""
+        """Make reads return this moment, for work that another thread would do while a step runs."""
         now, self.now_us = self.now_us, us
         try:
             yield
@@ -85,9 +85,8 @@ class VirtualClock:
 
 
 SPIN_US = 100.0
-"""Microseconds that are waited in a loop, because Linux wakes a sleeper 50 us late (its timer slack) or
-more.
-"""
+"""Microseconds that are waited in a busy loop, because Linux wakes a sleeper 50 us late (its timer slack) or
+more."""
 
 
 class MachineClock:
@@ -95,11 +94,11 @@ class MachineClock:
 
     @property
     def now_us(self) -> float:
-        """Microseconds, on the clock that the recorder reads."""
+        """Time in microseconds, on the clock that the recorder reads."""
         return time.monotonic_ns() / 1000
 
     def until(self, us: float) -> None:
-        """Wait until a moment; return at once if it has passed. Other threads run meanwhile."""
+        """Wait until a moment; return at once if it has passed. Other threads can run during the wait."""
         left = us - self.now_us
         if left > SPIN_US:
             time.sleep((left - SPIN_US) / 1e6)
@@ -108,15 +107,15 @@ class MachineClock:
 
 
 def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable[[Any], Batch]) -> type:
-    """Subclass a scheduler so that time passes within ``schedule()`` and ``update_from_output()``.
+    """Return a scheduler subclass in which time passes in ``schedule()`` and ``update_from_output()``.
 
-    The subclass decides nothing and keeps the name of its parent, because a trace's header names the class
-    that vLLM chose.
+    The subclass makes the same decisions and keeps its parent's name, because a trace's header names the
+    class that vLLM chose.
 
     Args:
         plain: Scheduler class of vLLM.
         clock: Clock of the simulation.
-        times: Step times with the durations of the calls.
+        times: Step times that contain the durations of these calls.
         batch_of: Function that returns the batch of a ``SchedulerOutput``.
     """
     parent: Any = plain
@@ -128,7 +127,7 @@ def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable
             self.schedtrace_steps = self.schedtrace_updates = 0
 
         def _update_after_schedule(self, output: Any) -> None:
-            """Let the time of ``schedule()`` pass, of which this call is the last statement."""
+            """Let the time of ``schedule()`` pass; this call is that method's last statement."""
             super()._update_after_schedule(output)
             self.schedtrace_steps += 1
             batch = batch_of(output)

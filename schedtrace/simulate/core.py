@@ -1,8 +1,8 @@
 """vLLM's ``EngineCore`` in this process, with schedtrace's executor and KV cache.
 
-Ranks of a mixture of experts are ``DPEngineCoreProc``, which run in lock-step. Ranks of a dense model are
-independent ``EngineCoreProc``. There are no processes, sockets or process group; schedtrace provides the
-queues and the group.
+Ranks of a mixture of experts are ``DPEngineCoreProc`` objects, which run in lock-step. Ranks of a dense model
+are independent ``EngineCoreProc`` objects. No processes, sockets or process groups are created; schedtrace
+provides the queues and a stand-in for the group.
 """
 
 import inspect
@@ -47,14 +47,14 @@ def make_core(
         if not hasattr(core.EngineCore, "post_step"):  # vLLM 0.10.0
 
             def post_step(self, _executed: bool) -> None:
-                """Do nothing after a step."""
+                """Do nothing after a step: ``EngineCore`` of vLLM 0.10.0 has no such method."""
 
     with built_here(scheduler_class):
         return Core(config, executor, log_stats=True)
 
 
 def sized_cache(config: Any, groups: list[Any]) -> Any:
-    """Return a KV cache of ``num_gpu_blocks`` blocks, as ``_initialize_kv_caches`` returns it."""
+    """Return a KV cache of ``num_gpu_blocks`` blocks, in the form that ``_initialize_kv_caches`` returns."""
     cache = releases.kv_cache_config(config, groups)
     returned = inspect.signature(core.EngineCore._initialize_kv_caches).return_annotation  # noqa: SLF001  # vLLM has no public one
     return cache if returned is KVCacheConfig else (cache.num_blocks, 0, cache)  # to vLLM 0.14 at least
@@ -62,10 +62,10 @@ def sized_cache(config: Any, groups: list[Any]) -> Any:
 
 @contextmanager
 def built_here(scheduler_class: type) -> Iterator[None]:
-    """Build engine cores with this scheduler class while the block runs.
+    """Build engine cores with this scheduler class, in a context.
 
-    Neither the garbage collector nor vLLM's environment variables are frozen, because the process has other
-    work later.
+    In the context, vLLM freezes neither the garbage collector nor its environment variables, because the
+    process does other work later.
     """
     chosen: Any = nullcontext()
     if hasattr(SchedulerConfig, "get_scheduler_cls"):
@@ -88,7 +88,7 @@ def make_rank_core(
         executor: Function that creates the executor from the configuration.
         scheduler_class: Class that ``get_scheduler_cls`` would return.
         groups: vLLM's ``KVCacheGroupSpec`` objects.
-        around: The ``ranks.Rank``.
+        around: The ``ranks.Rank`` whose core this is.
         lockstep: Whether the rank steps together with other ranks; ``around`` then also serves as vLLM's
         process group.
     """
@@ -101,7 +101,7 @@ def make_rank_core(
 
 
 class _Rank:
-    """Changes that both kinds of cores share: their construction, and the moments at which time passes."""
+    """Changes that both kinds of rank cores share: their construction, and where time passes."""
 
     def __init__(self, config: Any, executor: Any, groups: list[Any], around: Any) -> None:
         self._around, self._groups = around, groups
@@ -146,7 +146,7 @@ class _Recorded(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]  # vLLM is 
 
 class _Lockstep(_Recorded):
     def _has_global_unfinished_reqs(self, local_unfinished: bool) -> Any:
-        """Gather counts for ``schedtrace.balance``; every rank calls this once per loop."""
+        """Gather values for ``schedtrace.balance``; every rank calls this once per loop."""
         unfinished = super()._has_global_unfinished_reqs(local_unfinished)
         if (observe := getattr(self.scheduler, "observe_ranks", None)) is not None:
             observe(self.dp_group.gather(len(self.scheduler.running), self._around.gathering_us))

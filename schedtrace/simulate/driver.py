@@ -2,8 +2,8 @@
 
 Calls follow the order of ``EngineCore``: ``schedule()`` and then ``update_from_output()``, or, with async
 scheduling or pipeline parallelism, as many ``schedule()`` calls before each output as vLLM keeps batches in
-flight. There is no clock: ``Simulation`` adds one. vLLM itself resolves the configuration, of an engine that
-never loads a model.
+flight. There is no clock; ``Simulation`` adds one. vLLM itself resolves the configuration of the engine,
+which never loads a model.
 """
 
 import atexit
@@ -60,7 +60,7 @@ SMALL: dict[str, Any] = {
     "enable_prefix_caching": False,
     "block_size": 16,
 }
-"""Defaults for settings that are not stated: small enough to follow by hand."""
+"""Defaults for settings that the caller does not state, small enough to follow by hand."""
 
 
 def engine_config(
@@ -77,7 +77,7 @@ def engine_config(
 
     Args:
         num_blocks: Number of KV cache blocks, which a real engine determines by profiling the model.
-        async_scheduling: Whether two batches are in flight, which vLLM would never choose on a CPU.
+        async_scheduling: Whether two batches are in flight; vLLM itself would never choose this on a CPU.
         model: Folder with a ``config.json``; None for a tiny dense model.
         rank: Data-parallel rank.
         experts: Number of experts of the tiny model. With experts, ``data_parallel_size`` ranks run in
@@ -115,15 +115,15 @@ def tiny_model(experts: int = 0) -> str:
 
 
 FULL = {"FullAttention", "MLAAttention", "UniformTypeKVCacheSpecs"}
-"""Kinds of cache groups that keep every token, so that a scheduler treats them alike."""
+"""Kinds of cache groups that keep every token, and that a scheduler therefore treats alike."""
 _NOTHING = dict.fromkeys(
     ("pooling_params", "eos_token_id", "multi_modal_inputs", "multi_modal_hashes", "multi_modal_placeholders")
 )
-"""Values for arguments of ``Request`` that have no default in some release."""
+"""Values for arguments of ``Request`` that have no default in some releases."""
 
 
 def kv_cache_groups(config: Any) -> list[Any]:
-    """Return a single group of full attention layers, as dense models have it."""
+    """Return a single group of full attention layers, as dense models have."""
     return [KVCacheGroupSpec(["layer"], _spec(FullAttentionSpec, config.cache_config.block_size))]
 
 
@@ -149,10 +149,10 @@ def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
 
 
 class RequestArguments(TypedDict, total=False):
-    """Arguments of vLLM's ``Request``, as far as its release has them."""
+    """Arguments of vLLM's ``Request``; a release uses those that it supports."""
 
     arrival_time: float
-    """Time in seconds at which the front end received it."""
+    """Time in seconds at which the front end received the request."""
     priority: int
     client_index: int
     cache_salt: str
@@ -160,14 +160,14 @@ class RequestArguments(TypedDict, total=False):
     mm_features: Any
     prompt_embeds: Any
     resumable: bool
-    """Whether it is a streaming session, whose client may send more input."""
+    """Whether the request is a streaming session, whose client may send more input."""
 
 
 class SampledArguments(RequestArguments, total=False):
     """Arguments of a request and of its sampling."""
 
     stop_at: int | None
-    """Output token at which it stops early."""
+    """Number of the output token at which the request stops early."""
     structured_outputs: Any
     """Argument of ``SamplingParams``."""
 
@@ -178,7 +178,7 @@ class RequestOptions(SampledArguments, total=False):
     shared: int
     """Number of the prompt's first tokens that are the same in all requests."""
     text: int | None
-    """Number that identifies a text; requests with the same number have the same tokens."""
+    """Number that identifies a text: prompts with the same number have the same tokens."""
 
 
 def make_request(
@@ -232,12 +232,13 @@ class Engine:
     """vLLM's scheduler and KV cache manager for a configuration; subclasses drive them.
 
     Args:
-        wrap: Function from the class that vLLM would choose to the class to build, such as
+        wrap: Function that maps the class that vLLM would choose to the class to build, such as
             ``schedtrace.record.traced.traced_class``; None for vLLM's own class.
         kv_groups: ``KVCacheGroupSpec`` objects of vLLM; None for one group of full attention.
         drafts: Number of tokens that a speculative method proposes per step and request; the scheduler must
             be configured for this (``speculative_config``).
-        accepted: Function from a request's id and its number of draft tokens to the number of accepted ones.
+        accepted: Function that maps a request's id and its number of draft tokens to the number of accepted
+            ones.
         options: ``num_blocks``, ``async_scheduling``, ``model``, ``rank`` and any field of vLLM's
             ``EngineArgs``.
 
@@ -258,7 +259,7 @@ class Engine:
         self.model_runner = ModelRunner(drafts, accepted)
         overlapped = self.config.scheduler_config.async_scheduling
         self.depth: int = getattr(self.config, "max_concurrent_batches", 2 if overlapped else 1)
-        """Batches in flight at once: ``schedule()`` calls before the first output comes back."""
+        """Maximum number of batches in flight: ``schedule()`` calls before the first output comes back."""
         plain: type = AsyncScheduler if overlapped else Scheduler
         groups = kv_groups or kv_cache_groups(self.config)
         self.scheduler: Any = self._build(wrap(plain) if wrap else plain, groups)
@@ -330,7 +331,7 @@ class Engine:
 
 
 class Driver(Engine):
-    """Scheduler that is driven call by call; see ``Engine`` for its construction."""
+    """Scheduler that is driven call by call; see ``Engine`` for its arguments."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -340,7 +341,7 @@ class Driver(Engine):
     def schedule(self, *args: Any) -> Any:
         """Call ``schedule()`` and return its ``SchedulerOutput``.
 
-        Every request that completes its prefill or decodes in this step will get one token, and its accepted
+        Every request that completes its prefill or decodes in this step will get one token plus its accepted
         draft tokens.
         """
         output = self.scheduler.schedule(*args)
@@ -348,7 +349,7 @@ class Driver(Engine):
         return output
 
     def update(self) -> dict[int, Any]:
-        """Pass the output of the oldest step in flight to the scheduler; return its ``EngineCoreOutputs``."""
+        """Give the output of the oldest step in flight to the scheduler; return its ``EngineCoreOutputs``."""
         output, sampled = self.in_flight.popleft()
         proposed = self.model_runner.proposed(sampled)
         outputs: dict[int, Any] = self.scheduler.update_from_output(
@@ -366,7 +367,7 @@ class Driver(Engine):
         return output
 
     def finish(self, most_steps: int = 3000) -> None:
-        """Run steps until every request is finished, then close.
+        """Run steps until every request is finished, then close the engine.
 
         Raises:
             RuntimeError: If requests are left after the maximum number of steps.

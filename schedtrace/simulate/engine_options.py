@@ -26,15 +26,13 @@ from schedtrace.step_times.roofline import (
 from schedtrace.step_times.shapes import Shape
 
 RENAMED = {"policy": "scheduling_policy"}
-"""Names in vLLM's arguments of fields of ``SchedulerConfig`` that differ."""
+"""Name in vLLM's arguments of each field of ``SchedulerConfig`` whose name differs."""
 LEFT_OUT = {"scheduler_cls", "async_scheduling", "runner_type"}
-"""Fields of ``SchedulerConfig`` that a replay chooses itself. A class that a trace names is never
-imported.
-"""
+"""Fields of ``SchedulerConfig`` that a replay chooses itself. A scheduler class named in a trace is never
+imported."""
 OF_SCHEDULER = {field.name for field in dataclasses.fields(SchedulerConfig)} - LEFT_OUT
-"""Fields that may be taken from a header, which may be anyone's; other arguments of vLLM can name code
-that is run.
-"""
+"""Fields that a replay takes from a header. Anyone may have written the header, and other arguments of vLLM
+can name code to run."""
 OF_DEVICE = {
     *("block_size", "enable_prefix_caching", "num_gpu_blocks_override", "gpu_memory_utilization"),
     *("kv_cache_memory_bytes", "swap_space", "cpu_offload_gb", "kv_offloading_size", "kv_offloading_backend"),
@@ -42,15 +40,17 @@ OF_DEVICE = {
     *("mamba_block_size", "mamba_cache_mode", "mamba_cache_dtype", "mamba_ssm_cache_dtype"),
     *("enable_mamba_shared_prefix_checkpoint", "use_replayssm", "replayssm_buffer_len"),
 }
-"""Fields of ``CacheConfig`` about memory, computation and Mamba layers, or that are in the header itself."""
+"""Fields of ``CacheConfig`` that are not replayed: about memory, computation and Mamba layers, or in the
+header itself."""
 DENSE = {"prefix_cache_retention_interval": None}
-"""Settings of a trace that lacks them, because its vLLM was older and kept every block of a window cached."""
+"""Values for settings that a trace lacks because its vLLM was older and kept every block of a window cached.
+"""
 NEEDED = {
     "parallel_config.decode_context_parallel_size": (None, 1),
     "parallel_config.prefill_context_parallel_size": (None, 1),
     "speculative_config.num_speculative_tokens_per_batch_size": (None, []),
 }
-"""Settings that decide scheduling and that a replay supports only with these values."""
+"""Settings that affect scheduling, with the only values for which a replay supports them."""
 BLOCKS = "num_gpu_blocks_override"
 SPECULATION = "speculative_config"
 NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
@@ -68,8 +68,8 @@ def engine_options(
         ranks: Number of engines of the run.
 
     Raises:
-        UsageError: If a name is not one of vLLM's arguments, a replay cannot make a change, the model has
-            layers that it cannot build, or the trace has a setting that it does not support.
+        UsageError: If a name is not one of vLLM's arguments, or a replay does not support a change, the
+            model's layers or a recorded setting.
     """
     changes = dict(changes or {})
     _require_replayable(header.settings)
@@ -117,7 +117,7 @@ def engine_options(
 
 
 def _require_replayable(settings: Mapping[str, Any]) -> None:
-    """Refuse a recorded setting that decides scheduling and that a replay does not support."""
+    """Refuse a recorded setting that affects scheduling and that a replay does not support."""
     for name, values in NEEDED.items():
         if settings.get(name) not in values:
             msg = (
@@ -144,7 +144,7 @@ def is_lockstep(header: Header) -> bool:
 
 
 def _rank_options(header: Header, changes: Mapping[str, Any], recorded: int) -> dict[str, Any]:
-    """Return the options of ``Ranks``; none for an independent engine."""
+    """Return the options of ``Ranks``; an empty dict for an independent engine."""
     ranks = changes.get("data_parallel_size", recorded)
     lockstep = is_lockstep(header)
     require_values(changes, ranks=ranks, lockstep=lockstep)
@@ -167,7 +167,8 @@ def require_values(changes: Mapping[str, Any], *, ranks: int, lockstep: bool) ->
         lockstep: Whether ranks of this model run in lock-step.
 
     Raises:
-        UsageError: If a value is not allowed, or balance scheduling is on although no rank waits for another.
+        UsageError: If a value is not allowed, or balance scheduling is on although the ranks do not run in
+            lock-step.
     """
     if not isinstance(ranks, int) or ranks < 1:
         msg = f"data_parallel_size={ranks}: expected a number of ranks, 1 or more"
@@ -186,10 +187,10 @@ def require_values(changes: Mapping[str, Any], *, ranks: int, lockstep: bool) ->
 
 
 def require_known(name: str) -> None:
-    """Check the name of a change.
+    """Check the name of a changed setting.
 
     Raises:
-        UsageError: If it is not an argument of vLLM, or a replay cannot change it.
+        UsageError: If it is not an argument of vLLM, or a replay cannot change this argument.
     """
     refuse_memory_setting(name)
     if name not in NAMES and name not in OF_RANKS:
@@ -199,7 +200,7 @@ def require_known(name: str) -> None:
 
 
 def _require_room(options: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse a KV cache too small for a request of ``max_model_len``, with which vLLM does not start."""
+    """Refuse a KV cache too small for a request of ``max_model_len``: vLLM would not start."""
     if not {"num_blocks", "max_model_len", "block_size"} & changes.keys() or options.get("kv_groups"):
         return
     needed = -(-options["max_model_len"] // options["block_size"])
@@ -212,13 +213,13 @@ def _require_room(options: Mapping[str, Any], changes: Mapping[str, Any]) -> Non
 
 
 BLOCK_SIZE = 16
-"""Tokens in a block: vLLM's default on CUDA."""
+"""Tokens per block: vLLM's default on CUDA."""
 UTILIZATION = 0.92
-"""vLLM's default of ``gpu_memory_utilization`` since 0.20."""
+"""Default of vLLM's ``gpu_memory_utilization`` since 0.20."""
 DEFAULT_LENGTH = 2048
-"""Length of a model whose ``config.json`` states none, as in vLLM."""
+"""Length of a model whose ``config.json`` states no length, as in vLLM."""
 _ASYNC = arg_utils.EngineArgs.async_scheduling
-"""Default of ``async_scheduling``: None if vLLM decides, False in releases without such a decision."""
+"""Default of ``async_scheduling``: None if vLLM chooses, False in releases that do not choose."""
 OF_MODEL = {
     "model",
     "load_format",
@@ -228,7 +229,7 @@ OF_MODEL = {
     "kv_cache_dtype",
     "enforce_eager",
 }
-"""Arguments that do not affect a scheduler without a model."""
+"""Arguments that have no effect on a scheduler without a model."""
 
 
 def shaped_options(
@@ -236,9 +237,9 @@ def shaped_options(
 ) -> dict[str, Any]:
     """Return the options of ``Engine`` for a model on GPUs.
 
-    Other settings have vLLM's defaults on that GPU. ``num_blocks`` follows from the memory, unless
-    ``num_gpu_blocks_override`` is set. If ``max_model_len`` is not set, or is ``auto`` (-1), it is the
-    model's own or, if that is too large, as much as the KV cache holds.
+    Settings that are not stated have vLLM's defaults on that GPU. ``num_blocks`` follows from the memory,
+    unless ``num_gpu_blocks_override`` is set. If ``max_model_len`` is not set, or is ``auto`` (-1), it is the
+    model's own length or, if that is too large, the length that the KV cache can hold.
 
     Args:
         shape: Shape of the model.

@@ -1,7 +1,7 @@
 """Executor without a model: vLLM's engine runs unchanged, and its batches take the modelled step times.
 
-``EngineCore`` passes it every ``SchedulerOutput``. It returns made-up tokens when the batch would be done, by
-a virtual or real clock. vLLM loads it through ``distributed_executor_backend``.
+``EngineCore`` passes every ``SchedulerOutput`` to the executor, which returns made-up tokens when the batch
+would be done, by a virtual or a real clock. vLLM loads the executor through ``distributed_executor_backend``.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,19 +18,22 @@ from schedtrace.step_times.batch import Batch, StepTimes
 
 TOKEN, STOP_TOKEN = 7, 8
 STOP_AT = "stop_at"
-"""Key in ``SamplingParams.extra_args``: number of the output token (from 1) at which a request stops."""
+"""Key in ``SamplingParams.extra_args`` for the number (from 1) of the output token at which a request stops.
+"""
 
 NOTHING = Batch({}, 0, 0, 0)
 
 
 class ModelRunner:
-    """Model runner that keeps the number of tokens of each request, including sampled ones in flight.
+    """Model runner that tracks the number of tokens of each request, including sampled ones in flight.
 
-    It reads only ``SchedulerOutput``, like vLLM's own, so both a driver and an executor can use it.
+    Like vLLM's own model runner, it reads only ``SchedulerOutput``, so both a driver and an executor can use
+    it.
 
     Args:
         drafts: Number of tokens that a speculative method proposes per step and request.
-        accepted: Function from a request's id and its number of draft tokens to the number of accepted ones.
+        accepted: Function that maps a request's id and its number of draft tokens to the number of accepted
+            ones.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class ModelRunner:
         self._executed: tuple[Any, tuple[Batch, dict[str, list[int]]]] = (None, (NOTHING, {}))
 
     def execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
-        """Return the batch of a ``SchedulerOutput`` and each request's tokens, none until its prompt is done.
+        """Return a ``SchedulerOutput``'s batch and each request's tokens, none before its prompt is done.
 
         A second call with the same output returns the same result.
         """
@@ -87,7 +90,7 @@ class ModelRunner:
         return {request_id: [TOKEN] * self.drafts for request_id, tokens in sampled.items() if tokens}
 
     def _learn(self, output: Any) -> Iterator[tuple[str, int]]:
-        """Note finished, new and resumed requests; return each request's number of computed tokens."""
+        """Update the state of finished, new and resumed requests; return each request's computed tokens."""
         for request_id in output.finished_req_ids:
             for of_requests in (self._known, self._prompt, self._stop_at):
                 of_requests.pop(request_id, None)
@@ -106,10 +109,10 @@ class ModelRunner:
             yield from self._preempted_since(output)
 
     def _preempted_since(self, output: Any) -> Iterator[tuple[str, int]]:
-        """Yield requests that vLLM 0.10.2 and 0.11.0 preempted by priority after giving them tokens.
+        """Yield requests that vLLM 0.10.2 and 0.11.0 preempted by priority after scheduling their tokens.
 
-        The step's output omits them, but a worker computes them nevertheless. The computed part of a prompt
-        is unknown; 0 stands for it.
+        The scheduler's lists for this step omit these requests, but a worker computes their tokens
+        nevertheless. The computed part of a prompt is unknown and taken as 0.
         """
         listed = {*output.scheduled_cached_reqs.req_ids, *(new.req_id for new in output.scheduled_new_reqs)}
         for request_id in output.num_scheduled_tokens:
@@ -128,7 +131,7 @@ class ModelRunner:
 
 
 DUMMY = Batch({"dummy": 1}, 0, 1, 0, decode_requests=1)
-"""Batch of a data-parallel rank without requests: one token."""
+"""Batch of a data-parallel rank that has no requests: one token."""
 
 
 class EngineClock(Protocol):
@@ -151,12 +154,12 @@ class Ran(NamedTuple):
     ended_us: float
 
     def put_on_output(self, output: Any) -> None:
-        """Put the times on vLLM's ``ModelRunnerOutput``, where the recorder reads a worker's times."""
+        """Store the times on vLLM's ``ModelRunnerOutput``, where the recorder looks for a worker's times."""
         setattr(output, EXECUTION, (machine(), round(1000 * self.began_us), round(1000 * self.ended_us)))
 
 
 class Pipeline:
-    """Stages of a device, which take batches in turn; each stage takes an equal part of a batch's time.
+    """Stages of a device, which batches pass in turn; each takes an equal part of a batch's time.
 
     Args:
         stages: Number of stages.
@@ -180,7 +183,7 @@ class Pipeline:
 
 
 class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
-    """A device, or a pipeline of devices, that computes nothing.
+    """Simulated device, or pipeline of devices, that computes nothing.
 
     Args:
         vllm_config: Configuration of vLLM.
@@ -203,7 +206,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Return True: two batches may be in flight."""
+        """Return True, because two batches may be in flight."""
         return True
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # vLLM's
@@ -243,7 +246,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         self._clock.until(self._clock.now_us + self._times.device_us(DUMMY))
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
-        """Return the workers' answers; ``None`` for commands, which need not be carried out."""
+        """Return the answers of the workers; None for commands, which have no effect here."""
         return [("generate",)] if method == "get_supported_tasks" else [None]
 
     def check_health(self) -> None:

@@ -1,9 +1,9 @@
 """Joint work of ranks in lock-step: forward passes and all-reduces, in virtual time.
 
 On GPUs, the collectives of the experts tie the forward passes of the ranks together. No rank begins to
-compute before all have launched their batch, and none is done before the slowest. The k-th batch of a rank
-belongs to the k-th batch of all others, dummy batches included, because each engine loop of vLLM runs one
-batch per pass.
+compute before all ranks have launched their batches, and no rank is done before the slowest. The k-th batch
+of a rank belongs to the k-th batch of all others, dummy batches included, because each engine loop of vLLM
+runs one batch per pass.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from schedtrace.step_times.batch import Batch, StepTimes
 
 
 class LockstepRank(Protocol):
-    """Rank in lock-step as other ranks see it: a place in virtual time (``ranks.Rank``)."""
+    """Rank in lock-step, as other ranks see it: with a time of its own (``ranks.Rank``)."""
 
     number: int
 
@@ -33,16 +33,16 @@ class LockstepRank(Protocol):
         ...
 
     def wait(self, us: float) -> None:
-        """Wait until that moment; other threads run meanwhile."""
+        """Wait until that moment; other threads can run during the wait."""
         ...
 
     def wake(self, us: float) -> None:
-        """End a wait at that moment (other ranks call this)."""
+        """End a wait at that moment; other ranks call this."""
         ...
 
 
 class Meeting:
-    """Rendezvous of all ranks, complete when the last rank has joined.
+    """Rendezvous of all ranks, which is complete when the last rank has joined.
 
     Args:
         ranks: Number of ranks.
@@ -52,7 +52,7 @@ class Meeting:
         self._missing = ranks
         self.there: list[LockstepRank] = []
         self.values: dict[int, Any] = {}
-        """Value of each rank."""
+        """Value of each rank that has joined."""
         self.latest_us = 0.0
         """Time at which the last rank joined, in microseconds."""
 
@@ -71,7 +71,7 @@ class Meeting:
 
 
 class RankGroup:
-    """Collectives of the ranks: when the last rank has joined, each gets all values.
+    """Collectives of the ranks: when the last rank has joined, each rank gets all values.
 
     Args:
         ranks: Number of ranks.
@@ -82,7 +82,7 @@ class RankGroup:
         self._meeting = Meeting(ranks)
 
     def gather_values(self, rank: LockstepRank, value: Any, us: float = 0.0) -> list[Any]:
-        """Return all ranks' values in order of ranks, ``us`` microseconds after the last rank has joined."""
+        """Return all ranks' values in order, ``us`` microseconds after the last rank has joined."""
         meeting = self._meeting
         if meeting.join(rank, value):
             self._meeting = Meeting(self._ranks)
@@ -95,7 +95,7 @@ class RankGroup:
 
 
 class Forward(Meeting):
-    """Pass through the model on all ranks; experts are shared, so no rank is done before the slowest."""
+    """Pass through the model on all ranks; because they share experts, none is done before the slowest."""
 
     ran = Ran(0.0, NEVER)
     longest_us = 0.0
@@ -116,7 +116,7 @@ class Device:
         self._next = [0] * ranks
 
     def dispatch(self, rank: LockstepRank, device_us: float) -> Forward:
-        """Return a rank's next pass, which begins once all dispatched it and takes as long as the longest."""
+        """Return a rank's next pass; it begins when all ranks have launched it and ends for all at once."""
         number = self._next[rank.number]
         self._next[rank.number] += 1
         forward = self._passes.setdefault(number, Forward(self._ranks))
@@ -133,13 +133,13 @@ class Device:
 
 
 class LockstepExecutor(SimulatedExecutor):
-    """Device of one rank, which computes together with those of the other ranks.
+    """Device of one rank, which computes together with the other ranks' devices.
 
     Args:
         vllm_config: Configuration of vLLM.
         rank: Rank of this device.
         device: Devices of all ranks.
-        clock: As for ``SimulatedExecutor``, like ``times`` and ``model_runner``.
+        clock: Virtual clock of the ranks.
         times: Step times.
         model_runner: Model runner that makes up the tokens.
     """
@@ -162,11 +162,11 @@ class LockstepExecutor(SimulatedExecutor):
         self._launched(self._rank.now_us, DUMMY, None).result()
 
     def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:  # noqa: ARG002  # as its base class
-        """Return the output of a batch that is done when all ranks are done with theirs."""
+        """Return the output of a batch that is done when all ranks are done with their batches."""
         return _Joint(self._rank, self._device.dispatch(self._rank, self._times.device_us(batch)), output)
 
     def _empty(self, now_us: float) -> Future[Any]:  # noqa: ARG002  # likewise
-        """Return an output that is available at once: an empty batch needs no pass of all ranks."""
+        """Return an output that is available at once, because an empty batch needs no pass of all ranks."""
         done: Future[Any] = Future()
         done.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
         return done
@@ -192,13 +192,14 @@ class _Joint(Future[Any]):
 
 
 class CommonPasses:
-    """A rank's place among the devices of all ranks.
+    """Connection of a rank's device with the devices of all other ranks.
 
     The ranks communicate in a separate process group and thread, because a device computes while the engine's
     thread waits in vLLM's all-reduces.
 
     Args:
-        parallel: ``ParallelConfig`` of a rank in lock-step. The call returns once all ranks have joined.
+        parallel: ``ParallelConfig`` of a rank in lock-step. The constructor returns once all ranks have
+            joined.
         clock: Clock of the machine.
         stages: Number of pipeline stages; each takes an equal part of a pass.
 
@@ -218,7 +219,7 @@ class CommonPasses:
             raise UsageError(msg)
 
     def dispatch(self, device_us: float) -> "Future[Ran]":
-        """Launch this rank's next batch; the answer is available once all ranks have launched theirs.
+        """Launch this rank's next batch; the result is available once all ranks have launched theirs.
 
         Args:
             device_us: Time that the batch would take alone, in microseconds.
@@ -227,11 +228,11 @@ class CommonPasses:
         return self._thread.submit(lambda: self._pipeline.run(*self._largest(ready_us, device_us)))
 
     def close(self) -> None:
-        """End the engine; drop the batches that other ranks no longer launch."""
+        """End the communication; drop the batches that other ranks no longer launch."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _largest(self, *values: float) -> list[float]:
-        """Return the largest of each value over all ranks."""
+        """Return the maximum of each value over all ranks."""
         tensor = torch.tensor(values, dtype=torch.float64)
         options = AllreduceOptions()
         options.reduceOp = ReduceOp.MAX
@@ -240,7 +241,7 @@ class CommonPasses:
 
 
 def _group(parallel: Any) -> ProcessGroupGloo:
-    """Return a process group of the ranks beside vLLM's, which the engine's thread uses at the same time."""
+    """Return a second process group of the ranks, because vLLM's is in use by the engine's thread."""
     rank, size, host = (
         parallel.data_parallel_rank, parallel.data_parallel_size, parallel.data_parallel_master_ip,
     )  # fmt: skip

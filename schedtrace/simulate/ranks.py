@@ -1,4 +1,4 @@
-"""Data-parallel ranks in virtual time, in one process: vLLM's own loops take turns.
+"""Data-parallel ranks in virtual time, in one process: vLLM's own loops run in turns.
 
 Each rank's loop runs in a thread until it would wait for a batch, for the other ranks, or for a message. Then
 the rank with the earliest time continues. Nothing sleeps, and only one rank runs at any moment.
@@ -25,13 +25,14 @@ from schedtrace.step_times.constants import Constants
 
 
 class TurnsStopped(SystemExit):  # vLLM's loop lets it through
-    """Exception that ends the function where it has paused."""
+    """Exception that ends a function at the point where it has paused."""
 
 
 class Turns:
-    """Function in a separate thread, which runs only between ``resume`` and its own ``pause``.
+    """Function in a separate thread that runs only from a call of ``resume`` to its own next pause.
 
-    It and its caller never run at the same time, so it needs no locks, and its order is that of the calls.
+    The function and its caller never run at the same time, so they need no locks, and their order is that of
+    the calls.
 
     Args:
         function: Function to run.
@@ -65,10 +66,10 @@ class Turns:
             raise error
 
     def yield_turn(self) -> None:
-        """Return control to the caller, and continue at the next ``resume``; the function itself calls this.
+        """Return control to the caller until the next ``resume``; the function itself calls this.
 
         Raises:
-            TurnsStopped: If there is no next ``resume``.
+            TurnsStopped: If ``end_turns`` is called instead of ``resume``.
         """
         self._back.release()
         self._go.acquire()
@@ -76,7 +77,7 @@ class Turns:
             raise TurnsStopped
 
     def end_turns(self) -> None:
-        """End the function where it has paused."""
+        """End the function at the point where it has paused."""
         if self.ended or self._thread.ident is None:
             return
         self._stopping = True
@@ -95,13 +96,13 @@ class Turns:
 
 
 class Rank(TimedEngine):
-    """Rank that ``Ranks`` runs when its time has come.
+    """Rank that ``Ranks`` runs whenever its time has come.
 
     Args:
         number: Number of the rank, from 0.
         around: All ranks; their clock shows the time of the running rank.
         times: Step times.
-        together: Devices and group of ranks in lock-step; None for an independent rank.
+        together: Devices and process group of the ranks in lock-step; None for an independent rank.
         wrap: As for ``TimedEngine``.
         options: As for ``TimedEngine``.
     """
@@ -118,14 +119,14 @@ class Rank(TimedEngine):
         self.number, self._around, self._together = number, around, together
         self.inputs = _Inputs(self)
         self.outputs = SimpleNamespace(put_nowait=lambda message: around.told(self, *message))
-        """Queue that vLLM's output thread would empty at once."""
+        """Queue of outputs; vLLM's output thread would empty it at once."""
         self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
         """Time at which the rank continues; infinite if it waits for an event."""
         self.idle_steps = 0
         """Number of consecutive steps without a token."""
         self.reached_us = 0.0
-        """Time that the rank has reached."""
+        """Time up to which the rank has run."""
         self._updates = 0
         super().__init__(around.clock, wrap, times, rank=number, **options)
         self._turns = Turns(self.core.run_busy_loop, f"rank-{number}")
@@ -141,7 +142,7 @@ class Rank(TimedEngine):
         return self.core.scheduler
 
     def gather(self, value: Any, us: float = 0.0) -> list[Any]:
-        """Return every rank's value; for vLLM, a lock-step rank is its process group (``RankGroup``)."""
+        """Return every rank's value; vLLM uses a rank in lock-step as its process group (``RankGroup``)."""
         assert self._together is not None  # noqa: S101  # nobody else asks
         return self._together[1].gather_values(self, value, us)
 
@@ -156,7 +157,7 @@ class Rank(TimedEngine):
         self._turns.resume()
 
     def wait(self, us: float) -> None:
-        """Let other ranks run until a moment; do nothing if it has passed."""
+        """Let other ranks run until a moment; do nothing if the moment has passed."""
         self.reached_us = self.clock.now_us
         self.wake_us = max(us, self.reached_us)
         self._turns.yield_turn()
@@ -175,7 +176,7 @@ class Rank(TimedEngine):
         self.inputs.put_nowait((kind, message))
 
     def abort(self, request_id: str) -> None:
-        """Abort a request, as if its client had disconnected; the input thread puts it into two queues."""
+        """Abort a request, as if its client had disconnected; the abort goes into two queues, as in vLLM."""
         if self.recorded_inputs is not None:
             self.recorded_inputs.abort_received([request_id])
         self.core.aborts_queue.put_nowait([request_id])
@@ -198,7 +199,7 @@ class Rank(TimedEngine):
 
 
 class _Inputs(deque[Any]):
-    """Queue that vLLM's input thread would fill; a blocking ``get`` waits in virtual time."""
+    """Input queue of a rank; a blocking ``get`` waits in virtual time."""
 
     def __init__(self, rank: Rank) -> None:
         super().__init__()
@@ -222,7 +223,7 @@ class _Inputs(deque[Any]):
 
 
 class Ranks(VirtualEngines):
-    """Data-parallel ranks; ``clock`` must be entered before they are made, and left after their end.
+    """Data-parallel ranks; ``clock`` must be entered before they are made, and left after they end.
 
     Args:
         clock: Clock of all ranks.
@@ -274,7 +275,7 @@ class Ranks(VirtualEngines):
         self.close()
 
     def _when(self, us: float, arrives: Callable[[], None]) -> None:
-        """Run the action at once if its time is over: the calling rank is about to read its input queue."""
+        """Run the action at once if it is due: the calling rank is about to read its input queue."""
         if us <= self.clock.now_us:
             arrives()
         else:
@@ -329,7 +330,7 @@ class Ranks(VirtualEngines):
             rank.scheduler.shutdown()
 
     def loop_begins(self, rank: Rank) -> None:
-        """Admit the requests that are due for a rank that is about to read its input queue."""
+        """Let in the requests that are due, because a rank is about to read its input queue."""
         if self.feed is not None:
             self.feed.let_in(rank)
 

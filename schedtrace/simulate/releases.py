@@ -1,4 +1,4 @@
-"""Differences of older vLLM releases that a driver must know: 0.10 to 0.13 unless noted."""
+"""Differences of older vLLM releases that the simulation must handle: 0.10 to 0.13 unless noted."""
 
 import dataclasses
 import inspect
@@ -27,7 +27,7 @@ _LEFT_OUT: dict[str, Any] = {
     "prompt_logprobs_dict": {},
     "pooler_output": [],
 }
-"""Values for arguments of ``ModelRunnerOutput`` that later releases default or removed."""
+"""Values for arguments of ``ModelRunnerOutput`` that later releases made optional or removed."""
 
 
 def supported_arguments(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def structured_request(params: Any) -> dict[str, Any]:
 
 
 def batch_defaults(context: Any) -> tuple[int, int]:
-    """Return the ``max_num_batched_tokens`` and ``max_num_seqs`` of ``EngineArgs`` on this platform.
+    """Return the default ``max_num_batched_tokens`` and ``max_num_seqs`` of ``EngineArgs`` on this platform.
 
     Args:
         context: ``UsageContext`` of vLLM.
@@ -81,7 +81,7 @@ def by_name_or_class(executor: str) -> Any:
 
 
 def kv_cache_config(config: Any, groups: list[Any]) -> Any:
-    """Return the KV cache of a configuration's ``num_gpu_blocks``, with all settings that vLLM passes on."""
+    """Return a KV cache of the configuration's ``num_gpu_blocks``, with all settings that vLLM adds."""
     cache = config.cache_config
     names = {field.name for field in dataclasses.fields(KVCacheConfig)}
     settings = {name: getattr(cache, name) for name in sorted(names) if hasattr(cache, name)}
@@ -91,7 +91,7 @@ def kv_cache_config(config: Any, groups: list[Any]) -> Any:
 
 
 def block_sizes(config: Any, groups: list[Any]) -> tuple[int, int]:
-    """Return the tokens of a block as the scheduler aligns them, and as prompts are hashed."""
+    """Return the tokens per block by which the scheduler aligns chunks, and by which prompts are hashed."""
     if hasattr(kv_cache_utils, "resolve_kv_cache_block_sizes"):
         sizes: tuple[int, int] = kv_cache_utils.resolve_kv_cache_block_sizes(
             kv_cache_config(config, groups), config
@@ -102,7 +102,7 @@ def block_sizes(config: Any, groups: list[Any]) -> tuple[int, int]:
 
 
 def block_hasher(block_size: int) -> Any:
-    """Return the function that hashes full blocks; None in 0.10.0, where the cache manager does it."""
+    """Return the function that hashes full blocks; None in 0.10.0, whose cache manager hashes them itself."""
     if not hasattr(kv_cache_utils, "get_request_block_hasher"):
         return None
     return kv_cache_utils.get_request_block_hasher(block_size, _hash_function())
@@ -117,7 +117,7 @@ def _hash_function() -> Any:
 
 
 def model_output(sampled: dict[str, list[int]], drafts: dict[str, list[int]] | None) -> Any:
-    """Create a ``ModelRunnerOutput``; only in 0.10.0 it contains the draft tokens."""
+    """Create a ``ModelRunnerOutput``; only in 0.10.0 does it contain the draft tokens."""
     arguments = supported_arguments(outputs.ModelRunnerOutput, _LEFT_OUT)
     if "spec_token_ids" in arguments:
         arguments["spec_token_ids"] = drafts and [drafts.get(request_id, []) for request_id in sampled]
@@ -133,7 +133,7 @@ def tell_drafts(scheduler: Any, request_ids: list[str], drafts: list[list[int]])
 
 
 def num_prompt_tokens(new: Any) -> int:
-    """Return the prompt tokens of a ``NewRequestData``, whose prompt may be embeddings (from 0.11)."""
+    """Return the number of prompt tokens of a ``NewRequestData``; since 0.11 they may be embeddings."""
     return len(new.prompt_token_ids if new.prompt_token_ids is not None else new.prompt_embeds)
 
 
@@ -144,10 +144,10 @@ def num_known_tokens(new: Any) -> int:
 
 
 def resumed_outputs(cached: Any) -> Iterator[tuple[str, int]]:
-    """Yield requests of a ``CachedRequestData`` that resume after a preemption, with their output tokens.
+    """Yield the requests of a ``CachedRequestData`` that resume after a preemption, with their output tokens.
 
-    Up to 0.11.0 there is no such information; a worker's own count is correct there, because nothing is in
-    flight.
+    Releases up to 0.11.0 lack this information, but there a worker's own count is correct, because nothing is
+    in flight.
     """
     resumed = getattr(cached, "resumed_req_ids", ())
     if resumed:

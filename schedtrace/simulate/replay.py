@@ -1,7 +1,8 @@
 """Replay of loads on engines in virtual time, recorded as a run.
 
-``Player`` sends requests at their times, ``FeedByStep`` at their steps: an independent engine counts its
-``schedule()`` calls; ranks in lock-step count passes, which they have in common, by wave and step counter.
+``Player`` sends requests at their recorded times. ``FeedByStep`` sends them at their recorded steps: an
+independent engine counts its ``schedule()`` calls, and ranks in lock-step count their common passes, by wave
+and step counter.
 """
 
 import os
@@ -38,11 +39,11 @@ from schedtrace.workloads.workload import LoadRequest, Pass, Workload
 
 @dataclass
 class Played:
-    """Result of a load, in addition to its trace."""
+    """Result of playing a load, in addition to its trace."""
 
     folder: Path
     refused: list[str] = field(default_factory=list)
-    """Requests that vLLM's front end would refuse, because their prompt fills ``max_model_len``."""
+    """Requests that vLLM's front end would refuse because their prompt fills ``max_model_len``."""
     steps: int = 0
     virtual_s: float = 0.0
     wall_s: float = 0.0
@@ -55,8 +56,8 @@ class Player:
         engine: Idle engine.
         load: The requests.
         began_us: Time at which the load begins, in microseconds.
-        played: Result, which receives refused requests.
-        routed: Whether to choose ranks anew, whatever rank a request names.
+        played: Result object, to which refused requests are added.
+        routed: Whether to choose a new rank for every request, even if the request names one.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Player:
         self._open: set[str] = set()
         self._answered: Callable[[], None] = lambda: None
         self._next_turns: dict[str, LoadRequest] = {}
-        """The request that waits for the answer to this one."""
+        """Next request of a conversation, by the id of the request whose answer it waits for."""
         self._acceptance: dict[str, float] = {}
         self._owed: dict[str, float] = {}
         self._loras: dict[str, int] = {}
@@ -76,7 +77,7 @@ class Player:
             rank.model_runner.accepted = self._accepted
 
     def play(self) -> None:
-        """Play to the end of the load: each request at its time or, if clients wait, after an answer."""
+        """Play the load to its end: requests are sent at their times or, if clients wait, after an answer."""
         clients = self.load.replayed_clients
         if clients is not None:
             (self._play_rounds if clients.pattern == "barrier" else self._play_closed)(clients)
@@ -116,7 +117,7 @@ class Player:
         self._engine.run()
 
     def _send(self, request: LoadRequest, sent_us: float) -> bool:
-        """Make the client send a request at that time and, if it aborted the recorded one, abort it later."""
+        """Send a request at that time; abort it later if its recorded client did."""
         if not self.send_request(request, sent_us + request.front_end_us, sent_us):
             self._send_next_turn(request.request_id, sent_us)
             return False
@@ -137,13 +138,13 @@ class Player:
             self._send_next_turn(request_id, self._engine.clock.now_us)
 
     def _send_next_turn(self, request_id: str, answered_us: float) -> None:
-        """Send the request that waits for the answer to this one, if there is one."""
+        """Send the request that waits for the answer to this one, if there is any."""
         request = self._next_turns.pop(request_id, None)
         if request is not None:
             self._send(request, max(self._began_us + request.arrived_us, answered_us + request.delay_us))
 
     def send_request(self, request: LoadRequest, at_us: float, sent_us: float | None = None) -> bool:
-        """Make a request reach the engine at that time; at once if it is now.
+        """Make a request reach the engine at that time, or at once if that time is now.
 
         Args:
             request: Request to add.
@@ -202,14 +203,14 @@ class _Event(NamedTuple):
     at: Pass
     request_id: str
     request: LoadRequest | None
-    """Request that arrives; None if the client of a request disconnects."""
+    """Request that arrives; None if the event is that a request's client disconnects."""
 
 
 class FeedByStep:
-    """Feed that plays a load to its end by step: it lets requests in when a rank reads its input queue.
+    """Feed that plays a load by step: it lets in requests when a rank reads its input queue.
 
     Requests enter, and clients disconnect, before the same step as in the recording (for ranks in lock-step,
-    the same pass). No rank waits for a request.
+    before the same pass). No rank waits for a request.
 
     Args:
         engine: Idle engine.
@@ -221,11 +222,12 @@ class FeedByStep:
         self._coming = [deque(sorted(events, key=lambda event: event.at)) for events in self._events()]
         self._first = [rank.steps for rank in engine.ranks]
         self._began, self._stands_for = (0, 0), (0, 0)
-        """Pass of the simulation, and the recorded pass that it corresponds to."""
+        """Pass of the simulation at which a series of passes began, and the recorded pass that it corresponds
+        to."""
 
     @property
     def expected(self) -> bool:
-        """Whether a request is still to arrive or to be aborted."""
+        """Whether any request is still to arrive or to be aborted."""
         return any(self._coming)
 
     def play(self) -> None:
@@ -248,7 +250,7 @@ class FeedByStep:
         engine.feed = None
 
     def let_in(self, engine: TimedEngine) -> None:
-        """Let in the requests and aborts that are due before this rank's next step."""
+        """Let in the requests and aborts that are due before the next step of this engine."""
         self._happen(engine, self._now(engine))
 
     def _happen(self, rank: TimedEngine, at: Pass) -> None:
@@ -310,7 +312,7 @@ def play_loads(
         keep_prefix_cache: Whether to keep the prefix cache between the loads.
         trial_ids: Whether the requests' ids contain their trials, as in ``schedtrace run``; ids of other
             loads are changed.
-        manifest: Manifest of the run; None to rely on the trace's header.
+        manifest: Manifest of the run; None to write no manifest.
 
     Raises:
         UsageError: If vLLM does not accept the options.

@@ -1,8 +1,8 @@
 """Routing of requests to data-parallel ranks: routers, and vLLM's front end and coordinator around them.
 
-The front end routes requests, starts waves and publishes counts. Messages take no time here. Counts are
-published as by vLLM's coordinator: at most every 100 ms and, for ranks in lock-step, for the last step that
-all have ended.
+The front end routes requests, starts waves and publishes counts. Messages take no time. Counts are published
+as by vLLM's coordinator: at most every 100 ms and, for ranks in lock-step, for the last step that all ranks
+have ended.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from schedtrace.simulate.clock import NEVER, VirtualClock
 
 Counts = tuple[int, int, float]
-"""Load of a rank: waiting requests, running requests, used share of its KV cache."""
+"""Load of a rank: waiting requests, running requests, used share of the KV cache."""
 
 
 class Router:
@@ -46,7 +46,7 @@ class Router:
         return chosen
 
     def done(self, request_id: str) -> None:
-        """Note that a request has finished or was aborted."""
+        """Count a request as finished or aborted."""
         rank, weight = self._of.pop(request_id)
         self._sums[rank] -= weight
 
@@ -102,7 +102,7 @@ class Vllm(Router):
         return int(DPLBAsyncMPClient.get_core_engine_for_request(self._client, request))
 
     def done(self, request_id: str) -> None:
-        """Notify the client that a request is finished."""
+        """Tell the client that a request is finished."""
         outputs = SimpleNamespace(finished_requests={request_id})
         with suppress(StopIteration):  # it never waits
             DPLBAsyncMPClient.process_engine_outputs(self._client, outputs).send(None)
@@ -118,7 +118,7 @@ ROUTERS: dict[str, Callable[[int], Router]] = {
     "least-running": Router,
     "least-tokens": LeastTokens,
 }
-"""Routers by option value; each is created for a number of ranks."""
+"""Router by option value; each is created for a number of ranks."""
 
 
 PUBLISH_EVERY_US = 100_000.0
@@ -171,12 +171,12 @@ class VirtualFrontEnd:
         return chosen
 
     def done(self, request_id: str) -> None:
-        """Note that a request has its last token, or that its client disconnected."""
+        """Count a request as done: its last token is back, or its client disconnected."""
         if self.rank_of.pop(request_id, None) is not None:
             self._router.done(request_id)
 
     def message(self, rank: int, outputs: Any) -> None:
-        """Handle a rank's message to the coordinator: the end or begin of a wave, or its counts."""
+        """Handle a rank's message to the coordinator: the end or the beginning of a wave, or its counts."""
         if (stats := outputs.scheduler_stats) is not None:
             self._count(rank, stats)
         if (wave := outputs.wave_complete) is not None:

@@ -31,7 +31,7 @@ _SUPPORTED = f"layers of {FULL.replace('_', ' ')}, {SLIDING.replace('_', ' ')} a
 
 
 def kv_cache_specs(config: Any) -> list[dict[str, Any]]:
-    """Return vLLM's ``KVCacheSpec`` by the layer's name, for each stage of a pipeline.
+    """Return vLLM's ``KVCacheSpec`` by layer name, for each stage of a pipeline.
 
     All GPUs of one stage have the same layers, so one represents them.
 
@@ -39,7 +39,7 @@ def kv_cache_specs(config: Any) -> list[dict[str, Any]]:
         config: vLLM's ``VllmConfig``.
 
     Raises:
-        UsageError: If there are layers whose KV cache does not consist of keys and values of tokens.
+        UsageError: If the KV cache of any layer does not consist of keys and values of tokens.
     """
     model, parallel = config.model_config, config.parallel_config
     kinds = _kinds(model)
@@ -54,10 +54,10 @@ def kv_cache_specs(config: Any) -> list[dict[str, Any]]:
 
 
 def kv_dtype(config: Any) -> str | None:
-    """Return the KV cache's type as ``step_times`` names it; None if it is the model's.
+    """Return the KV cache's type as ``step_times`` names it; None for the model's type.
 
     Raises:
-        UsageError: If the size of the type is more than that of its numbers.
+        UsageError: If the type needs memory in addition to its numbers.
     """
     dtype = str(config.cache_config.cache_dtype)
     if dtype == "auto":
@@ -120,7 +120,7 @@ class ServedExecutor(SimulatedExecutor):
         vllm_config: Configuration of vLLM; its device gets the name of the simulated device.
 
     Raises:
-        UsageError: If a part cannot be simulated, or the GPU or model is unknown.
+        UsageError: If a feature cannot be simulated, or the GPU or the model is unknown.
         InputError: If step times or a ``config.json`` cannot be read.
     """
 
@@ -148,7 +148,7 @@ class ServedExecutor(SimulatedExecutor):
         super().__init__(vllm_config, clock=clock, times=times, model_runner=ModelRunner())
 
     def execute_dummy_batch(self) -> None:
-        """Launch a batch of one token; return once all ranks have launched theirs, as vLLM does on a GPU."""
+        """Launch a batch of one token; return once all ranks have launched theirs, as on a GPU."""
         if self._common is None:
             super().execute_dummy_batch()
         else:
@@ -170,7 +170,7 @@ class ServedExecutor(SimulatedExecutor):
         return self._specs
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        """Return every layout for each GPU, because any is acceptable (vLLM 0.32 and newer ask)."""
+        """Return every layout for each GPU, because any is acceptable; vLLM 0.32 and newer ask for them."""
         from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: PLC0415  # older releases have none
 
         return [[layout.name for layout in KVCacheLayout]] * len(self._specs)
@@ -180,7 +180,8 @@ class ServedExecutor(SimulatedExecutor):
 
         This is ``--kv-cache-memory-bytes``, or the size of ``--num-gpu-blocks-override``. Otherwise it is the
         GPU memory that the model leaves free (estimated by ``step_times.roofline``). On vLLM's CPU platform,
-        ``VLLM_CPU_KVCACHE_SPACE`` overwrites ``--kv-cache-memory-bytes``; then neither applies.
+        ``VLLM_CPU_KVCACHE_SPACE`` replaces ``--kv-cache-memory-bytes``; in that case, neither of the two is
+        used.
         """
         config = self.vllm_config
         cache, parallel, scheduler = config.cache_config, config.parallel_config, config.scheduler_config
@@ -202,10 +203,10 @@ class ServedExecutor(SimulatedExecutor):
         return [blocks * sum(spec.page_size_bytes for spec in specs.values()) for specs in self._specs]
 
     def initialize_from_config(self, kv_cache_configs: Any) -> None:
-        """Do nothing: there is no cache to create and, up to 0.26, nothing to compile."""
+        """Do nothing, because there is no cache to create and, up to 0.26, nothing to compile."""
 
     def compile_or_warm_up_model(self) -> None:
-        """Do nothing: there is nothing to compile."""
+        """Do nothing, because there is nothing to compile."""
 
     def collective_rpc(
         self,
@@ -216,7 +217,7 @@ class ServedExecutor(SimulatedExecutor):
         non_block: bool = False,
         **__: object,
     ) -> Any:
-        """Return workers' answers about adapters and tasks; ``None`` for commands to a device."""
+        """Return the workers' answers about adapters and tasks; None for commands to a device."""
         del timeout  # nothing takes time
         answers = self._adapters(method, *args) if method in _ADAPTERS else super().collective_rpc(method)
         if not non_block:
@@ -239,7 +240,7 @@ class ServedExecutor(SimulatedExecutor):
 
 
 class _InCommon(Future[Any]):
-    """Output that is available when all ranks are done with a pass."""
+    """Output that is available when all ranks are done with the pass."""
 
     def __init__(self, clock: EngineClock, ran: "Future[Ran]", output: Any) -> None:
         super().__init__()
@@ -259,7 +260,7 @@ _ADAPTERS = ("add_lora", "remove_lora", "pin_lora", "list_loras")
 
 
 def _refuse(config: Any) -> None:
-    """Refuse settings that need a model's answers, or other machines."""
+    """Refuse settings that would need a model's answers or other machines."""
     together = config.parallel_config.data_parallel_size > 1
     refused = {
         "sleeping ranks in lock-step": together and getattr(config.model_config, "enable_sleep_mode", False),

@@ -19,9 +19,10 @@ from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.constants import Constants
 
 YIELD_US = 1000
-"""Microseconds that ``EngineCore`` sleeps after a step without tokens while requests are left."""
+"""Microseconds that ``EngineCore`` sleeps after a step without tokens while it has requests left."""
 MOST_IDLE_STEPS = 2000
-"""Consecutive steps without a token or an expected arrival after which requests never finish."""
+"""Number of consecutive steps without tokens after which, if no arrival is expected, requests never finish.
+"""
 
 
 class NoProgressError(RuntimeError):
@@ -35,14 +36,14 @@ class TimedEngine(Engine):
         clock: Clock, which must be entered before the engine is created.
         wrap: As for ``Engine``.
         times: Step times.
-        balance_ranks: Whether it admits requests together with other ranks (``schedtrace.balance``).
+        balance_ranks: Whether the engine admits requests together with other ranks (``schedtrace.balance``).
         options: As for ``Engine``.
     """
 
     number = 0
     """Data-parallel rank."""
     core: Any
-    """``EngineCore`` of vLLM, or a subclass of it."""
+    """Engine core: vLLM's ``EngineCore`` or a subclass of it."""
 
     def __init__(
         self,
@@ -69,26 +70,26 @@ class TimedEngine(Engine):
 
     @property
     def recorded_inputs(self) -> Any:
-        """Recorder's facts about the input thread; None if nothing is recorded."""
+        """Recorder's facts about the input thread; None if the engine is not recorded."""
         return INPUTS.look_up(self.scheduler.structured_output_manager)
 
     def prepared(self, us: float, request: Any) -> None:
-        """Note for the recorder that the input thread has made a request from a client's message."""
+        """Tell the recorder that the input thread has made a request from a client's message."""
         if (inputs := self.recorded_inputs) is not None:
             with self.clock.at(us):
                 inputs.note_prepared(request, self.clock.monotonic_ns())
 
 
 class Feed(Protocol):
-    """Source that lets requests in by step, not by the clock."""
+    """Source that lets in requests by step instead of by the clock."""
 
     @property
     def expected(self) -> bool:
-        """Whether a request is still to arrive or to be aborted."""
+        """Whether any request is still to arrive or to be aborted."""
         ...
 
     def let_in(self, engine: TimedEngine) -> None:
-        """Let requests in; called before an engine lets in requests that have arrived."""
+        """Let in requests; called before an engine takes requests that have arrived."""
         ...
 
 
@@ -97,15 +98,14 @@ class VirtualEngines(ABC):
 
     clock: VirtualClock
     ranks: Sequence[TimedEngine]
-    """The engines; for an independent engine, itself."""
+    """The engines; only the object itself if it is a single engine."""
     lockstep = False
     """Whether the ranks step together."""
 
     def __init__(self) -> None:
         self.finished: Callable[[str], Any] = lambda _: None
         """Function called with the id of a request whose last token is back; in a closed loop, its client
-        then sends the next.
-        """
+        then sends the next request."""
         self.feed: Feed | None = None
         self._coming: list[tuple[float, int, Callable[[], Any]]] = []
         self._order = count()
@@ -135,9 +135,9 @@ class VirtualEngines(ABC):
         front_end_us: float = 0.0,
         **options: Unpack[RequestOptions],
     ) -> None:
-        """Make a request reach an engine's input queue.
+        """Make a request reach an engine's input queue at that time.
 
-        A request whose prompt fills ``max_model_len`` does not reach it, because vLLM's front end refuses it.
+        A request whose prompt fills ``max_model_len`` is dropped, because vLLM's front end refuses it.
 
         Args:
             us: Time in microseconds.
@@ -145,7 +145,7 @@ class VirtualEngines(ABC):
             prompt: Tokens of the prompt, or their number.
             max_tokens: Maximum number of output tokens.
             rank: Data-parallel rank; None to let the router choose.
-            front_end_us: Microseconds by which the client sent it earlier.
+            front_end_us: Microseconds from the moment at which the client sent the request until then.
             options: Options of ``Engine.make_request``; the arrival time follows from ``us`` and
                 ``front_end_us``.
         """
@@ -168,7 +168,7 @@ class VirtualEngines(ABC):
             rank.requests.pop(request_id, None)
 
     def finish(self) -> None:
-        """Run until every request is finished, then close.
+        """Run until every request is finished, then close the engines.
 
         Raises:
             NoProgressError: If requests are left that will never finish.
@@ -177,12 +177,12 @@ class VirtualEngines(ABC):
         self.close()
 
     def _expected(self, until_us: float) -> bool:
-        """Return whether a request is still to arrive or to be aborted."""
+        """Return whether any request is still to arrive or to be aborted."""
         return bool(self._coming) or until_us < NEVER or (self.feed is not None and self.feed.expected)
 
     @abstractmethod
     def _enter(self, us: float, request: Any, rank: int | None) -> None:
-        """Pass a request that arrived at that time to an engine."""
+        """Give an engine a request that arrived at that time."""
 
     @abstractmethod
     def abort(self, request_id: str) -> None:
@@ -228,7 +228,7 @@ class Simulation(TimedEngine, VirtualEngines):
         self._updated = False
         """Whether an output came back in the last step."""
         self._gap_us = 0.0
-        """Microseconds that passed after that output."""
+        """Microseconds that passed after the last output."""
         self._idle = 0
         """Number of consecutive steps without a token."""
         super().__init__(clock, wrap, times, **options)
@@ -259,7 +259,7 @@ class Simulation(TimedEngine, VirtualEngines):
                 return
 
     def step(self) -> None:
-        """Run the engine's loop once: let in requests that have arrived, then step ``EngineCore``."""
+        """Run the engine's loop once: let in arrived requests, then run a step of ``EngineCore``."""
         if self.feed is not None:
             self.feed.let_in(self)
         if self._updated:  # now it is known how many came meanwhile
@@ -293,7 +293,7 @@ class Simulation(TimedEngine, VirtualEngines):
         self.enqueue(request)
 
     def _require_progress(self, until_us: float) -> None:
-        """Stop an engine that would step forever although no request is expected."""
+        """Stop an engine that would step forever because no request can run and none is expected."""
         if self._expected(until_us):
             self._idle = 0
         elif self._idle > MOST_IDLE_STEPS:
@@ -302,7 +302,7 @@ class Simulation(TimedEngine, VirtualEngines):
             raise NoProgressError(msg)
 
     def _sleep(self, until_us: float) -> None:
-        """Let time pass until the next event, for an engine without work."""
+        """Let time pass until the next event, because the engine has no work."""
         comes_us = self._coming[0][0]
         if comes_us > until_us:
             self.clock.until(until_us)

@@ -1,4 +1,4 @@
-"""Batch of a step with everything that a model of its time may use, and the protocol of such models."""
+"""Batch of a step, with everything that a model of step times may use, and the protocol of such models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ class Batch:
     decode_tokens: int
     """Tokens of decodes, drafts included."""
     context_tokens: int
-    """Tokens of all its requests that were computed before the step."""
+    """Tokens of all requests in the batch that were computed before the step."""
     prefill_requests: int = 0
     decode_requests: int = 0
     decode_context_tokens: int = 0
-    """Tokens of its decoding requests that were computed before the step."""
+    """Tokens of the batch's decoding requests that were computed before the step."""
     prefill_attention: float = 0.0
-    """Pairs of tokens that prefill attends over: the sum of ``chunk * (computed + chunk / 2)``."""
+    """Pairs of tokens in prefill's attention: the sum of ``chunk * (computed + chunk / 2)``."""
 
     @property
     def requests(self) -> int:
-        """Number of requests in it."""
+        """Number of requests in the batch."""
         return len(self.tokens)
 
     @property
     def draft_tokens(self) -> int:
-        """Scheduled drafts: tokens of decodes beyond the first of each request."""
+        """Scheduled draft tokens: tokens of decodes beyond the first of each request."""
         return self.decode_tokens - self.decode_requests
 
     @property
@@ -46,14 +46,14 @@ class Batch:
 
 
 class StepTimes(Protocol):
-    """Times of the parts of a step, in microseconds; an engine adds them up or overlaps them."""
+    """Times of the parts of a step, in microseconds; the engine adds or overlaps them."""
 
     @property
     def description(self) -> str:
         """Sentence that describes the model and its source."""
 
     def device_us(self, batch: Batch) -> float:
-        """Return the time of execution in the worker, sampling included."""
+        """Return the time of execution in the worker, including sampling."""
 
     def schedule_us(self, batch: Batch) -> float:
         """Return the time of ``schedule()``."""
@@ -62,10 +62,10 @@ class StepTimes(Protocol):
         """Return the time of ``update_from_output()``."""
 
     def gap_us(self, arrivals: int) -> float:
-        """Return the host's time from an update to the next ``schedule()``, for this many arrivals."""
+        """Return the host's time from an update to the next ``schedule()``, given the number of arrivals."""
 
     def wake_us(self) -> float:
         """Return the time until an idle engine takes a request from its input queue."""
 
     def gathering_us(self) -> float | None:
-        """Return the time that gathering a number from each rank adds to a loop; None if unknown."""
+        """Return the time that gathering a number from all ranks adds to a loop; None if unknown."""

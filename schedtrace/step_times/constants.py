@@ -9,9 +9,9 @@ from schedtrace.step_times.batch import Batch
 class HostTimes:
     """The engine's own work in microseconds: a constant, and a part per request.
 
-    The defaults of ``schedule()`` and ``update_from_output()`` are the lines through 16 and 256 running
-    requests of ``docs/overhead.md`` (131 and 1,880 us, 56 and 843 us: one processor, steady decode). The
-    defaults of the gap are an assumption.
+    The defaults of ``schedule()`` and ``update_from_output()`` are straight lines through the values for 16
+    and 256 running requests in ``docs/overhead.md`` (131 and 1,880 us, 56 and 843 us: one processor, steady
+    decode). The defaults of the gap are an assumption.
     """
 
     schedule_base_us: float = 14.4
@@ -21,9 +21,9 @@ class HostTimes:
     gap_base_us: float = 100.0
     gap_per_arrival_us: float = 50.0
     wake_us: float = 0.0
-    """Microseconds until an idle engine takes a request in; 0 by default."""
+    """Microseconds until an idle engine takes a request from its input queue; 0 by default."""
     gathering_us: float | None = None
-    """Microseconds that gathering a number from each rank in lock-step adds to a loop; None if unknown."""
+    """Microseconds that gathering a number from all ranks in lock-step adds to a loop; None if unknown."""
 
     def schedule_us(self, batch: Batch) -> float:
         """Return the time of ``schedule()``, in microseconds."""
@@ -39,7 +39,7 @@ class HostTimes:
 
 
 class OnHost:
-    """Host's part of a model of step times (``StepTimes``), taken from its ``host``."""
+    """Host's part of a model of step times (``StepTimes``), from the attribute ``host``."""
 
     host: HostTimes
 
@@ -60,7 +60,7 @@ class OnHost:
         return self.host.wake_us
 
     def gathering_us(self) -> float | None:
-        """Return the microseconds that gathering a number from each rank adds to a loop; None if unknown."""
+        """Return the microseconds that gathering a number from all ranks adds to a loop; None if unknown."""
         return self.host.gathering_us
 
 
@@ -69,7 +69,7 @@ NO_HOST_TIME = HostTimes(0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Constants(OnHost):
-    """Steps that take a constant time and a time per token, in microseconds; the host takes none."""
+    """Step times of a constant plus a time per token, in microseconds; the host takes no time."""
 
     base_us: float = 1000.0
     per_prefill_token_us: float = 10.0

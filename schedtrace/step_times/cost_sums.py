@@ -1,7 +1,7 @@
 """Sums of costs, fitted to rows of recorded steps: one sum, or the larger of two.
 
-The fits withstand outliers, leave out costs that cannot be separated, and state the error of those that few
-steps show.
+The fits are robust to outliers, leave out costs that cannot be separated, and state the error of costs that
+only few steps determine.
 """
 
 import math
@@ -15,46 +15,48 @@ from schedtrace.timeline.step_time import FEWEST_STEPS, resolved
 
 WEIGHT_ROUNDS = 30
 HUBER = 1.5
-"""Number of standard deviations beyond which residuals count linearly, not squared."""
+"""Number of standard deviations beyond which residuals count linearly instead of squared."""
 TO_STANDARD_DEVIATION = 1.4826
-"""Standard deviation as a multiple of the median absolute deviation, for normal residuals."""
+"""Ratio of the standard deviation to the median absolute deviation of normal residuals."""
 APART_FRAC = 0.01
-"""Share of a column's variance that other columns must leave unexplained for it to be fitted."""
+"""Minimum share of a column's variance that earlier columns must leave unexplained for the column to be
+fitted."""
 SLACK_FRAC = 0.05
-"""Share of a column's range by which a step may leave it, or its relation to other columns."""
+"""Share of a column's range by which a step may exceed that range, or deviate from a relation between
+columns."""
 RESOLVED_FRAC = 1e-6
-"""Precision of a fit for a column that never changes."""
+"""Assumed precision of a column that never changes."""
 ROUNDS_OF_TWO = 8
-"""Rounds of assigning each step to one of two sums, and fitting these."""
+"""Number of rounds; each assigns every step to one of two sums and fits both again."""
 FEWEST_OF_A_SUM = 8
-"""Fewest steps to which one of two sums is fitted; a long prompt among short ones makes few large steps."""
+"""Minimum number of steps to which one of two sums is fitted; a long prompt among short ones makes few large
+steps."""
 BETTER_FRAC, BETTER_LOG = 0.05, 0.001
-"""Two sums, or one more column, are taken if their error is less by this part of it, and by this much: they
-have more to fit noise with."""
+"""Relative and absolute reduction of the error that two sums, or one more column, must reach, because they
+can also fit noise."""
 CAPPED = 0.3
-"""Largest logarithm of measured by fitted time that counts as a step's error."""
+"""Maximum absolute logarithm of measured / fitted time that counts as a step's error."""
 MOST_CORRELATED = 0.95
-"""Largest correlation of neighbouring steps' residuals that counts; 39 steps then weigh as much as one."""
+"""Maximum correlation of neighbouring steps' residuals that is used; 39 steps then weigh as much as one."""
 LEAST_DEVIATIONS = 1.645
-"""Standard errors by which a cost must differ from another one to count as shown."""
+"""Minimum difference of two costs, in standard errors, that counts as shown."""
 SPLITS = tuple(part / 10 for part in range(1, 10))
-"""Starting points of the search, as shares of the way from the smallest to the largest step on a log
-scale.
-"""
+"""Starting points of the search for a split, as shares of the distance from the smallest to the largest step
+on a log scale."""
 
 
 class Unresolved(msgspec.Struct, frozen=True):
-    """A column whose own cost the steps do not show: it was about ``constant`` plus ``factors`` of others."""
+    """Column without a visible cost of its own: always about ``constant`` plus ``factors`` of others."""
 
     column: str
     constant: float
     factors: dict[str, float]
     deviation: float
-    """Largest distance of a recorded step from that sum."""
+    """Largest deviation of a recorded step from this relation."""
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """Sum of ``base_us`` and a cost for each unit of a column, none negative; microseconds."""
+    """Sum of ``base_us`` and a cost per unit of each column; no cost is negative."""
 
     base_us: float
     factors: dict[str, float]
@@ -63,24 +65,24 @@ class Linear(msgspec.Struct, frozen=True):
     """Minimum and maximum of each column in the recorded steps."""
     steps: int
     covariance: dict[str, dict[str, float]] = {}
-    """Covariance of the factors' errors; empty: not known."""
+    """Covariance of the factors' errors; empty if unknown."""
     alike: list[str] = []
-    """Columns that share one cost, because the steps do not show the second column's own."""
+    """Columns that share one cost, because the steps do not show a separate cost of the second column."""
 
     def us(self, values: dict[str, float]) -> float:
-        """Return the microseconds that a step with these columns takes."""
+        """Return the time in microseconds of a step with these columns."""
         return self.base_us + sum(factor * values[name] for name, factor in self.factors.items())
 
     def doublings_outside(self, values: dict[str, float]) -> float:
-        """Return the doublings from the recorded range to a step, in the farthest column; 0 inside it.
+        """Return how many doublings a step is outside the recorded range in its farthest column; 0 inside.
 
-        A step that deviates from a relation that hides a cost is outside, too; its distance is that from the
-        column's maximum to the maximum plus the deviation.
+        A step is also outside if it deviates from a relation that hides a cost; its distance is then that
+        from the column's maximum to the maximum plus the deviation.
         """
         return max(self.outside_by_column(values).values(), default=0.0)
 
     def outside_by_column(self, values: dict[str, float]) -> dict[str, float]:
-        """Return the doublings from the recorded range to a step, for each column that leaves it."""
+        """Return how many doublings a step is outside the recorded range, for each column that is outside."""
         outside: dict[str, float] = {}
         for name, (least, most) in self.ranges.items():
             slack, value = SLACK_FRAC * (most - least), values[name]
@@ -99,9 +101,9 @@ class Linear(msgspec.Struct, frozen=True):
     def error_us(self, values: dict[str, float]) -> float:
         """Return the standard error that the factors add to the time of a step outside the range.
 
-        It is that of the step's time beyond the time at the edge of the range, which resampled fits know
-        well. If a column hardly varied, its factor has a large error, even where the factor is zero because
-        no cost is negative.
+        Only the time beyond that at the edge of the range counts, because resampled fits determine the time
+        at the edge well. If a column hardly varied, its factor has a large error, even if the factor is zero
+        because no cost may be negative.
         """
         edge = self._edge(values)
         off = {name: values[name] - edge[name] for name in self.covariance}
@@ -113,18 +115,20 @@ class Linear(msgspec.Struct, frozen=True):
         return math.sqrt(max(variance, 0.0))
 
     def _edge(self, values: dict[str, float]) -> dict[str, float]:
-        """Return the recorded values nearest to a step's."""
+        """Return the recorded values that are nearest to a step's values."""
         return {name: min(max(values[name], least), most) for name, (least, most) in self.ranges.items()}
 
     def leaned_us(self, values: dict[str, float], deviations: float, error_log: float = 0.0) -> float:
-        """Return the time of a step outside the range if the fit is off by so many standard errors.
+        """Return a step's time outside the range if the fit is off by ``deviations`` standard errors.
 
-        A larger step never takes less than one at the edge of the range, and a smaller one never more.
+        A larger step never takes less time than a step at the edge of the range, and a smaller one never
+        more.
 
         Args:
             values: Columns of the step.
-            deviations: Number of standard errors by which the step takes longer than the fit says.
-            error_log: Standard error of the logarithm of its time, besides that of the factors.
+            deviations: Number of standard errors by which the step takes longer than the fit predicts.
+            error_log: Standard error of the logarithm of the step's time, in addition to the error of the
+                factors.
         """
         us = self.us(values)
         own_log = math.log1p(self.error_us(values) / us) if us else 0.0
@@ -157,16 +161,16 @@ def fit_linear(
     """Fit a column of times to other columns; None with fewer than ``fewest`` rows.
 
     Non-negative least squares (SciPy's ``nnls``) of errors relative to the fitted time, repeated with Huber's
-    weights. Relative to the *measured* time they would favour fast steps, and the total would come out low.
+    weights. Errors relative to the *measured* time would favour fast steps and make the total too low.
 
     Args:
-        rows: Rows, in order; those with a null, or with a time of 0, are left out.
+        rows: Rows in order; rows with a null or with a time of 0 are left out.
         measured: The column of times, in microseconds.
-        columns: Columns; of inseparable ones, the first is kept.
+        columns: Columns to fit to; of inseparable columns, the first is kept.
         fewest: Minimum number of rows.
-        alike: Two columns that share one cost if the rows show no cost of the second, and could not show it
-            if it were that of the first.
-        like: Fit that decides whether they share it; None: the rows do.
+        alike: Two columns that share one cost if the rows show no cost of the second, and would not show it
+            even if it were as large as the first's.
+        like: Fit from which to take whether they share a cost; None: decide by the rows.
     """
     used = rows.select(measured, *columns).drop_nulls().filter(pl.col(measured) > 0)
     if used.height < fewest:
@@ -200,16 +204,16 @@ class _Costs(NamedTuple):
     base_us: float
     factors: dict[str, float]
     estimates: dict[str, float]
-    """Estimates of the factors without the bound at zero: they may be negative."""
+    """Estimates of the factors without the bound at zero, so they may be negative."""
     covariance: dict[str, dict[str, float]]
 
 
 def _fitted_costs(times: Any, values: dict[str, Any]) -> _Costs:
-    """Fit times to columns that are no sums of each other.
+    """Fit times to columns, none of which is a sum of the others.
 
-    The covariance is that of weighted least squares, for residuals of which each resembles the last: as if
-    there were fewer steps, by the correlation of neighbours. Costs may be negative in it; a cost that is zero
-    for want of a negative one would otherwise appear to be certain.
+    The covariance is that of weighted least squares. Because neighbouring residuals are correlated, it is
+    computed as if there were fewer steps. It allows negative costs; a cost that the bound keeps at zero would
+    otherwise appear to be certain.
     """
     import numpy as np  # noqa: PLC0415  # a replay with constants needs neither it nor SciPy
     from scipy.optimize import nnls  # noqa: PLC0415  # likewise
@@ -249,7 +253,7 @@ def _fitted_costs(times: Any, values: dict[str, Any]) -> _Costs:
 
 
 def _hides_second(costs: _Costs, first: str, second: str) -> bool:
-    """Return whether the steps show no cost of the second column, and could not show that of the first."""
+    """Return whether the steps show no cost of the second column and could not show the first's."""
     if not costs.factors.get(first):
         return False
     if second not in costs.factors:
@@ -260,7 +264,7 @@ def _hides_second(costs: _Costs, first: str, second: str) -> bool:
 
 
 def _with_second(costs: _Costs, first: str, second: str) -> _Costs:
-    """Return costs in which a second column has the cost of the first, and its error."""
+    """Return the costs with a second column that has the cost and the error of the first."""
     covariance = {name: row | {second: row[first]} for name, row in costs.covariance.items()}
     return costs._replace(
         factors=costs.factors | {second: costs.factors[first]},
@@ -269,7 +273,7 @@ def _with_second(costs: _Costs, first: str, second: str) -> _Costs:
 
 
 def _apart(values: dict[str, Any], rows: int) -> tuple[list[str], list[Unresolved]]:
-    """Return the columns that are not a sum of a constant and earlier columns, and the rest with that sum."""
+    """Return the columns that are not sums of a constant and earlier columns, and the sums of all others."""
     import numpy as np  # noqa: PLC0415  # as above
 
     independent: list[str] = []
@@ -290,7 +294,7 @@ def _apart(values: dict[str, Any], rows: int) -> tuple[list[str], list[Unresolve
 
 
 class Larger(msgspec.Struct, frozen=True):
-    """Largest of its parts: one sum of costs, or two of which the slower one sets the time."""
+    """Maximum of its parts: either one sum of costs, or two sums, the larger of which is a step's time."""
 
     parts: list[Linear]
 
@@ -301,35 +305,35 @@ class Larger(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> list[str]:
-        """Names of all columns that it was fitted to."""
+        """Names of all columns in the fit."""
         return [*dict.fromkeys(name for part in self.parts for name in part.ranges)]
 
     @property
     def unresolved(self) -> list[Unresolved]:
-        """Columns whose own cost no part shows."""
+        """Columns whose own cost no part of the fit shows."""
         return [hidden for part in self.parts for hidden in part.unresolved]
 
     def us(self, values: dict[str, float]) -> float:
-        """Return the microseconds that a step with these columns takes."""
+        """Return the time in microseconds of a step with these columns."""
         return max(part.us(values) for part in self.parts)
 
     def doublings_outside(self, values: dict[str, float]) -> float:
-        """Return the doublings by which a step leaves the record of the part that sets its time."""
+        """Return how many doublings a step is outside the record of the part that determines its time."""
         return self._slower(values).doublings_outside(values)
 
     def outside_by_column(self, values: dict[str, float]) -> dict[str, float]:
-        """Return these doublings for each column (``Linear.outside_by_column``)."""
+        """Return how far a step is outside that range in each column (``Linear.outside_by_column``)."""
         return self._slower(values).outside_by_column(values)
 
     def leaned_us(self, values: dict[str, float], deviations: float, error_log: float) -> float:
-        """Return the time of a step if the part that sets it is off (``Linear.leaned_us``)."""
+        """Return a step's time if the part that determines it is off (``Linear.leaned_us``)."""
         return self._slower(values).leaned_us(values, deviations, error_log)
 
     def _slower(self, values: dict[str, float]) -> Linear:
         return max(self.parts, key=lambda part: part.us(values))
 
     def expr(self) -> pl.Expr:
-        """Return the microseconds that rows with these columns take."""
+        """Return an expression for the time in microseconds of rows with these columns."""
         return pl.max_horizontal(
             pl.sum_horizontal(
                 pl.lit(part.base_us), *(factor * pl.col(name) for name, factor in part.factors.items())
@@ -346,20 +350,20 @@ def fit_larger(
     like: Larger | None = None,
     alike: tuple[str, str] | None = None,
 ) -> Larger | None:
-    """Fit a column of times as one sum, and as the larger of two; None with too few rows.
+    """Fit a column of times both as one sum and as the larger of two; None with too few rows.
 
     The assignment of steps to the two sums is found iteratively (a max-affine fit): fit both sums, assign
     each step to the larger one, and repeat until no step changes sides. The first split is by the steps'
-    tokens. The larger of two must fit clearly better than one sum, except where all decodes had the same
-    batch. There, a single sum would take what a device spends on every batch, because it reads its weights
-    once per step, for the cost of requests.
+    tokens. Two sums must fit clearly better than one, unless all decodes had the same batch. In that case,
+    one sum would attribute the constant time of a batch, in which the device reads the weights, to the
+    requests.
 
     Args:
         rows: As for ``fit_linear``, with the columns ``batch_tokens`` and ``prefill_tokens``.
         measured: The column of times, in microseconds.
         of_one: Columns of the one sum.
-        of_two: Columns of the two.
-        like: Take its form and begin with its split instead of a search.
+        of_two: Columns of each of the two sums.
+        like: Fit whose form to use and whose split to begin with, instead of a search.
         alike: Two columns of the one sum, as for ``fit_linear``.
     """
     used = rows.drop_nulls((measured, *of_one, *of_two[0], *of_two[1])).filter(pl.col(measured) > 0)
@@ -389,7 +393,7 @@ def fit_larger(
 
 
 def is_clearly_less(error: float, than: float) -> bool:
-    """Return whether a fit with more to fit noise with has less error by more than that gives it."""
+    """Return whether a more flexible fit reduces the error by more than its flexibility alone would."""
     return than - error > max(BETTER_FRAC * than, BETTER_LOG)
 
 
@@ -419,7 +423,7 @@ def _second_is_larger(larger: Larger) -> pl.Expr:
 
 
 def mean_log_error(rows: pl.DataFrame, measured: str, larger: Larger) -> float:
-    """Return the mean error, half of steps with prefill and half of steps without, which differ little."""
+    """Return the mean error, averaged over steps with prefill and steps without, which have equal weight."""
     log = (pl.col(measured) / larger.expr()).log().abs().clip(upper_bound=CAPPED)
     halves = rows.group_by(pl.col("prefill_tokens") > 0).agg(log.mean().alias("log"))
     return float(halves["log"].sum()) / halves.height

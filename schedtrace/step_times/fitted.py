@@ -54,7 +54,7 @@ RECORDED = (
     "wave",
     "step_counter",
 )
-"""Columns of the timeline's steps."""
+"""Columns of the timeline's steps that fits use."""
 OF_BATCH = (
     "prefill_tokens",
     "prefill_requests",
@@ -63,19 +63,20 @@ OF_BATCH = (
     "decode_requests",
     "decode_context_tokens",
 )
-"""Columns that have the names and meanings of ``Batch``."""
+"""Columns with the names and meanings of the fields of ``Batch``."""
 WORKER_CLOCK_FRAC = 0.9
-"""Share of the steps with tokens that must have the worker's clock for it to be used."""
+"""Minimum share of the steps with tokens that must have a time by the worker's clock for that clock to be
+used."""
 
 
 def observed(timeline: Timeline) -> pl.DataFrame:
     """Return one row per step, in order.
 
-    Columns: those of ``RECORDED``; ``first``, of the trial's steps with tokens; those of ``OF_BATCH``, and
-    ``requests``, null where the trace does not tell; ``device_us`` (see ``with_device_us``); ``gap_us``,
-    from the last update to this ``schedule()``, and ``arrivals`` let in during it, null where the engine was
-    idle in between or did not wait for an output; ``wake_us``, for a step that ended an idle time: from when
-    its first request was in the input queue until the engine took it in, null where that is not recorded.
+    Columns: those of ``RECORDED``; ``first``, whether it is the trial's first step with tokens; those of
+    ``OF_BATCH``, and ``requests``, null if not recorded; ``device_us`` (see ``with_device_us``); ``gap_us``,
+    the time from the last update to this ``schedule()``, and ``arrivals``, the requests that arrived in it,
+    both null if the engine was idle in between or did not wait for an output; ``wake_us``, for a step that
+    ended an idle time: the time that its first request spent in the input queue, null if not recorded.
     """
     works = pl.col("total_requests") > 0
     rows = (
@@ -100,10 +101,10 @@ def observed(timeline: Timeline) -> pl.DataFrame:
 def with_device_us(rows: pl.DataFrame, *, overlapped: bool) -> pl.DataFrame:
     """Add ``device_us``: how long a batch kept the device, from when it could begin; null without tokens.
 
-    A synchronous engine waits for all of ``busy_us``. With several batches in flight an output may be ready
-    and wait for the host. In that case, if the worker's clock is recorded, a batch lasts from its dispatch or
-    from the end of the previous batch, whichever is later, to its own end; both ends are by that clock.
-    ``execute_us`` itself would count the overlap of two executions twice.
+    A synchronous engine waits for all of ``busy_us``. With several batches in flight, an output may be ready
+    before the host takes it. In that case, if the worker's clock is recorded, a batch lasts from its dispatch
+    or the end of the previous batch, whichever is later, to its own end, with both ends measured by that
+    clock. ``execute_us`` itself would count the overlap of two executions twice.
     """
     works = rows.filter(pl.col("total_requests") > 0)
     recorded = works["execute_us"].is_not_null().sum() >= WORKER_CLOCK_FRAC * works.height
@@ -115,7 +116,7 @@ def with_device_us(rows: pl.DataFrame, *, overlapped: bool) -> pl.DataFrame:
 
 
 def _batches(timeline: Timeline) -> pl.DataFrame:
-    """Return ``OF_BATCH`` of each step. A stretch that passes its request's prompt is cut there."""
+    """Return ``OF_BATCH`` of each step; a stretch that goes beyond its request's prompt is cut there."""
     got, computed = pl.col("scheduled_tokens"), pl.col("computed_tokens")
     length = pl.col("last_step") - pl.col("step") + 1
     missing = pl.max_horizontal("prompt_tokens", "lost_tokens") - computed
@@ -149,7 +150,7 @@ def _batches(timeline: Timeline) -> pl.DataFrame:
 def _parts(
     stretches: pl.DataFrame, kind: str, tokens: pl.Expr, value: pl.Expr, slope: pl.Expr
 ) -> pl.DataFrame:
-    """Return each stretch's contribution to its steps: ``value`` in the first step, growing by ``slope``."""
+    """Return what each stretch adds to its steps: ``value`` in the first, then ``slope`` more each time."""
     return stretches.select(
         "step",
         "last_step",
@@ -191,7 +192,7 @@ def _gaps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _wakes(timeline: Timeline) -> pl.DataFrame:
-    """Return ``step`` and ``wake_us``: the time until an idle engine took in its next request."""
+    """Return ``step`` and ``wake_us``: the time until an idle engine took in the request that woke it."""
     work = pl.col("num_running_after") + pl.col("num_waiting_after")
     idle = timeline.steps.sort("step").filter(
         (pl.col("total_requests").shift(1).fill_null(0) == 0) & (work.shift(1).fill_null(0) == 0)
@@ -205,18 +206,19 @@ def _wakes(timeline: Timeline) -> pl.DataFrame:
 
 
 BLOCK = 25
-"""Number of steps in a block; residuals of neighbours are similar, so they are drawn in blocks."""
+"""Number of steps in a block; samples are drawn in blocks, because residuals of neighbouring steps are
+similar."""
 MOST_STEPS = 20_000
-"""Maximum number of steps of a fit; of more steps, evenly spaced blocks are fitted."""
+"""Maximum number of steps to fit; of a longer trace, evenly spaced blocks are fitted."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Step times of a fit (``StepTimes``)."""
+    """Step times from a fit (``StepTimes``)."""
 
     fit: Fit
     rows: pl.DataFrame | None = field(default=None, repr=False)
-    """Steps that it was fitted to; None for a loaded fit."""
+    """Steps of the fit; None for a loaded fit."""
 
     @property
     def description(self) -> str:
@@ -254,16 +256,16 @@ class Fitted:
         return self.fit.wake_us
 
     def gathering_us(self) -> float | None:
-        """Return the cost of gathering, as measured by recorded all-reduces (``fitting.gathering_us``)."""
+        """Return the cost of gathering, measured in recorded all-reduces (``fitting.gathering_us``)."""
         return self.fit.gathering_us
 
     def extrapolates(self, batch: Batch) -> bool:
-        """Return whether a batch lies outside the recorded range, so that its device time is extrapolated."""
+        """Return whether a batch is outside the recorded range, so that its device time is extrapolated."""
         return bool(batch.tokens) and self.fit.device.doublings_outside(self._device_columns(batch)) > 0
 
     @cached_property
     def most_tokens(self) -> float:
-        """Most tokens of a recorded step; infinite for a loaded fit."""
+        """Tokens of the largest recorded step; infinite for a loaded fit."""
         if self.rows is None or self.rows.is_empty():
             return math.inf
         return float(self.rows.select((pl.col("prefill_tokens") + pl.col("decode_tokens")).max()).item())
@@ -271,8 +273,8 @@ class Fitted:
     def without_economies_us(self, batch: Batch) -> float:
         """Return the time of execution without economies of scale beyond the largest recorded step.
 
-        More tokens then take as long as a series of recorded steps, which no device exceeds by much: an upper
-        bound if the recorded steps are too small to show the cost of a token.
+        More tokens then take as long as a series of recorded steps. No device takes much longer than that, so
+        the result is an upper bound if the recorded steps are too small to show the cost of a token.
         """
         times = batch.batch_tokens / self.most_tokens
         if times <= 1:
@@ -287,18 +289,19 @@ class Fitted:
 
     @property
     def has_draft_cost(self) -> bool:
-        """Whether recorded steps show the cost of a draft, so that a replay without drafts saves it."""
+        """Whether recorded steps show the cost of a draft token, so that a replay without drafts saves it."""
         return all(set(DRAFTS) <= part.factors.keys() for part in self.fit.device.parts)
 
     @cached_property
     def extrapolation(self) -> dict[str, Extrapolation]:
-        """Error of steps outside the recorded range of each column; empty for a loaded fit."""
+        """Error of steps outside the recorded range, by column; empty for a loaded fit."""
         return {} if self.rows is None else extrapolation_errors(self.rows, self.fit.device)
 
     def deviated_us(self, batch: Batch, deviations: float) -> float:
         """Return the time of execution if steps outside the range take this many standard errors longer.
 
-        Steps with more tokens than any recorded one take at most what they would without economies of scale.
+        Steps with more tokens than any recorded step take at most the time that they would without economies
+        of scale.
         """
         if not batch.tokens:
             return 0.0
@@ -319,11 +322,11 @@ class Fitted:
         return self.fit.device.leaned_us(columns, deviations, error)
 
     def residual_blocks(self, block: int = BLOCK) -> list[list[float]]:
-        """Return residuals in blocks of neighbours, for a replay with noise: ``exp`` of each is a factor."""
+        """Return residuals in blocks of neighbouring steps; ``exp`` of each is a factor of noise."""
         return [trial[at : at + block] for trial in self.fit.residuals for at in range(0, len(trial), block)]
 
     def resampled(self, seed: int, block: int = BLOCK) -> "Fitted":
-        """Return a fit to a bootstrap sample of the steps: trials, and blocks of neighbouring steps in each.
+        """Return a fit to a bootstrap sample: trials, and blocks of neighbouring steps in each.
 
         Raises:
             UsageError: If the fit was loaded from a file, which does not contain the steps.
@@ -352,7 +355,7 @@ class Fitted:
         """Write the fit as JSON, without the steps.
 
         Raises:
-            UsageError: If it cannot be written.
+            UsageError: If the file cannot be written.
         """
         try:
             safe_files.replace(path, msgspec.json.format(msgspec.json.encode(self.fit), indent=2) + b"\n")
@@ -378,14 +381,14 @@ def load_fit(path: Path) -> Fitted:
 
 
 def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float | None = None) -> Fitted:
-    """Fit the times of traces: one engine's, those of several ranks, or of several runs of one engine.
+    """Fit the times of traces: of one engine, of several ranks, or of several runs of one engine.
 
-    Ranks in lock-step wait for the slowest one in each pass: the device's time of a pass is fitted to the
-    batch of that rank.
+    Ranks in lock-step wait for the slowest rank in each pass, so the device's time of a pass is fitted to the
+    slowest rank's batch.
 
     Args:
         timelines: Timelines of one model on one device.
-        runs: Name of their source, such as the run folder's name.
+        runs: Name of the timelines' source, such as the run folder's name.
         gathering_us: Cost of gathering for ranks in lock-step (``fitting.gathering_us``); None if unknown.
 
     Raises:
@@ -417,7 +420,7 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
 
 
 def with_engine_columns(rows: pl.DataFrame, header: Header) -> pl.DataFrame:
-    """Add the columns of what this engine has: captured graphs, and drafts."""
+    """Add columns for features of this engine: captured graphs, and drafts."""
     if sizes := graph_sizes(header):
         tokens = rows.select(pl.col("prefill_tokens") + pl.col("decode_tokens")).to_series()
         use = [graph_use(count, sizes) for count in tokens.to_list()]
@@ -433,13 +436,13 @@ def _host_columns(batch: Batch) -> dict[str, float]:
 
 
 class Leaned:
-    """Step times of a fit whose steps outside the recorded range take longer, or less long (``StepTimes``).
+    """Step times of a fit, shifted by standard errors for steps outside the recorded range (``StepTimes``).
 
-    The host's times are sums by their nature, so only their costs are uncertain.
+    The form of the host's times is certain (a sum), so only its costs are shifted.
 
     Args:
         fitted: Fit to use.
-        deviations: Number of standard errors by which these steps take longer.
+        deviations: Number of standard errors by which these steps take longer; negative for shorter.
     """
 
     def __init__(self, fitted: Fitted, deviations: float) -> None:
@@ -462,18 +465,18 @@ class Leaned:
         return self._fitted.fit.gap.leaned_us({"arrivals": arrivals}, self._deviations)
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other attribute of the fit."""
+        """Return any other attribute from the fit."""
         return getattr(self._fitted, name)
 
 
 class Counted:
-    """Fit that counts the steps that it is asked about (``StepTimes``).
+    """Fit that counts the steps whose times it is asked for (``StepTimes``).
 
     Args:
         fitted: Fit to use.
         noise: Factors of successive steps' device time. If empty, every step is scaled by total measured over
             total fitted time, so that outliers are included.
-        device_us: Time of execution of a batch, such as without economies of scale; None: the fit's.
+        device_us: Function for the time of execution, such as without economies of scale; None for the fit's.
     """
 
     def __init__(
@@ -486,9 +489,8 @@ class Counted:
         self._fitted, self._noise = fitted, noise or [1 + fitted.fit.error.total_frac]
         self._device_us = device_us or fitted.device_us
         self.steps = self.outside = self.larger = 0
-        """Numbers of steps asked about: all, those outside the recorded range, and those with more tokens
-        than any recorded step.
-        """
+        """Numbers of steps counted: all, those outside the recorded range, and those with more tokens than
+        any recorded step."""
 
     @property
     def outside_frac(self) -> float:
@@ -504,16 +506,16 @@ class Counted:
         return factor * self._device_us(batch)
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other attribute of the fit."""
+        """Return any other attribute from the fit."""
         return getattr(self._fitted, name)
 
 
 class RecordedTimes:
-    """Durations of a trace's steps, in order; fitted durations after its end, or if it lacks one.
+    """Durations of a trace's steps in order; after its end, or where it lacks one, fitted durations.
 
-    Each call is about a step: ``schedule_us`` about the next one, ``device_us`` about the one scheduled last,
-    ``update_us`` about the oldest whose update was recorded and not asked for, ``gap_us`` about the time
-    before the step that is scheduled next. An object serves one replay.
+    Each method refers to a step: ``schedule_us`` to the next one, ``device_us`` to the one scheduled last,
+    ``update_us`` to the oldest one with a recorded update that has not been returned, ``gap_us`` to the time
+    before the next step. An object can be used for one replay only.
 
     Args:
         timeline: The recorded trace, or one trial of it.
@@ -552,7 +554,7 @@ class RecordedTimes:
         return self._fitted.device_us(batch) if recorded is None else recorded
 
     def update_us(self, batch: Batch) -> float:
-        """Return the time of ``update_from_output()`` of the oldest step that had none, in microseconds."""
+        """Return the time of ``update_from_output()`` of the oldest step without one, in microseconds."""
         recorded = _at(self._update, self._updated)
         self._updated += 1
         return self._fitted.update_us(batch) if recorded is None else recorded
@@ -568,7 +570,7 @@ class RecordedTimes:
         return self._fitted.wake_us() if recorded is None else recorded
 
     def gathering_us(self) -> float | None:
-        """Return the microseconds that gathering a number of each rank adds to a loop; None if unknown."""
+        """Return the microseconds that gathering a number from all ranks adds to a loop; None if unknown."""
         return self._fitted.gathering_us()
 
 

@@ -1,8 +1,8 @@
 """Fits of every part of a step's time to the rows of recorded steps, with their errors.
 
-A time is a sum of costs, or the larger of two (``cost_sums``): that of computing, and that of reading memory.
-For ranks in lock-step, the fits also determine the rank that a pass waited for, and the time that an
-agreement takes.
+A time is a sum of costs, or the larger of two sums (``cost_sums``): the time of computing and the time of
+reading memory. For ranks in lock-step, the fits also determine which rank a pass waited for, and how long an
+all-reduce takes.
 """
 
 import math
@@ -26,43 +26,45 @@ from schedtrace.step_times.cost_sums import (
 from schedtrace.timeline.step_time import FEWEST_STEPS
 
 DEVICE = ("prefill_tokens", "decode_requests", "decode_context_tokens", "prefill_attention")
-"""Columns that the device's time is fitted to. The number of prefill requests is not among them: if prompts
+"""Columns to which the device's time is fitted. The number of prefill requests is not among them: if prompts
 are not cut into chunks, requests and tokens grow together, and their costs cannot be separated."""
 ALIKE = ("prefill_tokens", "decode_requests")
-"""Columns that share one cost if the steps do not show a decode's own: to a device, both are tokens."""
+"""Columns that share one cost if the steps show no separate cost of a decode: to a device, both are tokens.
+"""
 MEMORY = ("decode_requests", "decode_context_tokens")
 COMPUTE = ("batch_tokens", "prefill_attention")
-"""Columns of computing and, in ``MEMORY``, of reading. A device reads weights and KV cache while it computes,
-and the slower of the two sets the time (the roofline model: Williams et al., CACM 52(4), 2009): tokens cost
-nothing until computing them is slower."""
+"""Columns of the time of computing and, in ``MEMORY``, of the time of reading. A device reads weights and KV
+cache while it computes, and the slower activity sets the time (the roofline model: Williams et al., CACM
+52(4), 2009). Tokens therefore cost nothing until computing takes longer than reading."""
 GRAPHS = ("padding_tokens", "eager_steps")
 """Columns of an engine with captured graphs: the tokens that pad a batch to the next captured size, and 1 for
 a batch beyond the largest size, whose kernels are launched one by one."""
 PREFILL_STEPS = ("prefill_steps",)
-"""Column that is 1 for a step with prefill: what a device spends on any prefill, however few its tokens, as
-for a batch without a full CUDA graph. It is fitted only if the steps then fit clearly better."""
+"""Column that is 1 for a step with prefill: the time that a device spends on any prefill, however few its
+tokens, as for a batch without a full CUDA graph. It is fitted only if the steps then fit clearly better."""
 DRAFTS = ("draft_tokens",)
-"""Columns of an engine that speculates; without a cost if every step drafts the same number of tokens."""
+"""Columns of an engine with speculative decoding; without a cost if every step drafts the same number of
+tokens."""
 SCHEDULE = ("requests", "prefill_tokens")
 UPDATE = ("requests",)
 GAP = ("arrivals",)
 RANK_ROUNDS = 4
-"""Number of rounds; each chooses the slowest rank of every step by the latest fit, and fits again to the
-chosen ranks."""
+"""Number of rounds; each determines the slowest rank of every step by the latest fit, and fits again to these
+ranks."""
 PASS = ("trial", "wave", "step_counter")
 """Columns that identify a forward pass of ranks in lock-step."""
 NO_TIME = Linear(0.0, {}, [], {}, 0)
 HELD_OUT_FROM = (1 / 2, 1 / 4)
 """Shares of a column's largest value above which steps are held out."""
 FEWEST_LEFT_FRAC = 0.1
-"""Least share of the steps that must be left to fit: a fit to fewer steps errs for lack of steps."""
+"""Minimum share of the steps that must remain for a fit, because a fit to too few steps has another error."""
 USUAL_PER_DOUBLING = math.log(2) / math.sqrt(12)
-"""Default error per doubling: standard deviation if doubled work takes anywhere from the same time to twice
-the time, with equal probability."""
+"""Default error per doubling: the standard deviation if doubled work takes between once and twice the time,
+with equal probability."""
 USUAL_DOUBLINGS = 1.0
-"""Doublings of held-out steps whose evidence weighs as much as ``USUAL_PER_DOUBLING``."""
+"""Doublings of held-out steps at which their evidence weighs as much as ``USUAL_PER_DOUBLING``."""
 MOST_HELD_OUT = 500
-"""Largest number of held-out steps whose distance is computed."""
+"""Maximum number of held-out steps whose distance is computed."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +78,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     recorded_at: str
     """ISO 8601, UTC: when the first trace began."""
     schedtrace_version: str
-    """Version of schedtrace that fitted it."""
+    """Version of schedtrace that made the fit."""
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,13 +87,13 @@ class Error(msgspec.Struct, frozen=True, kw_only=True):
     median_abs_log: float
     p90_abs_log: float
     lag1: float | None
-    """Correlation of neighbouring steps; null if residuals do not vary."""
+    """Correlation of neighbouring steps' residuals; null if residuals do not vary."""
     total_frac: float
-    """Total measured time divided by total fitted time, minus 1: the part of outliers."""
+    """Total measured time divided by total fitted time, minus 1: the effect of outliers."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """A fit as it is saved."""
+    """Fit as it is saved in a file."""
 
     source: Source
     device: Larger
@@ -101,32 +103,33 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     wake_us: float = 0.0
     """Median time until an idle engine took a request in, in microseconds; 0 if it is not recorded."""
     graph_sizes: list[int] = []
-    """Sizes of the captured graphs in tokens, in order; empty: none, or not recorded."""
+    """Sizes of the captured graphs in tokens, in order; empty if there are none, or they are not recorded."""
     gathering_us: float | None = None
-    """Microseconds that gathering a number of each rank adds to ``gap``; null: not recorded."""
+    """Microseconds that gathering a number from all ranks adds to ``gap``; null if not recorded."""
     missing: list[str]
-    """Names among ``schedule``, ``update`` and ``gap`` that were not recorded and are taken as 0."""
+    """Those of ``schedule``, ``update`` and ``gap`` that were not recorded and are taken as 0."""
     first_step_us: float | None
-    """Microseconds that the first step of a trial took longer than its batch explains, median over trials;
-    not in ``device``. Null if no first step has an output."""
+    """Microseconds by which the first step of a trial took longer than its batch explains, median over
+    trials; not part of ``device``. Null if no first step has an output."""
     error: Error
     residuals: list[list[float]]
     """Residuals by trial, in order: log of measured / fitted."""
     trial_levels: list[float]
-    """Log of measured / fitted total by trial. Their spread is the drift between trials."""
+    """Logarithm of total measured / fitted time, by trial. The spread of these values is the drift between
+    trials."""
 
 
 def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit:
-    """Fit the rows of ``observed``, with ``part``: which trial of which trace each belongs to.
+    """Fit the rows of ``observed``; their column ``part`` numbers the trials of all traces.
 
     Args:
         rows: Rows of one model on one device, with ``GRAPHS`` and ``DRAFTS`` if the engine has these columns.
         source: Source of the rows.
-        like: Fit whose sums to use instead of looking for the form that suits the rows best; values that the
-            rows do not show are taken from it.
+        like: Fit whose form to use instead of searching for the best form; values that the rows do not show
+            are taken from it.
 
     Raises:
-        InputError: If too few steps have an output and requests that are known.
+        InputError: If too few steps have an output and known requests.
     """
     rows = _with_sums(rows)
     later = rows.filter(~pl.col("first"))
@@ -184,7 +187,7 @@ def fit_device(rows: pl.DataFrame, like: Larger | None) -> Larger | None:
 
 
 def _with_sums(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns that follow from others: all tokens, and whether there is prefill."""
+    """Add the columns that are derived from others: all tokens, and whether there is prefill."""
     return rows.with_columns(
         batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"),
         prefill_steps=(pl.col("prefill_tokens") > 0).cast(pl.Int64),
@@ -215,12 +218,12 @@ class Extrapolation(NamedTuple):
     per_doubling: float
     """Error per doubling, up to the distance of the held-out steps."""
     reach: float
-    """Doublings to the farthest held-out steps; 0: none could be held out."""
+    """Doublings to the farthest held-out steps; 0 if no step could be held out."""
 
     def log_error(self, doublings: float) -> float:
-        """Return the error at a distance: as measured within the reach, growing by the default beyond it.
+        """Return the error at a distance: as measured up to ``reach``, and growing by the default beyond it.
 
-        The recording cannot show a change of slope outside its range.
+        The recording cannot show whether the slope changes outside its range.
         """
         near = min(doublings, self.reach) * self.per_doubling
         beyond = max(0.0, doublings - self.reach) * max(self.per_doubling, USUAL_PER_DOUBLING)
@@ -228,17 +231,17 @@ class Extrapolation(NamedTuple):
 
 
 UNMEASURED = Extrapolation(USUAL_PER_DOUBLING, 0.0)
-"""Error outside the range of a column of which no steps are held out."""
+"""Error outside the range of a column for which no steps were held out."""
 
 
 def extrapolation_errors(rows: pl.DataFrame, device: Larger) -> dict[str, Extrapolation]:
-    """Return the error of the log time of steps outside each column's range, measured on steps of the record.
+    """Return the error of the log time of steps outside each column's range, measured on recorded steps.
 
-    Steps are held out by size, not by position: a fit to the smaller steps predicts those above a half and
-    above a quarter of the column's largest value. The ratio of measured to predicted total time and the
-    distance from that fit's range are one observation of the error. If no step with the column, such as a
-    prefill, would be left to fit, nothing is held out. Columns are measured apart: how well the cost of
-    prefill tokens continues says nothing about the cost of more requests.
+    The largest steps are held out: a fit to the smaller steps predicts those above a half and above a quarter
+    of the column's largest value. The ratio of measured to predicted total time, together with the distance
+    from that fit's range, is one observation of the error. If no step with the column, such as a prefill,
+    would be left to fit, nothing is held out. Each column is measured separately, because how well the cost
+    of prefill tokens extrapolates says nothing about the cost of more requests.
     """
     rows = _with_sums(rows)
     rows = rows.filter(~pl.col("first")).drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)
@@ -256,7 +259,7 @@ def extrapolation_errors(rows: pl.DataFrame, device: Larger) -> dict[str, Extrap
 
 
 def _held_out(left: pl.DataFrame, held: pl.DataFrame, column: str, device: Larger) -> tuple[float, float]:
-    """Fit the steps ``left``; return the log error on the steps ``held`` and their mean doublings outside.
+    """Fit the steps ``left``; return the log error on the steps ``held`` and their distance in doublings.
 
     Both are 0 if there are too few steps.
     """
@@ -277,19 +280,19 @@ def _held_out(left: pl.DataFrame, held: pl.DataFrame, column: str, device: Large
 
 
 def with_slowest_rank(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
-    """Return the rows of all ranks, with ``device_us`` of each pass's slowest rank only; else null.
+    """Return the rows of all ranks; only the row of each pass's slowest rank keeps its ``device_us``.
 
-    A pass takes as long as its slowest rank, so the time in the other ranks' rows belongs to a batch that
-    is not in them. The slowest rank follows from the fit, and the fit from the slowest rank: they are
-    computed in turns, beginning with the rank that has most tokens. Ranks of a trial become one part, so that
-    drawing neighbouring steps draws whole passes.
+    A pass takes as long as its slowest rank, so the time in the other ranks' rows belongs to another rank's
+    batch. The slowest rank follows from the fit, and the fit from the slowest rank, so the two are computed
+    in turns, beginning with the rank that has the most tokens. All ranks of a trial become one part, so that
+    a sample of neighbouring steps contains whole passes.
 
     Args:
         rows: Rows of ``observed``, of all ranks of one run.
         source: Source of the rows.
 
     Raises:
-        InputError: If too few steps have an output and requests that are known.
+        InputError: If too few steps have an output and known requests.
     """
     rows = rows.sort(PASS, maintain_order=True).with_columns(
         part=pl.col("trial").rank("dense").fill_null(1) - 1
@@ -309,10 +312,10 @@ def with_slowest_rank(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
 
 
 def gathering_us(traces: Sequence[Trace]) -> float | None:
-    """Return the time that gathering a number of each rank (``schedtrace.balance``) would add to their loops.
+    """Return the time that gathering a number from all ranks (``schedtrace.balance``) would add to a loop.
 
-    The recorded ranks agree in all-reduces of the same kind, on the same threads and hosts. In each, the last
-    rank waited for no other, so its time is the cost; the result is the median over all-reduces.
+    vLLM's recorded all-reduces are of the same kind, on the same threads and hosts. In each, the last rank to
+    join waited for no other, so its time is the cost; the result is the median over all-reduces.
 
     Returns:
         Microseconds; 0.0 if the recorded ranks did gather, so that the gaps between their steps contain it;
@@ -328,7 +331,7 @@ def gathering_us(traces: Sequence[Trace]) -> float | None:
 
 
 def _slowest(rows: pl.DataFrame, cost: pl.Expr) -> pl.Series:
-    """Mark the rows whose cost is the largest of their pass; of equal ones the first."""
+    """Mark the rows whose cost is the largest in their pass; among equal rows, the first."""
     costs = rows.with_columns(cost=cost.fill_null(-1.0)).with_row_index("row")
     best = (
         costs.filter(pl.col("total_requests") > 0)

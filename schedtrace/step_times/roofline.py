@@ -1,8 +1,9 @@
-"""Step times from a model's shape and a GPU: the roofline. Formulas and sources: ``docs/simulation.md``.
+"""Step times from a model's shape and a GPU: the roofline.
 
-The result is an estimate within a factor, for use without a recording; a fitted trace is better. A GPU's peak
-performance is from its vendor's data sheet. The model takes a part of its memory, and KV cache blocks take
-the rest. All figures are for one of ``tensor_parallel_size`` GPUs; those of memory are estimates.
+Formulas and sources: ``docs/simulation.md``. The result is a rough estimate for use without a recording; a
+fit to a trace is better. A GPU's peak performance is from its vendor's data sheet. The model takes a part of
+the GPU's memory, and KV cache blocks take the rest. All figures are for one of ``tensor_parallel_size`` GPUs;
+figures of memory are estimates.
 """
 
 import re
@@ -18,17 +19,18 @@ from schedtrace.step_times.shapes import DTYPE_BYTES, Shape
 
 @dataclass(frozen=True)
 class Gpu:
-    """Figures of a GPU; rates per second, for dense matrices (half of those for sparse ones)."""
+    """Figures of a GPU; rates are per second, for dense matrices (half of the rates for sparse ones)."""
 
     name: str
     bf16_flops: float
     fp8_flops: float
-    """Rate of FP8; of BF16 where the GPU has no FP8: such weights are converted as they are read."""
+    """Operations per second in FP8; those of BF16 if the GPU has no FP8, because such weights are converted
+    as they are read."""
     memory_bytes_per_s: float
     memory_bytes: int
-    """Total memory as the driver reports it: vLLM takes its share of that."""
+    """Total memory as the driver reports it; vLLM takes its share of this."""
     link_bytes_per_s: float
-    """NVLink, in one direction: half of what a data sheet states for both."""
+    """Bandwidth of NVLink in one direction: half of the sum that data sheets state."""
 
 
 MIB = 2**20
@@ -38,18 +40,19 @@ GPUS = {
     "h200": Gpu("H200 SXM", 989e12, 1979e12, 4.8e12, 143_771 * MIB, 450e9),
     "b200": Gpu("B200 SXM", 2250e12, 4500e12, 8e12, 183_359 * MIB, 900e9),
 }
-"""GPUs by name, from NVIDIA's data sheets of A100, H100 and H200; B200 is an eighth of the DGX B200."""
+"""GPUs by name, from NVIDIA's data sheets of A100, H100 and H200; the values of B200 are an eighth of the DGX
+B200's."""
 
 
 SAID_BESIDE = frozenset({"", "nvidia", "sxm", "sxm4", "sxm5", "sxm6", "80gb", "hbm2e", "hbm3", "hbm3e"})
-"""Words in a name that do not distinguish the GPUs of the table."""
+"""Words in a GPU's name that make no difference to the table."""
 
 
 def gpu(name: str) -> Gpu:
     """Return the GPU of this name, however spelled: ``h100``, ``H100-SXM``, ``NVIDIA H100 80GB HBM3``.
 
     Raises:
-        UsageError: If it is not in the table; an H100 with another board (PCIe, NVL) is another GPU.
+        UsageError: If the GPU is not in the table; an H100 on another board (PCIe, NVL) is another GPU.
     """
     words = set(re.split(r"[\s_-]+", name.lower())) - SAID_BESIDE
     match = GPUS.get(words.pop()) if len(words) == 1 else None
@@ -66,39 +69,39 @@ class GpuPlatform:
         self._gpu = gpu
 
     def get_device_name(self) -> str:
-        """Return the name as in the table: "A100 SXM 80GB" makes a difference to vLLM."""
+        """Return the name in the table; vLLM treats "A100 SXM 80GB" specially."""
         return self._gpu.name
 
     def get_device_total_memory(self) -> int:
-        """Return its memory, in bytes."""
+        """Return the GPU's memory in bytes."""
         return int(self._gpu.memory_bytes)
 
     def is_cpu(self, *_: object) -> bool:
-        """Return False: it is a GPU."""
+        """Return False: the platform is a GPU."""
         return False
 
     is_tpu = is_device_capability = is_cpu
 
 
 OUTSIDE_BYTES = 2**30
-"""Assumed bytes for CUDA context, NCCL's buffers and CUDA graphs, which no tensor accounts for."""
+"""Assumed bytes for CUDA context, NCCL's buffers and CUDA graphs, which belong to no tensor."""
 LIVE_HIDDEN, LIVE_INTERMEDIATE = 4, 2
-"""Assumed activations of a layer that are alive at once, in widths of the model and of its MLP."""
+"""Assumed activations of a layer that exist at the same time, in widths of the model and of its MLP."""
 LOGITS_BYTES = 4
-"""Bytes of a logit, from which vLLM samples in float32."""
+"""Bytes of a logit: vLLM samples from float32 values."""
 OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "kv_cache_dtype"}
 """Settings that change the number of KV cache blocks through a GPU's memory."""
 FIT_TO_MEMORY = {None, -1, "auto"}
-"""Values of ``max_model_len`` that let the KV cache decide, as vLLM itself does."""
+"""Values of ``max_model_len`` with which the size of the KV cache determines the length, as in vLLM."""
 MOST_BLOCKS = 2**18
-"""KV cache blocks of an engine whose model is tiny: each is an object in vLLM's memory."""
+"""Maximum number of KV cache blocks for a tiny model, because each block is an object in vLLM's memory."""
 
 
 def refuse_memory_setting(name: str, option: str = "--set") -> None:
     """Refuse to change a setting of ``OF_MEMORY`` in a replay.
 
     Raises:
-        UsageError: If it is such a setting; the text states what to use instead.
+        UsageError: If the setting is one of them; the text states what to use instead.
     """
     if name in OF_MEMORY:
         msg = (
@@ -109,7 +112,7 @@ def refuse_memory_setting(name: str, option: str = "--set") -> None:
 
 
 def dtype_bytes(dtype: str) -> float:
-    """Return the bytes of a number of this type.
+    """Return the size in bytes of a number of this type.
 
     Raises:
         UsageError: If the type is unknown.
@@ -121,7 +124,7 @@ def dtype_bytes(dtype: str) -> float:
 
 
 def weight_bytes(shape: Shape, tensor_parallel_size: int = 1) -> float:
-    """Return the bytes of weights on each GPU: layers as stored, embeddings in the model's own type."""
+    """Return the bytes of weights on each GPU: layers in the stored type, embeddings in the model's type."""
     embeddings = shape.vocab * shape.hidden * (1 if shape.tied else 2)
     layers = (shape.parameters - embeddings) * dtype_bytes(shape.weight_dtype)
     return (layers + embeddings * dtype_bytes(shape.dtype)) / tensor_parallel_size
@@ -130,12 +133,12 @@ def weight_bytes(shape: Shape, tensor_parallel_size: int = 1) -> float:
 def kv_bytes_per_token(shape: Shape, dtype: str | None = None, tensor_parallel_size: int = 1) -> float:
     """Return the bytes of KV cache that a token takes on each GPU.
 
-    Heads are divided among GPUs, and each has one at least. Latent attention (MLA) caches one vector for all
-    heads, on every GPU.
+    Heads are divided among the GPUs, each of which has at least one. Latent attention (MLA) caches one vector
+    for all heads, on every GPU.
 
     Args:
         shape: Shape of the model.
-        dtype: Type of the cache; None: as the model's.
+        dtype: Type of the cache; None for the model's type.
         tensor_parallel_size: Number of GPUs.
     """
     each = dtype_bytes(dtype or shape.dtype)
@@ -146,7 +149,7 @@ def kv_bytes_per_token(shape: Shape, dtype: str | None = None, tensor_parallel_s
 
 
 def activation_bytes(shape: Shape, max_num_batched_tokens: int, max_num_seqs: int, tp: int = 1) -> float:
-    """Estimate the peak, in bytes, that vLLM measures with a batch of its largest size."""
+    """Estimate the peak, in bytes, that vLLM measures with its largest batch."""
     wide = max(shape.intermediate if shape.dense_layers or not shape.experts else 0,
                (shape.experts_per_token + shape.shared_experts) * shape.expert_intermediate)  # fmt: skip
     width = LIVE_HIDDEN * shape.hidden + LIVE_INTERMEDIATE * wide / tp
@@ -176,7 +179,7 @@ def kv_cache_blocks(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
 ) -> int:
-    """Return the KV cache blocks of ``block_size`` tokens in what is left of vLLM's share of the memory.
+    """Return the number of KV cache blocks that fit into the rest of vLLM's share of the memory.
 
     At most ``MOST_BLOCKS``.
 
@@ -200,18 +203,20 @@ def kv_cache_blocks(
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Share of a data sheet's figures that kernels reach, and their other costs. All are assumptions."""
+    """Shares of the data sheet's figures that kernels reach, and their other costs; all are assumptions."""
 
     compute: float = 0.7
-    """780 of 989 TFLOP/s were measured for one large BF16 product on an H100; layers have smaller ones."""
+    """Share of the peak rate: 780 of 989 TFLOP/s were measured for one large BF16 product on an H100, but
+    layers have smaller products."""
     memory: float = 0.8
-    """Compared with measured decode of 72 billion parameters on two H100 in ``docs/simulation.md``."""
+    """Share of the memory bandwidth, compared in ``docs/simulation.md`` with measured decodes of a model with
+    72 billion parameters on two H100."""
     step_us: float = 500.0
-    """Input preparation, sampling, and the output's way to the host."""
+    """Time for input preparation, sampling, and the output's transfer to the host."""
     layer_us: float = 10.0
-    """Gaps between the kernels of a layer, replayed from a CUDA graph."""
+    """Time of the gaps between the kernels of a layer, replayed from a CUDA graph."""
     all_reduce_us: float = 10.0
-    """Latency of one all-reduce among GPUs linked by NVLink; a layer has two."""
+    """Latency of one all-reduce among GPUs linked by NVLink; each layer has two all-reduces."""
 
 
 DEFAULT_EFFICIENCY, DEFAULT_HOST = Efficiency(), HostTimes()
@@ -219,7 +224,7 @@ DEFAULT_EFFICIENCY, DEFAULT_HOST = Efficiency(), HostTimes()
 
 @dataclass(frozen=True)
 class Roofline(OnHost):
-    """Times of a shape on GPUs; each group of kernels takes the longer of compute and memory time.
+    """Step times of a shape on GPUs; each group of kernels takes the longer of compute and memory time.
 
     Args:
         shape: Shape of the model.
@@ -279,7 +284,7 @@ class Roofline(OnHost):
 
     @cached_property
     def _pair_flops(self) -> tuple[int, int]:
-        """Operations of a pair of tokens in all layers: in prefill, and in decode."""
+        """Operations per pair of tokens in all layers: in prefill, and in decode."""
         shape = self.shape
         if not shape.kv_rank:
             each = 4 * shape.layers * shape.heads * shape.head_dim
@@ -318,7 +323,7 @@ class Roofline(OnHost):
         return self._longer(compute, moved / self.gpu.memory_bytes_per_s)
 
     def _all_reduce_us(self, tokens: int) -> float:
-        """Return the microseconds of two all-reduces a layer, in a ring of the GPUs."""
+        """Return the microseconds of two all-reduces per layer, in a ring of the GPUs."""
         gpus = self.tensor_parallel_size
         if gpus == 1:
             return 0.0

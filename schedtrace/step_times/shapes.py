@@ -1,4 +1,4 @@
-"""Shapes of models: of public models, from a Hugging Face ``config.json``, and written as one."""
+"""Shapes of models: a table of public models, and conversion from and to a Hugging Face ``config.json``."""
 
 import json
 import tempfile
@@ -16,7 +16,7 @@ DTYPE_BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "fp8": 1.0, "int
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A decoder of attention and gated MLP layers (three matrices), dense or with experts."""
+    """Shape of a decoder with attention and gated MLP layers (three matrices), dense or with experts."""
 
     name: str
     layers: int
@@ -28,20 +28,20 @@ class Shape:
     """Width of the MLP in layers without experts."""
     vocab: int
     positions: int | None = None
-    """Longest sequence, ``max_position_embeddings``: what vLLM's ``max_model_len`` is unless given."""
+    """Longest sequence (``max_position_embeddings``): vLLM's default of ``max_model_len``."""
     tied: bool = False
-    """Whether input and output embeddings are one matrix."""
+    """Whether input and output embeddings are the same matrix."""
     dtype: str = "bfloat16"
-    """Type of activations, embeddings and, where they are not quantized, weights."""
+    """Type of activations, embeddings and weights, unless the weights are quantized."""
     quantization: str | None = None
-    """Type that the weights of the layers are stored as (``DTYPE_BYTES``); None: as ``dtype``."""
+    """Type in which the weights of the layers are stored (a key of ``DTYPE_BYTES``); None for ``dtype``."""
     experts: int = 0
     experts_per_token: int = 0
     shared_experts: int = 0
-    """Number of experts that every token passes, in addition to ``experts_per_token``."""
+    """Number of experts that every token goes through, in addition to ``experts_per_token``."""
     expert_intermediate: int = 0
     dense_layers: int = 0
-    """Number of first layers without experts, in a model with experts."""
+    """Number of first layers without experts in a model with experts."""
     kv_rank: int = 0
     """Width of the compressed keys and values in multi-head latent attention; 0 if the model has none."""
     query_rank: int = 0
@@ -52,12 +52,12 @@ class Shape:
 
     @property
     def weight_dtype(self) -> str:
-        """Type that the weights of the layers are stored as."""
+        """Type in which the weights of the layers are stored."""
         return self.quantization or self.dtype
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one layer's projections."""
+        """Number of parameters in one layer's projections."""
         if not self.kv_rank:
             return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         query = self.heads * (self.nope_dim + self.rope_dim)
@@ -70,31 +70,31 @@ class Shape:
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of one expert in one layer."""
+        """Number of parameters of one expert in one layer."""
         return 3 * self.hidden * self.expert_intermediate
 
     @property
     def expert_layers(self) -> int:
-        """Layers that have experts."""
+        """Number of layers that have experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
     @property
     def shared_parameters(self) -> int:
-        """Parameters of all layers, without the experts that only some tokens go through."""
+        """Number of parameters in all layers, without experts that only some tokens go through."""
         dense = (self.layers - self.expert_layers) * 3 * self.hidden * self.intermediate
         router_and_shared = self.hidden * self.experts + self.shared_experts * self.expert_parameters
         return self.layers * self.attention_parameters + dense + self.expert_layers * router_and_shared
 
     @property
     def parameters(self) -> int:
-        """All parameters but norms and biases (under 0.01 % of the models in the table)."""
+        """Number of all parameters except norms and biases (under 0.01 % of the models in the table)."""
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         routed = self.expert_layers * self.experts * self.expert_parameters
         return self.shared_parameters + routed + embeddings
 
     @property
     def active_parameters(self) -> int:
-        """Number of parameters in the layers that one token is multiplied with."""
+        """Number of parameters in the layers by which one token is multiplied."""
         return self.shared_parameters + self.expert_layers * self.experts_per_token * self.expert_parameters
 
 
@@ -105,7 +105,7 @@ REQUIRED = {
     "layers": "num_hidden_layers",
     "vocab": "vocab_size",
 }
-"""Keys of a ``config.json`` (those of ``transformers``) by field of ``Shape``."""
+"""Key of a ``config.json`` (as ``transformers`` names it) for each field of ``Shape``."""
 LATENT = {
     "kv_rank": "kv_lora_rank",
     "query_rank": "q_lora_rank",
@@ -113,11 +113,11 @@ LATENT = {
     "rope_dim": "qk_rope_head_dim",
     "value_dim": "v_head_dim",
 }
-"""Keys of a ``config.json`` by field of latent attention."""
+"""Key of a ``config.json`` for each field of latent attention."""
 OURS = "schedtrace_shape"
-"""Key in a ``config.json`` written here: the full name of the shape."""
+"""Key in a ``config.json`` that this module writes: the full name of the shape."""
 QUANTIZED_AS = {"fp8": "fp8", "awq": "int4", "gptq": "int4"}
-"""Stored type of a weight by ``quant_method`` of a ``config.json``; scales are left out."""
+"""Stored type of a weight by the ``quant_method`` of a ``config.json``; scales are not counted."""
 EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 FULL_ATTENTION = frozenset({"full_attention", "attention"})
 
@@ -162,17 +162,17 @@ SHAPES = {
         ),
     )
 }
-"""Figures of their ``config.json`` on Hugging Face."""
+"""Shapes of public models, with the values of each model's ``config.json`` on Hugging Face."""
 
 
 def shape(name: str) -> Shape:
-    """Return a shape of the table, or that of a model folder or ``config.json``.
+    """Return a shape from the table, or of a model folder or a ``config.json``.
 
     Args:
         name: Name as in the table, with an organisation before it or ``-Instruct`` after it; or a path.
 
     Raises:
-        UsageError: If it is neither in the table nor a path, or this module does not know the model's work.
+        UsageError: If the name is neither in the table nor a path, or the kind of model is not supported.
         InputError: If the ``config.json`` cannot be read.
     """
     path = Path(name)
@@ -204,7 +204,7 @@ def _read(path: Path) -> Shape:
 
 
 def _shape_of(name: str, config: dict[str, Any], path: Path) -> Shape:
-    """Return the shape of a ``config.json``: families use one of two names for some figures."""
+    """Return the shape in a ``config.json``; for some values, families of models use one of two names."""
     kinds = set(config.get("layer_types") or config.get("layers_block_type") or ()) - FULL_ATTENTION
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         kinds.add("sliding_attention")
@@ -256,9 +256,9 @@ _FAMILIES = {
 
 
 def shape_folder(shape: Shape) -> Path:
-    """Return a folder of the user's cache with the shape's ``config.json``; a temporary folder if necessary.
+    """Return a folder with the shape's ``config.json``, in the user's cache or else a temporary one.
 
-    This is enough for a simulated engine.
+    A simulated engine needs no other files.
 
     Args:
         shape: One of ``SHAPES``.
@@ -280,7 +280,7 @@ def shape_folder(shape: Shape) -> Path:
 def hf_config(shape: Shape) -> dict[str, Any]:
     """Return the ``config.json`` that ``transformers`` and vLLM need for a shape of the table.
 
-    The weights' quantization is left out: no weight is loaded, and vLLM's CPU build refuses FP8.
+    It leaves out the weights' quantization, because no weight is loaded and vLLM's CPU build refuses FP8.
     """
     family = next(name for name in _FAMILIES if shape.name.startswith(name))
     config: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""Device that is simulated in real time: its settings, and the resulting step times of a model.
+"""Settings of a device that is simulated in real time, and the resulting step times of a model.
 
-vLLM carries it to the engine's process in its own ``additional_config``, under ``KEY``. A setting of vLLM
-reaches every engine process, including a Ray actor's, and appears in vLLM's log; an environment variable may
-not.
+vLLM passes the settings to the engine's process in its own ``additional_config``, under ``KEY``. A setting of
+vLLM reaches every engine process, including a Ray actor's, and appears in vLLM's log, whereas an environment
+variable may not.
 """
 
 import random
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from schedtrace.step_times.fitted import Fitted
 
 MOST = 1.0
-"""Largest standard deviation; a larger one would no longer be noise."""
+"""Maximum standard deviation; more would no longer be noise."""
 
 
 class Noisy:
-    """Another model's step times (``StepTimes``), device times multiplied by lognormal noise of mean 1.
+    """Another model's step times (``StepTimes``), with device times multiplied by lognormal noise of mean 1.
 
     Each call draws a new factor, so two calls for the same batch return different times.
 
     Args:
-        times: The model.
+        times: Step times of the other model.
         deviation: Standard deviation of the factor's logarithm: 0.03 is about 3 %.
         seed: Seed of the draws.
 
     Raises:
-        UsageError: If the deviation is negative or above ``MOST``.
+        UsageError: If ``deviation`` is negative or above ``MOST``.
     """
 
     def __init__(self, times: StepTimes, deviation: float, seed: int = 0) -> None:
@@ -61,7 +61,7 @@ class Noisy:
         return self._times.device_us(batch) * factor
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other attribute of the step times; host times have no noise."""
+        """Return any other attribute of the step times; the host's times have no noise."""
         return getattr(self._times, name)
 
 
@@ -74,7 +74,8 @@ class SimulatedDevice(
     """Simulated device, or several equal devices; ``gpu`` or ``step_times`` must be set."""
 
     gpu: str | None = None
-    """A name of ``roofline.GPUS``: its memory, and without ``step_times`` a roofline of the model on it."""
+    """Name in ``roofline.GPUS``, which determines the memory and, without ``step_times``, a roofline of the
+    model."""
     step_times: str | None = None
     """File of a saved fit (``fitted.load_fit``)."""
     noise: Annotated[float, msgspec.Meta(ge=0, le=MOST)] = 0.0
@@ -82,12 +83,12 @@ class SimulatedDevice(
     seed: int = 0
     """Random seed of the noise."""
     async_scheduling: bool | None = None
-    """Value that overrules vLLM, whose CPU build switches it off; None: vLLM's choice."""
+    """Value that overrides vLLM's, whose CPU build switches it off; None for vLLM's choice."""
     device: str | None = None
-    """Name of the device in traces, written by the executor."""
+    """Name of the device in traces; the executor sets it."""
 
     def gpu_of(self) -> Gpu | None:
-        """Return the GPU, if it is set.
+        """Return the GPU; None if it is not set.
 
         Raises:
             UsageError: If the GPU is unknown.
@@ -95,10 +96,10 @@ class SimulatedDevice(
         return None if self.gpu is None else gpu(self.gpu)
 
     def saved_times(self) -> "Fitted | None":
-        """Return the saved step times, if they are set.
+        """Return the saved step times; None if they are not set.
 
         Raises:
-            InputError: If there is no such file.
+            InputError: If the file does not exist.
         """
         if self.step_times is None:
             return None
@@ -119,15 +120,15 @@ class SimulatedDevice(
         return f"simulated NVIDIA {self._required_gpu().name}"
 
     def times(self, model: str, tensor_parallel_size: int, kv_dtype: str | None = None) -> StepTimes:
-        """Return the step times: the saved ones or else a roofline, with the noise.
+        """Return the step times, from the file or else from a roofline, with the noise.
 
         Args:
             model: Name or path for ``shapes.shape``.
-            tensor_parallel_size: GPUs that share a step.
-            kv_dtype: Type of the KV cache; None: as the model's.
+            tensor_parallel_size: Number of GPUs that share a step.
+            kv_dtype: Type of the KV cache; None for the model's type.
 
         Raises:
-            UsageError: If the GPU, model or type is unknown, or none is set.
+            UsageError: If the GPU, model or type is unknown, or neither a GPU nor step times are set.
             InputError: If the file does not exist, or the model's folder cannot be read.
         """
         times: StepTimes | None = self.saved_times()
@@ -142,12 +143,12 @@ class SimulatedDevice(
 
         Args:
             model: Name or path for ``shapes.shape``.
-            pipeline_parallel_size: Parts into which the layers are divided.
+            pipeline_parallel_size: Number of parts into which the layers are divided.
             options: Options of ``roofline.kv_cache_blocks``.
 
         Raises:
             UsageError: If no GPU is set, or the model does not fit.
-            InputError: If a model's folder that cannot be read.
+            InputError: If a model's folder cannot be read.
         """
         device = self.gpu_of()
         if device is None:
