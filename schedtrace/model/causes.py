@@ -1,8 +1,8 @@
-"""The one table of causes: why a ``schedule()`` call stops or skips, and all that is said about each reason.
+"""The one table of causes: why a ``schedule()`` call stops or skips, and all texts about each reason.
 
 A row defines its word: ``Cause.KV_BLOCKS`` is the word ``kv_blocks`` with its ``Entry``. Texts name settings
 of vLLM in backticks and figures of the engine in braces, which ``reason`` and ``cause_advice`` fill in. The
-tables of ``docs/causes.md`` are generated from it.
+tables of ``docs/causes.md`` are generated from this module.
 """
 
 import re
@@ -26,41 +26,45 @@ class Entry:
     """
 
     word: str = ""
-    """Word of the row; empty for a detail, whose word is its key."""
+    """Word of the entry; empty for a detail, whose word is its key in ``details``."""
     meaning: str = field(kw_only=True)
     waiting: str = ""
-    """Reason, in a sentence, why the waiting loop ends or skips a request; empty if it never does."""
+    """Reason, in a sentence, why the waiting loop ends or skips a request; empty if this cause never ends it.
+    """
     running: str = ""
-    """Reason why the running loop does; empty if it never does."""
+    """Reason, in a sentence, why the running loop ends or skips a request; empty if this cause never ends it.
+    """
     title: str = ""
-    """Title of a finding about waits for it; empty if another rule has its own title."""
+    """Title of a finding about waits for this cause; empty if another rule has its own title."""
     setting: str = ""
-    """vLLM's setting behind it; empty if there is none."""
+    """vLLM's setting behind the cause; empty if there is none."""
     advice: str = ""
     refusal: bool = True
-    """Whether it refuses a request; if not, the waiting loop ends without a refusal."""
+    """Whether the cause refuses a request; if not, the waiting loop ends without a refusal."""
     requested: bool = False
-    """Whether a client asked for it: it is then reported, but not a problem of the configuration."""
+    """Whether a client asked for the refusal, which is then reported, but not as a problem of the
+    configuration."""
     own_size: bool = False
-    """Whether it refuses a request for its size, so that a smaller request may still fit."""
+    """Whether the cause refuses a request for its size, so that a smaller request may still fit."""
     statuses: tuple[str, ...] = ()
-    """``RequestStatus`` names (their numbers shift between vLLM releases) of requests that wait for it."""
+    """``RequestStatus`` names (their numbers shift between vLLM releases) of requests that wait for this
+    cause."""
     details: Mapping[str, "Entry"] = field(default_factory=dict)
-    """Values of ``Exit.detail`` that change the meaning, each with its row."""
+    """Values of ``Exit.detail`` that change the meaning, each with its own entry."""
 
     def reason(self, loop: str) -> str:
-        """Return the reason why it stops the ``running`` or ``waiting`` loop; empty if it does not."""
+        """Return the reason why the cause stops the ``running`` or ``waiting`` loop; empty if it does not."""
         return self.running if loop == "running" else self.waiting
 
 
 class _Word(StrEnum):
-    """A word with its row."""
+    """Enumeration of words, each with an entry."""
 
     _value_: str
     entry: Entry
 
     def __new__(cls, entry: Entry) -> Self:
-        """Make a member whose value is the word and whose attribute is the row."""
+        """Make a member whose value is the word and whose attribute is the entry."""
         member = str.__new__(cls, entry.word)
         member._value_ = entry.word
         member.entry = entry
@@ -68,12 +72,12 @@ class _Word(StrEnum):
 
     @property
     def page(self) -> str:
-        """Documentation of the word: page and anchor."""
+        """Page and anchor of the word's documentation."""
         return f"{PAGE}#{type(self).__name__.lower()}-{self.value}"
 
 
 class Cause(_Word):
-    """Reason why a loop of ``schedule()`` ended, or skipped a request."""
+    """Reason why a loop of ``schedule()`` ended, or why it skipped a request."""
 
     QUEUE_EMPTY = Entry(
         "queue_empty",
@@ -381,7 +385,7 @@ class Cause(_Word):
 
 
 class Cap(_Word):
-    """A limit that made a request's chunk smaller without being an exit."""
+    """Limit that made a request's chunk smaller without being an exit."""
 
     LONG_PREFILL = Entry(
         "long_prefill_token_threshold",
@@ -443,7 +447,7 @@ CAPS: dict[str, Cap] = {cap.value: cap for cap in Cap}
 
 
 def entries(cause: str, detail: str | None) -> list[Entry]:
-    """Return the entries of a cause's detail and of the cause; empty if this version does not know it."""
+    """Return the entries of a cause's detail and of the cause; empty if this version lacks the cause."""
     if cause not in CAUSES:
         return []
     entry = CAUSES[cause].entry
@@ -456,7 +460,7 @@ def is_refusal(cause: str, detail: str | None) -> bool:
 
 
 def reason_text(cause: str, detail: str | None, loop: str) -> str:
-    """Return the table's text on why a loop stops for a cause; empty if it has none."""
+    """Return the table's reason why a cause stops a loop; empty if the table has none."""
     return next((text for entry in entries(cause, detail) if (text := entry.reason(loop))), "")
 
 
@@ -464,10 +468,10 @@ NOT_A_REFUSAL = frozenset(cause for cause in Cause if not cause.entry.refusal)
 """Causes with which a waiting loop ends although no request was refused."""
 
 ASKED_FOR = frozenset(cause for cause in Cause if cause.entry.requested)
-"""Refusals that a client asked for: reported, but not a problem of the configuration."""
+"""Refusals that a client asked for, which are reported, but not as a problem of the configuration."""
 
 OF_ITS_OWN_SIZE = tuple(cause for cause in Cause if cause.entry.own_size)
-"""Causes that refuse a request for its size; a smaller one may still fit."""
+"""Causes that refuse a request for its size, so that a smaller request may still fit."""
 
 CONNECTOR_CAUSES = frozenset(
     {
@@ -477,14 +481,14 @@ CONNECTOR_CAUSES = frozenset(
         Cause.ENCODER_TRANSFER_PENDING,
     }
 )
-"""Causes that only a connector can end."""
+"""Refusals that only a KV or encoder connector can end."""
 
 WAITING_STATUS_CAUSES = {status: cause for cause in Cause for status in cause.entry.statuses}
 """Cause for each ``RequestStatus`` name of a request that is not ready."""
 
 
 FIGURES = frozenset({"seats", "seats_setting", "seats_option", "token_budget"})
-"""Names that a text of the table may use in braces."""
+"""Names of figures that a text of the table may contain in braces."""
 INTERRUPTIONS = {
     "paused": "the scheduler was paused",
     "asleep": "the engine was asleep",
@@ -495,9 +499,9 @@ INTERRUPTIONS = {
     "stalled": "the engine made no step",
     "starved": "the engine's processes had too few processors",
 }
-"""Kinds of interruptions (``timeline/events.py``), to stand within a sentence."""
+"""Phrase for each kind of interruption (``timeline/events.py``), for use within a sentence."""
 SLOW_STEP = "a step took longer than its work"
-"""Words for all other kinds of interruptions, to stand within a sentence."""
+"""Phrase for all other kinds of interruptions, for use within a sentence."""
 _NAME = re.compile(r"`([^`]+)`")
 
 
@@ -508,7 +512,7 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
         header: Header of the trace, with the engine's limits and the causes that other packages register.
         loop: ``waiting`` or ``running``.
         cause: A word of ``Cause`` or any other.
-        detail: The exit's.
+        detail: Detail of the exit.
     """
     if text := reason_text(cause, detail, loop):
         return _filled(header, text)
@@ -519,7 +523,7 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
 
 
 def cause_advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
-    """Return the advice against a cause; for a cause that is not in the table, where it is documented."""
+    """Return the advice against a cause; for a cause outside the table, where it is documented."""
     for row in entries(cause, detail):
         if row.advice:
             return _filled(header, row.advice)
@@ -534,12 +538,12 @@ def interruption(kind: str | None) -> str:
 
 
 def reasoned_details(cause: Cause, loop: str) -> list[str]:
-    """Return the details with a reason of their own, which decides what helps if limits share a cause."""
+    """Return the details with a reason of their own, by which advice differs if limits share a cause."""
     return [detail for detail, entry in cause.entry.details.items() if entry.reason(loop)]
 
 
 def _filled(header: Header, text: str) -> Message:
-    """Return a text of the table with the engine's figures; each name in backticks is a setting."""
+    """Return a text of the table with the engine's figures filled in, and names in backticks as settings."""
     active = header.scheduler_config.get("max_num_active_seqs")
     limited = isinstance(active, int) and active > 0
     setting = "max_num_active_seqs" if limited else "max_num_seqs"

@@ -17,7 +17,7 @@ class ConfigChange(msgspec.Struct, kw_only=True):
     base: Any
     new: Any
     given: bool
-    """Whether a user set it on either side, or vLLM resolved it differently."""
+    """Whether a user set the value on either side; otherwise vLLM resolved it differently."""
     base_origin: Message = NOTHING
     """Origin of the value: ``given``, ``default for LLM_CLASS``, ``derived``, ...; empty: unknown, or a
     setting that does not affect scheduling."""
@@ -31,9 +31,8 @@ class Sample(msgspec.Struct, kw_only=True):
     """Values by trial, in order."""
     count: int
     effective_count: float
-    """Number of independent trials with the same information: fewer if slow phases of the machine affected
-    consecutive trials.
-    """
+    """Number of independent trials with as much information; it is lower if slow phases of the machine
+    affected consecutive trials."""
     mean: float
     min: float
     max: float
@@ -47,14 +46,14 @@ class Outcome(StrEnum):
     """Result for a metric, in one word."""
 
     SAME = "same"
-    """The same figures on both sides."""
+    """The figures are the same on both sides."""
     BETTER = "better"
-    """Significant after correction, as the next two."""
+    """Significant after correction, and an improvement."""
     WORSE = "worse"
     DIFFERS = "differs"
-    """Significant, but neither better nor worse by itself, or ranks and means disagree."""
+    """Significant after correction, but neither better nor worse by itself, or ranks and means disagree."""
     EXACT = "differs exactly"
-    """The same value in every base trial and a different one in every new trial, so no test is needed."""
+    """The same value in every base trial and another value in every new trial, so no test is needed."""
     NONE_FOUND = "no difference found"
     TOO_FEW = "too few trials to tell"
     """Too few trials for any outcome to be significant."""
@@ -74,40 +73,41 @@ class MetricChange(msgspec.Struct, kw_only=True):
     change_frac: float | None
     """``new / base - 1`` of the means; None where the base is 0."""
     beyond_spread: bool | None
-    """Whether no trial of one side lies within the range of the other side; None with a single trial on a
-    side.
-    """
+    """Whether no trial of one side lies within the range of the other side; None if a side has a single
+    trial."""
     outcome: Outcome
     """Result in one word; see ``Outcome``."""
     significant: bool | None
-    """Whether the sides differ beyond chance; None if too few trials exist to show any difference."""
+    """Whether the sides differ by more than chance explains; None if there are too few trials to show any
+    difference."""
     p: float | None
-    """Two-sided Mann-Whitney U test, of servers Student's t of a block bootstrap; None if not tested."""
+    """P-value of the two-sided Mann-Whitney U test or, for servers, of Student's t in a block bootstrap; None
+    if not tested."""
     p_corrected: float | None
-    """``p`` after Holm's correction for all ``tests``; significant at 0.05 and below."""
+    """``p`` after Holm's correction for all ``tests``; 0.05 or less is significant."""
     effect: float | None
-    """Cliff's delta, -1 to 1: share of the pairs of trials in which new is higher, minus that of lower."""
+    """Cliff's delta, -1 to 1: the share of pairs of trials in which the new value is higher, minus the share
+    in which it is lower."""
     ci_low_frac: float | None
     """Lower end of the 95 % bootstrap interval of ``change_frac``; None if it cannot be computed."""
     ci_high_frac: float | None
     """Upper end of that interval; None if it cannot be computed."""
     noise_floor_frac: float | None
-    """Smallest change that this number of trials, with this spread, would show as significant in 4 of 5
-    cases.
+    """Smallest change that would be significant in 4 of 5 cases, with this number of trials and their spread.
     """
     trials_needed: int | None
-    """Trials per side for a noise floor of 5 %; None if the spread is not known."""
+    """Trials per side for a noise floor of 5 %; None if the spread is unknown."""
 
     @property
     def worsened(self) -> bool:
-        """Whether the sides differ beyond chance, and the new side is worse."""
+        """Whether the sides differ by more than chance explains, and the new side is worse."""
         if self.outcome is Outcome.EXACT and self.higher_is_better is not None:
             return (self.new.mean < self.base.mean) == self.higher_is_better
         return self.outcome is Outcome.WORSE
 
 
 class FindingChange(msgspec.Struct, kw_only=True):
-    """A kind of finding (code and cause) on both sides."""
+    """Kind of finding (code and cause), compared between both sides."""
 
     code: str
     cause: str | None
@@ -120,16 +120,17 @@ class FindingChange(msgspec.Struct, kw_only=True):
     base_trials: list[int]
     new_trials: list[int]
     base_frac: float | None = None
-    """Share on which the finding depends, the largest of its findings, if the run has it; otherwise None."""
+    """Share on which the finding in the base depends, the largest if there are several findings; None without
+    the finding."""
     new_frac: float | None = None
     threshold_frac: float | None = None
     """Threshold of that share."""
     message: str | Message
-    """Sentence of the new run's finding, or of the base's if the new run has none."""
+    """Sentence of the finding in the new run or, if that run has none, in the base."""
 
 
 class CauseChange(msgspec.Struct, kw_only=True):
-    """Counts of a kind of refusal in both runs."""
+    """Numbers of one kind of refusal in both runs."""
 
     loop: str
     cause: str
@@ -137,28 +138,28 @@ class CauseChange(msgspec.Struct, kw_only=True):
     base_exits: int
     new_exits: int
     base_steps_frac: float
-    """Share of the steps that show it."""
+    """Share of the base's steps with this refusal."""
     new_steps_frac: float
 
 
 class DecidedStep(msgspec.Struct, kw_only=True):
-    """A step of one side: its decision and the state that it was decided from."""
+    """Step of one side: its decision, and the state on which it is based."""
 
     step: int
-    """Its number in the trace."""
+    """Number of the step in the trace."""
     requests: int
-    """Requests scheduled."""
+    """Number of scheduled requests."""
     tokens: int
     first_different: str | None
     """First request, in the order of scheduling, that the other side scheduled differently: its number and
     its tokens.
     """
     preempted: list[int | None]
-    """Numbers of the requests preempted."""
+    """Numbers of the preempted requests."""
     causes: list[str]
     """Reasons why the step ended: ``loop: cause`` of each distinct exit."""
     arrived: int
-    """Requests of the trial that had reached the scheduler when the step began."""
+    """Number of the trial's requests that had reached the scheduler when the step began."""
     num_running_before: int
     num_waiting_before: int
     token_budget: int
@@ -167,11 +168,12 @@ class DecidedStep(msgspec.Struct, kw_only=True):
 
 
 class Divergence(msgspec.Struct, kw_only=True):
-    """The first step of a trial at which the two runs decided differently."""
+    """First step of a trial at which the two runs decided differently."""
 
     trial: int | None
     at: int
-    """Steps before it that both sides decided identically, not counting those with nothing to decide."""
+    """Number of steps before it that both sides decided identically, without steps that had nothing to
+    decide."""
     base: DecidedStep | None
     """Step of the base; None if the base had no further step."""
     new: DecidedStep | None
@@ -185,17 +187,17 @@ class Decisions(msgspec.Struct, kw_only=True):
     """Agreement of both runs' schedulers: engine 0, trial by trial, from the first step."""
 
     trials_compared: int
-    """Trials that both sides have; a trace without trials counts as one."""
+    """Number of trials that both sides have; a trace without trials counts as one."""
     trials_alike: int
-    """Trials in which all steps were decided identically."""
+    """Number of trials in which all steps were decided identically."""
     common_steps: list[int]
-    """Number of steps decided identically before the first difference, for each trial compared."""
+    """Number of identically decided steps before the first difference, for each compared trial."""
     first: Divergence | None
     """Divergence of the first trial that has one."""
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """The answer of ``schedtrace diff``."""
+    """Result of ``schedtrace diff``."""
 
     schema_version: int = COMPARISON_SCHEMA_VERSION
     verdict: Message
@@ -213,7 +215,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     """
     findings: list[FindingChange]
     unjudged: list[str] = []
-    """Codes of findings that one of the records cannot show, and that are therefore not compared."""
+    """Codes of findings that are not compared, because one of the records cannot show them."""
     compared_by: Literal["trials", "requests"]
     """Unit of comparison. ``requests``: two servers, which have no trials, are compared by blocks of their
     requests and of time.
@@ -223,12 +225,12 @@ class Comparison(msgspec.Struct, kw_only=True):
     not count.
     """
     trials_least: int
-    """Trials per side from which a difference in any metric can be significant, whichever of them vary."""
+    """Minimum number of trials per side with which a difference in some metric can be significant."""
     decisions: Decisions
 
     @property
     def undecided(self) -> bool:
-        """Whether there are figures that might differ, but too few trials to judge any of them."""
+        """Whether some figures might differ, but there are too few trials to judge any of them."""
         if self.compared_by == "requests":
             return not self.tests
         return any(metric.outcome is Outcome.TOO_FEW for metric in self.metrics)

@@ -1,4 +1,4 @@
-"""Graphs that vLLM captured: their sizes, and the graph that a batch runs in."""
+"""CUDA graphs that vLLM captured: their sizes, and the graph in which a batch runs."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from schedtrace.model.trace import Header
 
 
 def graph_sizes(header: Header) -> list[int]:
-    """Return the sizes of the graphs that an engine captured, in order; empty: none, or not recorded."""
+    """Return the sizes of the graphs that an engine captured, in order; empty if none, or not recorded."""
     sizes = header.settings.get("compilation_config.cudagraph_capture_sizes")
     if header.settings.get("compilation_config.cudagraph_mode") in {None, "NONE"} or not isinstance(
         sizes, list

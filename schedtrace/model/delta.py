@@ -1,4 +1,4 @@
-"""A ``schedule()`` call as the difference from the step before, and the meaning of a field that it lacks."""
+"""A ``schedule()`` call as its difference from the step before, and the meaning of each absent field."""
 
 from typing import Any
 
@@ -24,27 +24,28 @@ EVENT_FIELDS = frozenset(
         "set_aside",
     }
 )
-"""Fields of a step that belong to it alone: absent from a delta, they are at their default."""
+"""Fields of a step that belong to this step alone; a field that is absent from a delta has its default."""
 BEFORE_FIELDS = {
     "num_running_before": "num_running_after",
     "num_waiting_before": "num_waiting_after",
     "kv_blocks_free_before": "kv_blocks_free_after",
 }
-"""Absent from a delta, they have the value that the other field has in the step before."""
+"""Fields that, if absent from a delta, have the value of the named other field in the step before."""
 OUTPUT_FIELDS = frozenset({"output_us", "update_us", "output_tokens", "execute_after_us", "execute_us"})
-"""Absent from a delta: not back, or unknown. If only ``output_tokens`` is, it is ``total_requests``."""
+"""Fields about the output; if absent from a delta, the output is not back, or the field is unknown. If only
+``output_tokens`` is absent, it equals ``total_requests``."""
 OWN_FIELDS = frozenset({"step", "start_us", "schedule_us"})
-"""Fields in every delta."""
+"""Fields that every delta contains."""
 CARRIED_FIELDS = tuple(
     name
     for name in Step.__struct_fields__
     if name not in {*EVENT_FIELDS, *BEFORE_FIELDS, *OUTPUT_FIELDS, *OWN_FIELDS, "requests", "changes"}
 )
-"""Absent from a delta, they have the value of the step before."""
+"""Fields that, if absent from a delta, have the value of the step before."""
 
 
 def _delta() -> type[msgspec.Struct]:
-    """Return the struct of a delta: the fields of ``Step`` but ``requests``, all but its own optional."""
+    """Return the struct of a delta: ``Step`` without ``requests``; only ``OWN_FIELDS`` are required."""
     fields: list[Any] = []
     for field in msgspec.structs.fields(Step):
         if field.name in OWN_FIELDS:
@@ -64,5 +65,6 @@ def _delta() -> type[msgspec.Struct]:
 Delta = _delta()
 """A ``schedule()`` call, as the difference from the step before, whose number is lower by 1.
 
-``changes`` lists the requests' differences (absent: none). Other fields: see the sets above.
+``changes`` lists the requests' differences; if absent, there are none. The sets above define the other
+fields.
 """

@@ -1,4 +1,4 @@
-"""Requests that one engine prefills and another decodes, as part of the answer of ``schedtrace fleet``."""
+"""Requests that one engine prefills and another decodes: a part of the report of ``schedtrace fleet``."""
 
 from typing import Literal
 
@@ -25,34 +25,35 @@ bounds the offset.
 
 
 class SummaryTransfer(msgspec.Struct, kw_only=True):
-    """Request of an engine with a KV connector; times count from the begin of its first step."""
+    """Request of an engine with a KV connector; times count from the beginning of the engine's first step."""
 
     request_id: str
     """Id in the trace."""
     remote: str | None
-    """Work that another engine does for it: ``prefill`` or ``decode``; null: none, or not recorded."""
+    """Work that another engine does for the request: ``prefill`` or ``decode``; null: none, or not recorded.
+    """
     remote_request_id: str | None
-    """Its id on the other engine."""
+    """Id of the request on the other engine."""
     transfer_id: str | None
     """Id of the transfer, equal on both engines."""
     arrived_us: int
     """Arrival at the front end."""
     scheduled_us: int | None
-    """Beginning of the first step that scheduled it."""
+    """Beginning of the first step that scheduled the request."""
     first_token_us: int | None
-    """Output with its first token."""
+    """Output with the request's first token."""
     load_begun_us: int | None
-    """Beginning of the load of its KV cache from elsewhere."""
+    """Beginning of the load of the request's KV cache from elsewhere."""
     load_ended_us: int | None
     """End of that load."""
     load_blocks: int | None
-    """KV blocks that it holds during the load."""
+    """KV blocks that the request holds during the load."""
     kept_us: int | None
     """End of the request, after which its KV blocks stay until they are sent."""
     sent_us: int | None
-    """Time at which the last of them was sent."""
+    """Time at which the last of these blocks was sent."""
     kept_blocks: int | None
-    """KV blocks that stay."""
+    """Number of KV blocks that stay until they are sent."""
 
 
 class TransferPart(msgspec.Struct, kw_only=True):
@@ -65,7 +66,7 @@ class TransferPart(msgspec.Struct, kw_only=True):
     uncertain_ms: float
     """Largest possible error of one request's value, from the clocks of two hosts; 0: one clock."""
     times: Distribution | None
-    """Distribution over the requests, in ms, without those whose part is not known; null: no request."""
+    """Distribution over the requests for which the part is known, in ms; null: no request."""
 
 
 class TransferPair(msgspec.Struct, kw_only=True):
@@ -82,14 +83,14 @@ class TransferPair(msgspec.Struct, kw_only=True):
     leading: TransferPartName
     """Part with the largest total."""
     leading_frac: float
-    """Its share of the total of the known parts."""
+    """Share of that part in the total of the known parts."""
     clock: ClockBasis
     """Relation of the two clocks."""
     ahead_least_ms: float | None
     """Smallest time by which the decode engine's clock is ahead of the prefill engine's; null: not bounded.
     """
     ahead_most_ms: float | None
-    """Largest time by which it is ahead; null: not bounded."""
+    """Largest time by which the decode engine's clock is ahead of the prefill engine's; null: not bounded."""
     out_of_order: int
     """Requests whose recorded times contradict the order of events, such as an arrival before its prefill."""
 
@@ -105,13 +106,13 @@ class HeldBlocks(msgspec.Struct, kw_only=True):
     other_engine: str
     """Engine on the other side; empty if its trace is not among the inputs."""
     requests: int
-    """Requests that hold them."""
+    """Number of requests that hold these blocks."""
     blocks: int
     """Number of these blocks."""
     blocks_total: int | None
     """KV blocks of the engine."""
     waits_for: TransferPartName | None
-    """Part in which these requests spent most of the time in which they held blocks; null: not known."""
+    """Part in which these requests spent most of the time while they held blocks; null: not known."""
     message: Message
     """Sentence with these figures."""
 
@@ -126,30 +127,30 @@ class UnmatchedRequests(msgspec.Struct, kw_only=True):
     requests: int
     """Number of requests."""
     example: str
-    """Id of the first of them."""
+    """Id of the first of these requests."""
 
 
 class Disaggregated(msgspec.Struct, kw_only=True):
     """Time to first token of requests that one engine prefills and another decodes."""
 
     matched: int
-    """Requests matched across two engines whose times are all recorded."""
+    """Number of requests that were matched across two engines and whose times are all recorded."""
     by_remote_id: int
-    """Requests among these that were matched by the id on the other engine in ``kv_transfer_params``."""
+    """Number of these requests that were matched by the id on the other engine in ``kv_transfer_params``."""
     by_transfer_id: int
-    """Requests among these that were matched by the transfer's id."""
+    """Number of these requests that were matched by the transfer's id."""
     by_request_id: int
-    """Requests among these that were matched by request ids without prefix and random suffix."""
+    """Number of these requests that were matched by request ids without prefix and random suffix."""
     without_transfer: int
-    """Requests among these without a recorded transfer: the whole prompt was cached, or the connector loads
-    within the first step."""
+    """Number of these requests without a recorded transfer: the whole prompt was cached, or the connector
+    loads within the first step."""
     unmatched: list[UnmatchedRequests]
     """Requests that are in no figure, by reason."""
     sampled: bool
-    """Whether an engine has so many requests that a sample of them, the same on all engines, stands for all;
-    ``held`` is then empty."""
+    """Whether an engine has so many requests that the figures are from a sample of them, the same on all
+    engines; ``held`` is then empty."""
     verdict: Message = NOTHING
-    """Sentence about the part that takes most of the time; empty if the clocks leave that open."""
+    """Sentence about the part that takes most of the time; empty if the clocks' errors leave it open."""
     leading: TransferPartName | None = None
     """Part that the verdict names."""
     parts: list[TransferPart]
@@ -157,6 +158,6 @@ class Disaggregated(msgspec.Struct, kw_only=True):
     total: Distribution | None
     """Distribution of the sum of the parts, in ms, over requests whose parts are all known."""
     pairs: list[TransferPair]
-    """Pairs of engines, those with the largest total time first."""
+    """Pairs of engines; those with the largest total time come first."""
     held: list[HeldBlocks]
-    """Blocks that transfers hold, the largest share of an engine's blocks first."""
+    """Blocks that transfers hold; the largest share of an engine's blocks comes first."""

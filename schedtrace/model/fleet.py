@@ -1,4 +1,4 @@
-"""Summaries of engines, and the answer of ``schedtrace fleet``; ``docs/fleet.md`` describes both."""
+"""Summaries of engines, and the report of ``schedtrace fleet``; ``docs/fleet.md`` describes both."""
 
 from typing import Literal
 
@@ -33,7 +33,7 @@ class SummaryState(msgspec.Struct, kw_only=True):
 
 
 class SummarySketch(msgspec.Struct, kw_only=True):
-    """Sketch of a latency (DDSketch): sketches of several engines merge by adding up equal bins."""
+    """Sketch of a latency (DDSketch); sketches of several engines are merged by adding up equal bins."""
 
     metric: str
     """``queue``, ``ttft``, ``tpot`` or ``e2e``."""
@@ -51,18 +51,18 @@ class SummarySketch(msgspec.Struct, kw_only=True):
 
 
 class SummaryFinding(msgspec.Struct, kw_only=True):
-    """Root cause that an engine's own report names."""
+    """Root cause that an engine's own report contains."""
 
     code: str
     """Code of the finding."""
     severity: str
     """``info``, ``warning`` or ``critical``."""
     leads: bool
-    """Whether the engine's own verdict is about it."""
+    """Whether the engine's own verdict is about this root cause."""
     share_frac: float | None
-    """Share of this engine's request time that it explains."""
+    """Share of this engine's request time that the root cause explains."""
     saved_frac: float | None
-    """Share of this engine's request time that its first piece of advice saves, by estimate."""
+    """Estimated share of this engine's request time that the first piece of advice saves."""
     gain_metric: str | None
     """Metric of the estimated gain."""
     gain_change_frac: float | None
@@ -70,7 +70,7 @@ class SummaryFinding(msgspec.Struct, kw_only=True):
     title: str
     """Title, as JSON of a message (``schedtrace.model.message``)."""
     holder: str
-    """Sentence about the holder of the resource, in the same form."""
+    """Sentence about the holder of the resource, as JSON of a message."""
 
 
 class SummaryPace(msgspec.Struct, kw_only=True):
@@ -81,7 +81,7 @@ class SummaryPace(msgspec.Struct, kw_only=True):
     steps: int
     """Number of steps."""
     median_us: float
-    """Median of their time on the device."""
+    """Median time of these steps on the device."""
 
 
 class SummaryTenant(msgspec.Struct, kw_only=True):
@@ -90,13 +90,13 @@ class SummaryTenant(msgspec.Struct, kw_only=True):
     tenant: str
     """Name of the tenant; names in parentheses mean no tenant, an unknown one, or all the rest."""
     requests: int
-    """Requests that arrived."""
+    """Number of requests that arrived."""
     waiting_us: int
-    """Time of its requests in the queue, or running without getting tokens."""
+    """Time of the tenant's requests in the queue, or running without getting tokens."""
     running_us: int
-    """Time of its requests in prefill, decode and recomputation."""
+    """Time of the tenant's requests in prefill, decode and recomputation."""
     front_end_us: int
-    """Time of its requests on the way to the scheduler."""
+    """Time of the tenant's requests on the way to the scheduler."""
     prompt_tokens: int
     """Prompt tokens of the requests that arrived."""
     output_tokens: int
@@ -104,7 +104,7 @@ class SummaryTenant(msgspec.Struct, kw_only=True):
     recomputed_tokens: int
     """Tokens that were computed again after a preemption."""
     device_us: int
-    """Its part of the device time."""
+    """The tenant's part of the device time."""
 
 
 class SummaryTenantWait(msgspec.Struct, kw_only=True):
@@ -119,26 +119,27 @@ class SummaryTenantWait(msgspec.Struct, kw_only=True):
 
 
 class EngineSummary(msgspec.Struct, kw_only=True):
-    """All that a fleet's report needs of one engine; a row of the Parquet file."""
+    """Data of one engine that the fleet's report needs; a row of the Parquet file."""
 
     summary_version: int = SUMMARY_VERSION
     """Version of these columns; 2."""
     content: str
-    """Hash of the content that was read, of the window and of the version that read it."""
+    """Hash of the content that was read, of the window and of the version of schedtrace."""
     window: str
     """Part of the recording, such as ``--last 600s``; empty for all of it."""
     host: str
     """Host in the trace's header."""
     pid: int | None
-    """Process of the engine."""
+    """Id of the engine's process."""
     engine_rank: int
     """Data-parallel rank."""
     model: str
-    """Model that it served."""
+    """Model that the engine served."""
     device: str
     """Kind of device, such as the name of a GPU."""
     role: str
-    """Role in disaggregated prefill (``kv_producer``, ``kv_consumer``, ``kv_both``); empty without."""
+    """Role in disaggregated prefill (``kv_producer``, ``kv_consumer``, ``kv_both``); empty without KV
+    transfer."""
     vllm_version: str
     """Release of vLLM."""
     clock: str
@@ -146,35 +147,36 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     clock_id: str | None
     """Identity of the machine's monotonic clock."""
     begin_unix_us: int
-    """Beginning of the first step by the host's wall clock, in Unix time."""
+    """Unix time at which the first step began, by the host's wall clock."""
     monotonic_begin_us: int | None = None
-    """Beginning of the first step by the machine's monotonic clock; null if not recorded."""
+    """Time at which the first step began, by the machine's monotonic clock; null if not recorded."""
     clock_error_us: int | None
-    """Largest error of that time: from reading both clocks, plus from the host's NTP; null if unknown."""
+    """Maximum error of ``begin_unix_us``: from reading both clocks, plus from the host's NTP; null if
+    unknown."""
     token_budget: int | None
     """Token budget of a step."""
     max_num_seqs: int | None
-    """Seats for running requests."""
+    """Maximum number of running requests."""
     max_model_len: int | None
-    """Longest request."""
+    """Maximum number of tokens of a request."""
     kv_blocks: int | None
-    """Blocks of the KV cache."""
+    """Number of blocks in the KV cache."""
     block_size: int | None
-    """Tokens of a block."""
+    """Number of tokens per block."""
     steps: int
     """Number of steps."""
     length_us: int
     """Time from the first step to the end of the recording."""
     busy_us: int
-    """Engine time without idle time."""
+    """Time of the engine without idle time."""
     missing_us: int
-    """Time of which nothing is recorded."""
+    """Time in which nothing is recorded."""
     requests_us: int
     """Total time of all requests; shares refer to it."""
     requests: int
-    """Requests that arrived."""
+    """Number of requests that arrived."""
     finished: int | None
-    """Requests that finished normally."""
+    """Number of requests that finished normally."""
     arrived_tokens: int
     """Prompt tokens of the requests that arrived."""
     output_tokens_per_s: float | None
@@ -204,27 +206,28 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     gpus: int | None = None
     """GPUs of the engine, by its parallel settings; null if these are not recorded."""
     tenant_key: str = ""
-    """Property that names the tenants (``--tenant``); empty if nothing was divided by tenant."""
+    """Property that names the tenants (``--tenant``); empty if the figures are not divided by tenant."""
     divided_by: str = ""
     """Weights by which a step's device time was divided: ``step-time model`` or ``scheduled tokens``."""
     tenants: list[SummaryTenant] = []
-    """Use of the engine by tenant."""
+    """Usage of the engine by tenant."""
     tenant_waits: list[SummaryTenantWait] = []
     """Waiting time by tenant of the waiting requests and tenant of the holders."""
     transfers: list[SummaryTransfer] = []
     """Requests whose KV cache goes to another engine or comes from one."""
     transfers_below: int | None = None
-    """Hash below which an id's hash must be for its request to be in ``transfers``; null: all are."""
+    """Hash below which an id's hash must be for the request to be in ``transfers``; null: all requests are.
+    """
 
 
 FaultKind = Literal[
     "interrupted", "slow-steps", "slow-host-work", "smaller-limit", "more-load", "no-arrivals", "unexplained"
 ]
-"""``interrupted``: it was paused, hung or did something else. ``slow-steps``: its device takes longer for the
-same work. ``slow-host-work``: processes on its host take longer. ``smaller-limit``: a setting is below its
-peers', and its requests wait for it. ``more-load``: the router sends it more. ``no-arrivals``: no request
-arrived for a long time. ``unexplained``: its requests wait longer, and nothing else differs.
-"""
+"""``interrupted``: the engine was paused, hung or did something else. ``slow-steps``: its device takes longer
+for the same work. ``slow-host-work``: processes on its host take longer. ``smaller-limit``: a setting is
+lower than its peers', and its requests wait for this limit. ``more-load``: the router sends it more.
+``no-arrivals``: no request arrived for a long time. ``unexplained``: its requests wait longer, and nothing
+else differs."""
 
 
 class PeerMeasure(msgspec.Struct, kw_only=True):
@@ -242,7 +245,7 @@ class PeerMeasure(msgspec.Struct, kw_only=True):
 
 
 class PeerDifference(msgspec.Struct, kw_only=True):
-    """Engine that differs from its peers, and why."""
+    """Engine that differs from its peers, and the cause of the difference."""
 
     engine: str
     """Name of the engine."""
@@ -253,11 +256,11 @@ class PeerDifference(msgspec.Struct, kw_only=True):
     also: list[FaultKind] = []
     """Further causes that apply to the same engine."""
     where: Literal["host", "engine", "router", "client"]
-    """Place to look at; ``host`` if all of its several engines are slow."""
+    """Place to look at; ``host`` if the host has several engines and all of them are slow."""
     message: Message
-    """Evidence in figures."""
+    """Evidence in figures, as a sentence."""
     effect: Message = NOTHING
-    """Share of its requests' time that the cause takes, beyond its peers' share."""
+    """Share of the engine's request time that the cause takes, beyond its peers' share."""
     measures: list[PeerMeasure]
     """Measures that differ."""
 
@@ -274,13 +277,13 @@ class PeerGroup(msgspec.Struct, kw_only=True):
     engines: int
     """Number of engines."""
     compared: bool
-    """Whether there are enough of them for a comparison."""
+    """Whether the group has enough engines for a comparison."""
     requests_per_s: float | None
     """Median rate of arrivals; null if no engine has two arrivals."""
     busiest: str = ""
     """Engine with the highest rate of arrivals."""
     busiest_ratio: float | None = None
-    """Rate of the busiest engine in multiples of the median."""
+    """Ratio of the busiest engine's rate to the median."""
     even_load: bool | None = None
     """Whether no engine got significantly more than its peers; null if not compared."""
     even_capacity: bool | None = None
@@ -299,11 +302,11 @@ class FleetTimePart(msgspec.Struct, kw_only=True):
     share_frac: float
     """Share of all requests' time."""
     engines: int
-    """Engines in which it takes 1 % of the requests' time or more."""
+    """Number of engines in which the part takes 1 % of the requests' time or more."""
     most: str
     """Engine in which this part takes the largest share of the requests' time."""
     most_frac: float
-    """Share in that engine."""
+    """Share of the requests' time in that engine."""
 
 
 class FleetLatency(msgspec.Struct, kw_only=True):
@@ -333,15 +336,15 @@ class FleetRootCause(msgspec.Struct, kw_only=True):
     code: str
     """Code of the finding."""
     engines: int
-    """Engines whose own report names it."""
+    """Number of engines whose own report contains the root cause."""
     leads: int
-    """Engines whose verdict it leads."""
+    """Number of engines whose verdict is about the root cause."""
     share_frac: float
-    """Share of the whole fleet's request time that it explains."""
+    """Share of the whole fleet's request time that the root cause explains."""
     saved_frac: float | None
     """Estimated share of the whole fleet's request time that its advice saves; null without an estimate."""
     most: str
-    """Engine in which it weighs most."""
+    """Engine in which the root cause explains the most."""
     title: Message
     """Title of the finding on that engine."""
     holder: Message
@@ -349,43 +352,43 @@ class FleetRootCause(msgspec.Struct, kw_only=True):
 
 
 class FleetHost(msgspec.Struct, kw_only=True):
-    """Host of several engines, or of one."""
+    """Host of one or several engines."""
 
     host: str
     """Name of the host."""
     engines: int
     """Number of engines on the host."""
     step_time_ratio: float | None
-    """Median, over its engines, of step times in multiples of their peers', for the same work."""
+    """Median, over the host's engines, of step time relative to the peers' for the same work."""
     is_slow: bool
-    """Whether all of its engines are slow."""
+    """Whether all engines on the host are slow."""
 
 
 class FleetEngine(msgspec.Struct, kw_only=True):
     """Engine in the table of a fleet."""
 
     engine: str
-    """Name, for ``--engine``."""
+    """Name of the engine, for ``--engine``."""
     host: str
     """Host of the engine."""
     requests: int
-    """Requests that arrived."""
+    """Number of requests that arrived."""
     requests_per_s: float | None
     """Rate of arrivals."""
     output_tokens_per_s: float | None
     """Output tokens per second over the recording."""
     step_time_ratio: float | None
-    """Step times in multiples of its peers', for the same work; null if no work is comparable."""
+    """Step time relative to the peers' for the same work; null if no work is comparable."""
     waiting_frac: float
-    """Share of its requests' time spent waiting or stalled."""
+    """Share of the engine's request time spent waiting or stalled."""
     ttft_p99_ms: float | None
-    """99th percentile of its times to first token, within 1 %."""
+    """99th percentile of the engine's times to first token, within 1 %."""
     kinds: list[FaultKind]
-    """Causes of its differences from its peers; empty if there are none."""
+    """Causes of the engine's differences from its peers; empty if there are none."""
     finding: str
-    """Code of the finding that leads its own verdict; empty: nothing limits it."""
+    """Code of the finding that leads the engine's own verdict; empty: nothing limits the engine."""
     arrivals: list[int]
-    """Arrivals in each of 40 equal parts of its recording."""
+    """Arrivals in each of 40 equal parts of the engine's recording."""
 
 
 class FleetTenant(SummaryTenant, kw_only=True):
@@ -394,13 +397,13 @@ class FleetTenant(SummaryTenant, kw_only=True):
     device_frac: float
     """Share of the devices' time."""
     gpu_us: int | None
-    """Its device time, times the GPUs of each engine; null if the GPUs of an engine are unknown."""
+    """Device time of the tenant, times the GPUs of each engine; null if the GPUs of an engine are unknown."""
     cost: float | None = None
-    """``gpu_us`` at the price that was given; null without price."""
+    """``gpu_us`` at the price that the user stated; null without a price."""
 
 
 class FleetTenants(msgspec.Struct, kw_only=True):
-    """Use of the fleet by tenant; all figures of the tenants add up to those of the whole fleet."""
+    """Usage of the fleet by tenant; all figures of the tenants add up to those of the whole fleet."""
 
     key: str
     """Property that names the tenants (``--tenant``)."""
@@ -409,11 +412,10 @@ class FleetTenants(msgspec.Struct, kw_only=True):
     waits: list[SummaryTenantWait]
     """Waiting time by tenant of the waiting requests and tenant of the holders, the longest first."""
     by_model: int
-    """Engines whose device time was divided by a fitted step-time model; in the rest, scheduled tokens divide
-    it.
-    """
+    """Number of engines whose device time was divided by a fitted step-time model; on all others, scheduled
+    tokens divide it."""
     price_per_gpu_hour: float | None = None
-    """Price that was given."""
+    """Price per GPU and hour that the user stated."""
     gpu_us: int | None
     """Length of all recordings, times the GPUs of each engine; null if the GPUs of an engine are unknown."""
     idle_cost: float | None = None
@@ -426,15 +428,16 @@ class ClockSpread(msgspec.Struct, kw_only=True):
     hosts: int
     """Hosts of the fleet."""
     unknown: int
-    """Engines whose clock error is not recorded."""
+    """Number of engines whose clock error is not recorded."""
     apart_us: int | None
-    """Largest error of a difference between two engines of different hosts; null if any is unknown."""
+    """Maximum error of a time difference between two engines on different hosts; null if any error is
+    unknown."""
     virtual: int
-    """Engines with a simulation's virtual clock."""
+    """Number of engines with a simulation's virtual clock."""
 
 
 class LeftOut(msgspec.Struct, kw_only=True):
-    """Input that is not in the figures."""
+    """Input that the figures do not include."""
 
     path: str
     """Path or address."""
@@ -450,13 +453,13 @@ class EngineRead(msgspec.Struct, kw_only=True):
     path: str
     """Path or address of its trace."""
     files: int
-    """Files that were read, or whose summary was in the cache."""
+    """Number of files that were read, or whose summary was in the cache."""
     size_bytes: int
     """Total size of these files."""
     cached: bool
-    """Whether its summary came from the cache."""
+    """Whether the engine's summary came from the cache."""
     problems: list[Message] = []
-    """Problems of the trace; the rest of it is in the figures."""
+    """Problems of the trace, despite which the rest of it is in the figures."""
 
 
 class FleetManifest(msgspec.Struct, kw_only=True):
@@ -471,16 +474,16 @@ class FleetManifest(msgspec.Struct, kw_only=True):
 
 
 class FleetReport(msgspec.Struct, kw_only=True):
-    """The answer of ``schedtrace fleet``."""
+    """Report of ``schedtrace fleet``."""
 
     schema_version: int = FLEET_SCHEMA_VERSION
     """Version of this format; 1."""
     paths: list[str]
-    """Paths and addresses as given."""
+    """Paths and addresses as on the command line."""
     window: str
     """Part of the recordings, such as ``--last 600s``; empty for all of them."""
     verdict: list[Message]
-    """Verdict: what is wrong with the fleet, in a few sentences."""
+    """Statement in a few sentences about what is wrong with the fleet."""
     differences: list[PeerDifference]
     """Engines that differ from their peers, grouped by cause."""
     groups: list[PeerGroup]
@@ -496,10 +499,10 @@ class FleetReport(msgspec.Struct, kw_only=True):
     engines: list[FleetEngine]
     """Engines: those that differ first, then by waiting share."""
     tenants: FleetTenants | None = None
-    """Use by tenant; null without ``--tenant``."""
+    """Usage by tenant; null without ``--tenant``."""
     clocks: ClockSpread
-    """Uncertainty of times between engines."""
+    """Uncertainty of time differences between engines."""
     disaggregated: Disaggregated | None = None
-    """Requests across prefill and decode engines; null if there are none."""
+    """Requests that one engine prefills and another decodes; null if there are none."""
     read: FleetManifest
     """Inputs that were read, and inputs that were left out."""

@@ -15,7 +15,7 @@ from schedtrace.model.trace_facts import CacheGroup
 _FULL = frozenset({"FullAttention", "MLAAttention", "SinkFullAttention", "HiddenStateCache"})
 """Kinds of groups that keep the blocks of every token."""
 _REFERENCE = "RSWA"
-"""Kind of group that keeps the prompt and a window; the prompt's length decides which blocks it frees."""
+"""Kind of group that keeps the prompt and a window; the prompt's length determines which blocks it frees."""
 _WINDOW = frozenset({"SlidingWindow", "SlidingWindowMLA"})
 _CHUNK = "ChunkedLocalAttention"
 _MAMBA = "Mamba"
@@ -25,18 +25,18 @@ _RING = "CircularBuffer"
 
 @dataclass(frozen=True)
 class KvNeed:
-    """The counts of one engine's KV cache groups."""
+    """Calculator of the blocks that requests need in one engine's KV cache groups."""
 
     groups: tuple[CacheGroup, ...]
     lookahead: int = 0
-    """Slots for drafts in addition to a request's tokens."""
+    """Slots for draft tokens, in addition to a request's tokens."""
     max_model_len: int | None = None
 
     def held(self, computed: int, tokens: int) -> list[int] | None:
-        """Return the blocks that a request holds after a step, by group, null blocks aside; None if unknown.
+        """Return the blocks that a request holds after a step, by group, without null blocks; None: unknown.
 
-        For a request with nothing computed, these are what vLLM asks for its first chunk. A block that only
-        rejected drafts had needed is not counted, nor one that a batch in flight still reads.
+        For a request with no computed tokens, these are the blocks that vLLM requests for its first chunk.
+        Blocks that only rejected drafts needed, or that a batch in flight still reads, are not counted.
 
         Args:
             computed: Number of the request's tokens that were computed before the step.
@@ -48,10 +48,10 @@ class KvNeed:
         return _known(_held(group, computed, tokens, slots) for group in self.groups)
 
     def sequence(self, tokens: int) -> list[int] | None:
-        """Return the blocks that vLLM wants free before it admits a whole sequence, by group; None: unknown.
+        """Return the free blocks, by group, that vLLM requires to admit a whole sequence; None if unknown.
 
-        Follows the check of ``scheduler_reserve_full_isl``: a group that frees blocks on the way counts with
-        the largest number that it holds at once (``admission_cap``).
+        Follows the check of ``scheduler_reserve_full_isl``: a group that frees blocks during the sequence
+        counts with the largest number that it holds at once (``admission_cap``).
         """
         if self.max_model_len is not None:
             tokens = min(tokens, self.max_model_len)
@@ -60,7 +60,7 @@ class KvNeed:
     def peak_blocks(self, tokens: int) -> list[int] | None:
         """Return the most blocks that a request holds until it has this many tokens; None if unknown.
 
-        An aligned Mamba group holds one more state than at the beginning while it starts a block.
+        An aligned Mamba group temporarily holds one more state whenever it starts a block.
         """
         blocks = self.sequence(tokens)
         return blocks and [
@@ -69,9 +69,9 @@ class KvNeed:
         ]
 
     def cached(self, tokens: int) -> tuple[int, int] | None:
-        """Return the blocks of a beginning that stays cached: all of them, and with a window's end only.
+        """Return the blocks of a prompt's beginning that stay cached: all, and only those at a window's end.
 
-        The latter is what vLLM keeps with ``prefix_cache_retention_interval`` 0. None: unknown.
+        vLLM keeps only the latter with ``prefix_cache_retention_interval`` 0. None if unknown.
         """
         ends, windows = self.held(tokens, tokens), [group.kind in _WINDOW for group in self.groups]
         if ends is None or not all(group.kind in {*_FULL, *_WINDOW} for group in self.groups):
@@ -82,15 +82,15 @@ class KvNeed:
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether ``sequence`` and ``most`` bound a request's blocks, however it was admitted."""
+        """Return whether ``sequence`` and ``peak_blocks`` bound a request's blocks in any case."""
         windowed = (group for group in self.groups if group.kind in {*_WINDOW, _CHUNK})
         return all(group.admission_cap is not None for group in windowed)
 
 
 def kv_need(header: Header) -> KvNeed | None:
-    """Return the counts of a recorded engine; None where its blocks have no recorded size.
+    """Return the calculator for a recorded engine; None if the size of its blocks is not recorded.
 
-    A record without cache groups is taken for that of one group of full attention.
+    A record without cache groups is treated as having one group of full attention.
     """
     groups = tuple(header.cache_groups)
     if not groups and header.block_size is not None:

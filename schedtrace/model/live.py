@@ -1,8 +1,8 @@
-"""Sockets on which running engines answer: their places, the questions and the answers.
+"""Protocol of the sockets on which running engines answer: their paths, the questions and the answers.
 
 Each user has a private folder with a socket for each process, named after the process id. A question and its
-answer are one line of JSON each. One of the answers is an engine's queue; the document of
-``schedtrace queue`` contains those of several engines.
+answer are one line of JSON each. The document of ``schedtrace queue`` contains the queues that several
+engines answered with.
 """
 
 import os
@@ -16,7 +16,7 @@ import msgspec
 from schedtrace.model.trace import Exit
 
 MOST_ENTRIES = 10_000
-"""Requests of each list in an answer; further requests are only counted."""
+"""Maximum number of requests in each list of an answer; further requests are only counted."""
 
 
 class QueueEntry(msgspec.Struct, kw_only=True):
@@ -26,16 +26,16 @@ class QueueEntry(msgspec.Struct, kw_only=True):
     state: str
     """vLLM's ``RequestStatus`` in lower case, such as ``waiting`` or ``waiting_for_remote_kvs``."""
     age_s: float
-    """Time since its arrival."""
+    """Time since the request's arrival."""
     refused_for: str | None = None
-    """Cause for which the engine's latest step scheduled none of its tokens: that of the skip that named it,
-    or else of the exit that ended the waiting loop. Null: it got tokens, or the cause is not known.
-    """
+    """Cause for which the engine's latest step scheduled none of the request's tokens: that of the skip that
+    named the request, or else of the exit that ended the waiting loop. Null: the request got tokens, or the
+    cause is not known."""
     prompt_tokens: int
     computed_tokens: int
     output_tokens: int
     blocks: int
-    """KV blocks that it holds in all cache groups."""
+    """KV blocks that the request holds in all cache groups."""
     num_preemptions: int | None = None
     priority: int = 0
     lora: str | None = None
@@ -50,14 +50,14 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     unix_s: float
     """Unix time of the observation."""
     held_us: float
-    """Delay of the engine by the observation."""
+    """Time for which the observation delayed the engine."""
     between_steps: bool
     """Whether the engine was between two steps; if not, it was read during a step, and the lists may come
     from different moments.
     """
     policy: str | None
     seats: int
-    """Requests that may run at once."""
+    """Maximum number of running requests."""
     token_budget: int
     blocks_usable: int | None
     """KV blocks without the null block; null if the pool is not vLLM's."""
@@ -66,13 +66,11 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     running: list[QueueEntry]
     """Running requests in the scheduler's order."""
     waiting: list[QueueEntry]
-    """Waiting requests in the order in which the scheduler takes them; the last of them may be in a queue
-    whose order cannot be read.
-    """
+    """Waiting requests in the order in which the scheduler takes them; requests from a queue whose order
+    cannot be read come last."""
     input_requests: int | None = None
     """Requests that the engine's process has received but its main thread has not taken; they are in neither
-    list. Null if not known. Requests still in sockets between front end and engine cannot be seen.
-    """
+    list. Null if not known. Requests in sockets between front end and engine are invisible."""
     more_running: int = 0
     """Running requests beyond those in ``running``, which holds at most 10,000."""
     more_waiting: int = 0
@@ -92,7 +90,7 @@ class EngineQueue(msgspec.Struct, kw_only=True):
 
 
 def within_bounds(queue: EngineQueue) -> EngineQueue:
-    """Return a copy whose lists have at most ``MOST_ENTRIES`` entries, with the others counted."""
+    """Return a copy whose lists have at most ``MOST_ENTRIES`` entries; further entries are counted."""
     return msgspec.structs.replace(
         queue,
         running=queue.running[:MOST_ENTRIES],
@@ -109,22 +107,21 @@ class EngineQueues(msgspec.Struct, kw_only=True):
 
 
 FOLDER = Path("/tmp")  # noqa: S108  # below it a folder that only its owner may enter is made, and checked
-"""Fixed folder: a server and the shell that asks it may have different values of ``TMPDIR`` and
-``XDG_RUNTIME_DIR``.
-"""
+"""Parent of the socket folders. It is fixed, because a server and a user's shell may have different values of
+``TMPDIR`` and ``XDG_RUNTIME_DIR``."""
 
 
 class SquattedError(OSError):
-    """Error: something else is in the place of a user's folder of sockets; the text says what."""
+    """Error: something else is in the place of a user's socket folder; the text states what."""
 
 
 def socket_folder(user: int) -> Path:
-    """Return the folder of a user's sockets, whether it exists or not."""
+    """Return the path of the folder with a user's sockets; the folder may not exist."""
     return FOLDER / f"schedtrace-{user}"
 
 
 def squatted(folder: Path, user: int) -> str | None:
-    """Return the reason why a folder of sockets is not used; None if it is private to its user, or absent."""
+    """Return why a socket folder cannot be trusted; None if it is absent or private to its user."""
     try:
         about = folder.lstat()
     except FileNotFoundError:
@@ -145,16 +142,16 @@ def squatted(folder: Path, user: int) -> str | None:
 
 
 def socket_of(pid: int, user: int) -> Path:
-    """Return the socket of a process."""
+    """Return the path of a process's socket."""
     return socket_folder(user) / f"{pid}.sock"
 
 
 def own_folder() -> Path:
-    """Return the folder of this user's sockets; make it if it does not exist.
+    """Return the folder of this user's sockets; create it if needed.
 
     Raises:
-        SquattedError: If something else stands in its place.
-        OSError: If it cannot be made.
+        SquattedError: If something else is in the folder's place.
+        OSError: If the folder cannot be created.
     """
     user = os.geteuid()
     folder = socket_folder(user)
@@ -166,7 +163,8 @@ def own_folder() -> Path:
 
 
 LONGEST_S = 10 * 366 * 86400.0
-"""Longest time that a command or an engine accepts: ten years. A timer cannot wait for 300."""
+"""Maximum duration that a command or an engine accepts: ten years. Python's timers cannot wait for 300 years.
+"""
 
 
 class Ask(msgspec.Struct, tag_field="ask", kw_only=True):
@@ -183,9 +181,7 @@ class AskAttach(Ask, tag="attach"):
     run_dir: str
     """Absolute path of the run folder."""
     for_s: float | None = None
-    """Seconds after which the recording ends by itself, whatever happens to the client; at most
-    ``LONGEST_S``.
-    """
+    """Seconds after which the recording ends by itself, even if the client is gone; at most ``LONGEST_S``."""
     hash_ids: bool = False
     """Whether to write request ids as hashes."""
     trace: str = "plain"
@@ -207,7 +203,7 @@ class AskQueue(Ask, tag="queue"):
     """Question about the waiting and running requests."""
 
     glance: bool = True
-    """Whether to record briefly for the causes if nothing is recorded."""
+    """Whether to record briefly, to find the causes, if nothing is being recorded."""
 
 
 class AskSnapshot(Ask, tag="snapshot"):
@@ -218,7 +214,7 @@ class AskSnapshot(Ask, tag="snapshot"):
 
 
 class AskTimes(Ask, tag="times"):
-    """Command to a worker to start or stop recording when batches are executed."""
+    """Command to a worker to start or stop recording the times at which it executes batches."""
 
     on: bool
 
@@ -251,27 +247,27 @@ class Status(Answer, tag="status"):
     recording: str | None = None
     """Trace being written."""
     keeps: str | None = None
-    """Contents and bounds of the trace kept in memory, in words."""
+    """Description of the trace kept in memory: contents and bounds."""
     attached: bool = False
-    """Whether an attached recording, which ``detach`` can end, writes it."""
+    """Whether the trace belongs to an attached recording, which ``detach`` can end."""
     stopped: str | None = None
-    """Reason why the recording ended although nobody ended it."""
+    """Reason why the recording ended without a command."""
     left_s: float | None = None
     """Time until the recording ends by itself."""
     stalled_s: float | None = None
-    """Time without progress of any step, once the watchdog has reported it."""
+    """Seconds without progress of any step, if the watchdog has reported a stall."""
     stall: str | None = None
-    """Reason for it, in a sentence."""
+    """Reason for the stall, as a sentence."""
     orphaned: str | None = None
-    """Sentence saying that the front end has ended."""
+    """Sentence stating that the front end has ended."""
     starved: str | None = None
-    """Words saying that steps take long because the engine waits for a processor."""
+    """Phrase stating that steps are slow because the engine waits for a CPU."""
     paused: str | None = None
-    """Sentence saying that the scheduler was paused or put to sleep."""
+    """Sentence stating that the scheduler was paused or put to sleep."""
     input_requests: int | None = None
     """Requests that the process has received and its thread has not read; null if not known."""
     measured: str | None = None
-    """Place of its metrics; null if they are off."""
+    """Address at which metrics are served; null if they are off."""
 
     @property
     def health(self) -> "Health":
@@ -290,18 +286,19 @@ class Health(NamedTuple):
     """Health of an engine, for probes."""
 
     state: Literal["healthy", "busy", "paused", "stalled", "silent", "dead"]
-    """``silent``: it does not answer, but its process lives. ``dead``: it has ended, or its front end has."""
+    """``silent``: the engine does not answer, but its process is alive. ``dead``: the engine or its front end
+    has ended."""
     cause: str | None = None
-    """Sentence with the cause; None if healthy, or busy at the usual pace."""
+    """Sentence with the cause; None if the engine is healthy, or busy at the usual pace."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine makes progress, or would if it had work."""
+        """Whether the engine makes progress, or would make progress if it had work."""
         return self.state in {"healthy", "busy", "paused"}
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request that arrives now is served."""
+        """Whether the engine would serve a request that arrives now."""
         return self.state in {"healthy", "busy"}
 
 
@@ -310,7 +307,7 @@ class Attached(Answer, tag="attached"):
 
     path: str
     present: int
-    """Number of requests present."""
+    """Number of requests that were present."""
     held_us: float
     """Time for which the engine was held up."""
 
@@ -319,7 +316,7 @@ class Measured(Answer, tag="measured"):
     """Confirmation that metrics are on or off."""
 
     where: str | None
-    """Place of the metrics; null if they are off."""
+    """Address at which metrics are served; null if they are off."""
     held_us: float
     """Time for which the engine was held up."""
 
@@ -330,7 +327,7 @@ class Detached(Answer, tag="detached"):
     path: str
     held_us: float
     stopped: str | None = None
-    """Reason why the recording ended before, or is incomplete; null if it is complete."""
+    """Reason why the recording had ended before, or is incomplete; null if it is complete."""
 
 
 class QueueNow(Answer, tag="queue"):
@@ -340,13 +337,13 @@ class QueueNow(Answer, tag="queue"):
 
 
 class Snapshot(Answer, tag="snapshot"):
-    """Confirmation that the snapshot is written."""
+    """Confirmation that the snapshot has been written."""
 
     path: str
 
 
 class Done(Answer, tag="done"):
-    """Confirmation by a worker."""
+    """Confirmation by a worker that it has carried out a command."""
 
 
 class Stacks(Answer, tag="stacks"):
@@ -357,7 +354,7 @@ class Stacks(Answer, tag="stacks"):
 
 
 class Refused(Answer, tag="refused"):
-    """Refusal, with its reason."""
+    """Refusal of a question or command, with the reason."""
 
     why: str
 

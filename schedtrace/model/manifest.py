@@ -26,28 +26,28 @@ def plain_name(rank: int) -> str:
 
 
 def part_name(rank: int, number: int | None = None) -> str:
-    """Return a part of an engine's trace; None: all of them."""
+    """Return the name of a part of an engine's trace; None stands for all parts."""
     return f"engine-{rank}.{'*' if number is None else f'{number:06}'}.jsonl.zst"
 
 
 def is_in_parts(path: Path) -> bool:
-    """Return whether it is a part, or stands for all parts of a trace."""
+    """Return whether a path is that of a part, or stands for all parts of a trace."""
     return _PART.fullmatch(path.name) is not None
 
 
 def is_trace(path: Path) -> bool:
-    """Return whether its name is that of a trace or of a part."""
+    """Return whether a path's name is that of a trace or of a part."""
     return path.match(PLAIN) or is_in_parts(path)
 
 
 def trace_of(path: Path) -> Path:
-    """Return the trace that a part belongs to; a plain file is its own."""
+    """Return the path of the trace that a file belongs to; a plain file is its own trace."""
     match = _PART.fullmatch(path.name)
     return path if match is None else path.with_name(f"{match[1]}.*.jsonl.zst")
 
 
 def plain_of(trace: Path) -> str:
-    """Return the name of the plain file with the same lines."""
+    """Return the name of the plain file with the same lines as this trace."""
     match = _PART.fullmatch(trace.name)
     return trace.name if match is None else f"{match[1]}.jsonl"
 
@@ -59,7 +59,7 @@ def part_number(part: Path) -> int:
 
 
 def files_of(trace: Path) -> list[Path]:
-    """Return the files of a trace, in the order of their numbers; none if all its parts are gone."""
+    """Return the files of a trace in the order of their numbers; an empty list if all parts are gone."""
     match = _PART.fullmatch(trace.name)
     if match is None or match[2] != "*":
         return [trace]
@@ -68,7 +68,7 @@ def files_of(trace: Path) -> list[Path]:
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """Return the traces in a folder, rank by rank."""
+    """Return the traces in a folder in the order of ranks."""
     traces = {*folder.glob(PLAIN), *map(trace_of, filter(is_in_parts, folder.glob(PARTS)))}
     return sorted(traces, key=_rank)
 
@@ -83,7 +83,7 @@ OFFLINE = "LLMEngine"
 ONLINE = "AsyncLLM"
 FILE_NAME = "run.json"
 LARGEST = 2**26
-"""Bytes at which a manifest is cut; a cut manifest is invalid."""
+"""Maximum bytes of a manifest that are read; a longer manifest is therefore invalid."""
 
 Status = Literal["starting", "running", "finished", "interrupted", "failed", "attached"]
 ENDED_EARLY = frozenset({"running", "interrupted", "failed"})
@@ -91,7 +91,7 @@ ENDED_EARLY = frozenset({"running", "interrupted", "failed"})
 
 
 class RunWorkload(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Requests of one trial, and how they are sent."""
+    """Requests of one trial, and the way in which they are sent."""
 
     dataset: str
     num_prompts: int
@@ -104,22 +104,22 @@ class RunWorkload(msgspec.Struct, kw_only=True, omit_defaults=True):
     range_ratio: float = 0.0
     """Share by which random lengths vary around ``input_len`` and ``output_len``."""
     request_rate: float | None = None
-    """Requests per second; None if all are sent at once, or at the file's times."""
+    """Requests per second; None if all requests are sent at once, or at the file's times."""
     own_times: bool = False
     """Whether requests are sent at the times in the file."""
     speedup: float | None = None
-    """Divisor of the gaps between the file's times."""
+    """Factor by which the gaps between the file's times are shortened."""
     burstiness: float = 1.0
     prequeue: bool = False
     seed: int = 0
     warmup_requests: int = 0
     keep_prefix_cache: bool = False
     notes: list[str] = []
-    """Omissions and assumptions made when the file was read."""
+    """Notes on data that was left out or assumed when the file was read."""
 
 
 class TrialResult(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A trial as seen by the front end; the trace has the rest."""
+    """Result of a trial as the front end measured it; the trace has the rest."""
 
     trial: int
     elapsed_s: float
@@ -127,7 +127,7 @@ class TrialResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     input_tokens: int
     output_tokens: int
     prefix_cache_reset: bool | None = None
-    """Whether the cache was emptied before this trial; None if not asked for."""
+    """Whether the cache was emptied before this trial; None if the run did not ask for it."""
 
 
 class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -147,12 +147,13 @@ class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
     torch_version: str | None = None
     device: str | None = None
     environment: dict[str, str] = {}
-    """The ``VLLM_*`` (and schedtrace's own) variables of the front end's process, secrets hidden."""
+    """Variables ``VLLM_*``, and schedtrace's own, of the front end's process, with secrets hidden."""
     front_end: str | None = None
-    """``LLMEngine`` (as ``LLM.generate``) or ``AsyncLLM`` (as ``vllm serve``)."""
+    """``LLMEngine`` (used by ``LLM.generate``) or ``AsyncLLM`` (used by ``vllm serve``)."""
     engine_args_given: dict[str, Any] = {}
     engine_args_chosen: dict[str, Any] = {}
-    """Arguments that schedtrace added because it could determine them (such as a CPU's KV cache size)."""
+    """Arguments that schedtrace added because it could determine their values (such as a CPU's KV cache
+    size)."""
     config_resolved: dict[str, Any] = {}
     """vLLM's own configuration after it resolved every default: section -> field -> value."""
     workload: RunWorkload | None = None
@@ -162,10 +163,10 @@ class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``run.json`` so that a reader sees the old or the new version, never a part.
+    """Write ``run.json`` so that a reader sees the old or the new version, never a part of one.
 
     Raises:
-        OSError: If the disk is full, or the folder gone or read-only; the old one stays.
+        OSError: If the disk is full, or the folder is gone or read-only; the old file stays.
     """
     safe_files.replace(folder / FILE_NAME, msgspec.json.format(json_of(manifest), indent=2) + b"\n")
 
@@ -174,7 +175,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of a run folder; None if there is none.
 
     Raises:
-        InputError: If it exists but cannot be understood.
+        InputError: If the manifest exists but cannot be parsed.
     """
     path = folder / FILE_NAME
     try:
@@ -200,7 +201,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 OFFLINE_CONTEXT = "LLM_CLASS"
-"""vLLM's usage context of ``LLM(...)``."""
+"""Usage context in which vLLM runs ``LLM(...)``."""
 
 
 class Configured(msgspec.Struct, omit_defaults=True, tag="configured", tag_field="type", kw_only=True):
@@ -208,11 +209,11 @@ class Configured(msgspec.Struct, omit_defaults=True, tag="configured", tag_field
 
     at_unix_us: int
     usage_context: str | None = None
-    """vLLM's usage context: ``LLM_CLASS``, ``OPENAI_API_SERVER``, ``ENGINE_CONTEXT``."""
+    """Usage context of vLLM: ``LLM_CLASS``, ``OPENAI_API_SERVER`` or ``ENGINE_CONTEXT``."""
     given: dict[str, Any] = {}
     """Arguments that differ from vLLM's default; secrets are hidden, and structured values are not shown."""
     derived: dict[str, Any] = {}
-    """Arguments that were not set, with the value that vLLM chose, for the scheduler and the cache."""
+    """Arguments that were not set, with the values that vLLM chose, for the scheduler and the cache."""
     context_defaults: dict[str, dict[str, int]] = {}
     """Defaults of ``max_num_seqs`` and ``max_num_batched_tokens`` on this platform, by usage context (vLLM
     0.12 and newer). vLLM adapts these to the model and to other arguments.
@@ -224,7 +225,7 @@ class RequestRefusal(msgspec.Struct, omit_defaults=True, tag="refused", tag_fiel
 
     at_unix_us: int
     reason: str
-    """The limit: ``max_num_queued_reqs`` or ``max_num_queued_tokens``."""
+    """Limit that the request exceeded: ``max_num_queued_reqs`` or ``max_num_queued_tokens``."""
 
 
 FrontEndLine = Configured | RequestRefusal

@@ -1,8 +1,7 @@
 """A sentence as data: a template and typed arguments. A renderer styles, links and escapes the arguments.
 
 ``Message("{request} waited {wait}", {"request": Request("t1-3"), "wait": Duration(1_200)})``, as ``say``
-makes it. An argument says what it is, never how it is written: numbers are formatted in ``present/``, in one
-place.
+makes it. An argument states what it is, not how it is written; only ``present/`` formats numbers.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ class Request(msgspec.Struct, frozen=True, tag_field="is", tag="request"):
 
 
 class Requests(msgspec.Struct, frozen=True, tag_field="is", tag="requests"):
-    """Several requests, of which some are named."""
+    """Several requests, some of them named."""
 
     request_ids: list[str]
     count: int
@@ -38,19 +37,19 @@ class StepList(msgspec.Struct, frozen=True, tag_field="is", tag="step_list"):
     """Several steps of one engine, at the start of a sentence: ``Steps 3-5, 7 and 9-12``."""
 
     steps: list[int]
-    """In ascending order."""
+    """Numbers of the steps, in ascending order."""
     whole: bool
     """Whether the list is complete."""
 
 
 class CauseWord(msgspec.Struct, frozen=True, tag_field="is", tag="cause"):
-    """A cause, by its word: a ``Cause``, or one that a newer version or another package names."""
+    """Word of a cause: a ``Cause``, or one that a newer version or another package defines."""
 
     cause: str
 
 
 class Setting(msgspec.Struct, frozen=True, tag_field="is", tag="setting"):
-    """A setting of vLLM, as it is given on the command line or named in its configuration."""
+    """Setting of vLLM, as written on the command line or named in its configuration."""
 
     name: str
 
@@ -62,27 +61,27 @@ class Duration(msgspec.Struct, frozen=True, tag_field="is", tag="duration"):
 
 
 class Share(msgspec.Struct, frozen=True, tag_field="is", tag="share"):
-    """A fraction of a whole, 0 to 1; ``signed`` for a change."""
+    """Fraction of a whole, 0 to 1; ``signed`` for a change."""
 
     fraction: float | None
     signed: bool = False
 
 
 class Count(msgspec.Struct, frozen=True, tag_field="is", tag="count"):
-    """A number of things: ``1 step``, ``1,234 tokens``."""
+    """Number of things: ``1 step``, ``1,234 tokens``."""
 
     count: int
     noun: str
     plural: str | None = None
-    """Plural of ``noun``, if it is not the noun with an s."""
+    """Plural of ``noun`` if it is not the noun plus s."""
 
 
 class Number(msgspec.Struct, frozen=True, tag_field="is", tag="number", omit_defaults=True):
-    """A bare number: an ``int`` is exact, a ``float`` is measured; ``None`` where it is not known."""
+    """Bare number: an ``int`` is exact, a ``float`` is measured, ``None`` is unknown."""
 
     value: int | float | None
     decimals: int | None = None
-    """Decimals to print, such as of a mean of counts; ``None``: as many as are significant."""
+    """Number of decimals to print, such as for a mean of counts; ``None`` for as many as are significant."""
 
 
 class Code(msgspec.Struct, frozen=True, tag_field="is", tag="code"):
@@ -92,7 +91,7 @@ class Code(msgspec.Struct, frozen=True, tag_field="is", tag="code"):
 
 
 class Slot(msgspec.Struct, frozen=True, tag_field="is", tag="slot"):
-    """The place of an argument in a sentence that is filled in later, many times."""
+    """Place of an argument in a sentence that is filled in later, usually many times."""
 
     name: str
     kind: str
@@ -101,7 +100,7 @@ class Slot(msgspec.Struct, frozen=True, tag_field="is", tag="slot"):
     noun: str = ""
     """Noun of a count."""
     plural: str | None = None
-    """Plural of ``noun``, if it is not the noun with an s."""
+    """Plural of ``noun`` if it is not the noun plus s."""
 
 
 Value = (
@@ -118,23 +117,23 @@ Value = (
     | Code
     | Slot
 )
-"""Kinds of argument, besides plain words and other messages."""
+"""Kinds of arguments other than plain words and messages."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="is", tag="message"):
-    """A template with its arguments."""
+    """Template with its arguments."""
 
     template: str
-    """``{name}`` stands for an argument."""
+    """Text of the template, in which ``{name}`` stands for an argument."""
     arguments: dict[str, Any] = {}
-    """Name to ``Value``, ``Message``, or ``str``: plain words."""
+    """Arguments by name: a ``Value``, a ``Message``, or plain words as a ``str``."""
 
     def __bool__(self) -> bool:
         """Return whether the sentence has any words."""
         return bool(self.template)
 
     def parts(self) -> Iterator[str | Value]:
-        """Yield the sentence's plain words and values, in order; messages within it flattened."""
+        """Yield the sentence's plain words and values in order, including those of messages within it."""
         for words, name, _, _ in Formatter().parse(self.template):
             if words:
                 yield words
@@ -147,18 +146,18 @@ class Message(msgspec.Struct, frozen=True, tag_field="is", tag="message"):
 
 
 Worded = Value | Message | str | float | bool | None
-"""Value for a place of a template: an argument, or a plain value whose kind the template states."""
+"""Value for a place in a template: an argument, or a plain value whose kind the template states."""
 
 NOTHING = Message("")
 
 
 def given(value: float) -> Number:
-    """Return a number that a user chose, which is exact even if an option's type made it a ``float``."""
+    """Return a number that a user chose, as an ``int`` if it is whole but an option made it a ``float``."""
     return Number(int(value) if float(value).is_integer() else value)
 
 
 def with_slots(values: "dict[str, Value]") -> "dict[str, Value]":
-    """Return the slots for such values, by the same names."""
+    """Return slots for these values, under the same names."""
     return {
         name: Slot(name, "count", value.noun, value.plural)
         if isinstance(value, Count)
@@ -168,7 +167,7 @@ def with_slots(values: "dict[str, Value]") -> "dict[str, Value]":
 
 
 def filled(template: Message, values: "dict[str, Value]") -> Message:
-    """Return a sentence with values in its slots.
+    """Return a sentence whose slots are filled with values.
 
     Raises:
         KeyError: If a slot has no value.

@@ -1,4 +1,4 @@
-"""Values as text that is safe to print: numbers, data from strangers, and commands without their secrets.
+"""Conversion of values to text that is safe to print: numbers, untrusted data, and commands without secrets.
 
 Request ids, LoRA names, model names, labels and paths come from clients, traces and logs. Printed unchanged,
 they could move the cursor, change colours, reverse the order of what follows or add lines, so invisible
@@ -19,13 +19,14 @@ import msgspec
 _T = TypeVar("_T")
 
 _SUSPECT = re.compile(r"[^\x20-\x5b\x5d-\x7e]")
-"""Everything but printable ASCII, and the backslash, which begins the escapes."""
+"""Pattern of everything except printable ASCII, and of the backslash, which begins the escapes."""
 _SUSPECT_IN_JSON = re.compile(r"[^\x20-\x7e\n]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Invisible characters that Unicode calls letters, marks or symbols: fillers, variation selectors, blanks."""
+"""Invisible characters that Unicode classifies as letters, marks or symbols: fillers, variation selectors,
+blanks."""
 
 
 def visible(text: str) -> str:
@@ -48,7 +49,7 @@ def printable(document: _T) -> _T:
 
 
 def json_of(document: Any) -> bytes:
-    r"""Encode JSON in which every character can be seen, and that decodes to the very same texts.
+    r"""Encode JSON with visible characters only, which decodes to exactly the same texts.
 
     A lone surrogate, which JSON cannot carry, becomes its escape as text: ``\udcff``.
 
@@ -63,14 +64,14 @@ def json_of(document: Any) -> bytes:
 
 
 def visible_json(encoded: bytes) -> bytes:
-    """Escape the invisible characters in JSON's strings; it decodes to the same texts."""
+    """Escape invisible characters in the strings of JSON, which still decodes to the same texts."""
     if encoded.isascii() and b"\x7f" not in encoded:
         return encoded  # JSON itself escapes the other control characters
     return _SUSPECT_IN_JSON.sub(lambda match: _json_escape(match[0]), encoded.decode()).encode()
 
 
 def encodable(text: str) -> str:
-    """Return the text with lone surrogates as escapes: UTF-8 cannot carry them."""
+    """Return the text with lone surrogates escaped, because UTF-8 cannot encode them."""
     return text if text.isascii() else _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -105,19 +106,18 @@ def _mapped(document: Any, text: Callable[[str], str]) -> Any:
 
 
 LONGEST = 256
-"""Maximum characters of a name. vLLM's own ids have about 50; those that contain the addresses of a KV
-transfer, 125.
-"""
+"""Maximum number of characters of a name. vLLM's own ids have about 50; ids with the addresses of a KV
+transfer have 125."""
 PREFIX = 64
-"""Characters kept of a longer name."""
+"""Number of characters that are kept of a longer name."""
 MARK = "...blake2b-"
 
 
 def capped(name: Any) -> str:
-    """Return a name as it is written: at most ``LONGEST`` characters, equal only for equal names.
+    """Return a name in its written form: at most ``LONGEST`` characters, and equal only for equal names.
 
-    Longer names, and those that look as if they had been cut here or hold a lone surrogate, are written as
-    their beginning, ``MARK`` and 32 hex digits of the BLAKE2b hash of the whole. Anything other than a string
+    A name that is longer, looks as if it had been cut, or contains a lone surrogate is written as its
+    beginning, ``MARK`` and 32 hex digits of the BLAKE2b hash of the whole name. Anything other than a string
     is written as its ``repr``.
     """
     text = name if isinstance(name, str) else repr(name)
@@ -132,18 +132,18 @@ def hashed(request_id: Any) -> str:
 
 
 def kept_prefix(written: str) -> str | None:
-    """Return the beginning of a name that was cut; None if it was not."""
+    """Return the beginning of a name that was cut; None if the name was not cut."""
     prefix, mark, _ = written.rpartition(MARK)
     return prefix if mark else None
 
 
 def shortened(message: str, most: int = 500) -> str:
-    """Return a message that may quote such names, cut where it is too long."""
+    """Return a message, which may quote long names, cut to a maximum length."""
     return message if len(message) <= most else f"{message[:most]}... ({len(message):,} characters)"
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's ``repr``, cut; of a class whose ``repr`` fails, the class's name."""
+    """Return an error's ``repr``, cut to a maximum length; if ``repr`` fails, the name of its class."""
     try:
         return shortened(repr(error))
     except Exception:  # noqa: BLE001  # a user's class may raise whatever it likes
@@ -155,12 +155,12 @@ def _digest(text: str, size: int) -> str:
 
 
 def settled(value: float, decimals: int) -> float:
-    """Round, but first to four digits more: noise in the last bits decides no rounding and no sign."""
+    """Round a value, first to four more digits, so that noise in the last bits changes no digit or sign."""
     return round(round(value, decimals + 4), decimals) + 0.0
 
 
 def integer(value: float | None) -> str:
-    """Format a whole number: ``1,234``; ``-`` for an unknown one."""
+    """Format a whole number: ``1,234``; ``-`` if unknown."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{settled(value, 0):,.0f}"
@@ -172,10 +172,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def number(value: float | None, decimals: int | None = None) -> str:
-    """Format a count as it is (``1,234``), a measured number with three significant digits; ``-`` if unknown.
+    """Format a count (``1,234``), or a measured number with three significant digits; ``-`` if unknown.
 
-    The type decides, ``int`` or ``float``, not whether the value happens to be whole: ``5``, but ``5.00``,
-    ``12.0``, ``1,234``. Below 0.1 at most two digits: ``0.05``.
+    The type, ``int`` or ``float``, determines the format, even if a float is whole: ``5``, but ``5.00``,
+    ``12.0``, ``1,234``. Numbers below 0.1 get at most two digits: ``0.05``.
 
     Args:
         value: The number.
@@ -196,7 +196,7 @@ def number(value: float | None, decimals: int | None = None) -> str:
 
 
 def percent(fraction: float | None, *, signed: bool = False) -> str:
-    """Format a share or a change: ``12 %`` or ``+12.3 %``; ``-`` for an unknown one."""
+    """Format a share or a change: ``12 %`` or ``+12.3 %``; ``-`` if unknown."""
     if fraction is None:
         return "-"
     if signed:
@@ -210,7 +210,7 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
 
 
 def duration(us: float) -> str:
-    """Format a duration: ``0.42 ms``, ``12.3 ms``, ``1,234 ms``, ``12.3 s`` (seconds from 10 s on)."""
+    """Format a duration: ``0.42 ms``, ``12.3 ms``, ``1,234 ms``, ``12.3 s`` (in seconds from 10 s)."""
     if round(us, 1) >= 9_999_500:  # noqa: PLR2004  # from where milliseconds would be written as 10,000
         return f"{number(us / 1e6)} s"
     return f"{number(us / 1e3)} ms"
@@ -229,7 +229,7 @@ _SECRET_IN_TEXT = re.compile(
     r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?!None\b|null\b)[^\s,;&"'{}\[\]()]+)""",
     re.IGNORECASE,
 )
-"""Pattern of secrets in JSON, in the ``repr`` of a dict or a dataclass, and in the query of an address."""
+"""Pattern of secrets in JSON, in the ``repr`` of a dict or a dataclass, and in the query of a URL."""
 _CREDENTIALS_IN_ADDRESS = re.compile(r"""(\w://)[^/\s@"']+@""")
 _KEPT = ("VLLM_", "SCHEDTRACE_", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
@@ -257,7 +257,7 @@ def without_secrets(command: list[str]) -> list[str]:
 
 
 def hide_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with secrets hidden, also within texts; unset values stay unset."""
+    """Return settings with secrets hidden, also inside texts; unset values stay unset."""
     return {
         name: HIDDEN
         if value and is_secret(name)
@@ -269,13 +269,13 @@ def hide_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hide_in_text(text: str) -> str:
-    """Hide the values after the names of secrets in a text, and the login of an address."""
+    """Hide the values that follow names of secrets in a text, and the credentials in URLs."""
     hidden = _SECRET_IN_TEXT.sub(_hidden, text)
     return _CREDENTIALS_IN_ADDRESS.sub(rf"\1{HIDDEN}@", hidden)
 
 
 def vllm_environment() -> dict[str, str]:
-    """Return the variables of this process that vLLM and schedtrace read, secrets hidden."""
+    """Return the environment variables that vLLM and schedtrace read, with secrets hidden."""
     return hide_secrets({name: os.environ[name] for name in sorted(os.environ) if name.startswith(_KEPT)})
 
 

@@ -1,7 +1,8 @@
-"""Statements of ``schedtrace analyze`` about records weaker than a trace: vLLM's console log and metrics.
+"""Statements of ``schedtrace analyze`` about records with less data than a trace: vLLM's log and metrics.
 
-Such a record has moments and totals, no steps. Its statements therefore name the moments that they rest on
-and how certain they are; they never contain shares of time or gains. A fact that the record lacks is null.
+Such a record contains snapshots and totals but no steps. Its statements therefore name the snapshots that
+they rest on and their own certainty; they never contain shares of time or gains. A fact that the record lacks
+is null.
 """
 
 from typing import Literal
@@ -13,8 +14,8 @@ from schedtrace.model.message import NOTHING, Message
 RECORDS_SCHEMA_VERSION = 1
 
 Certainty = Literal["recorded", "likely", "possible"]
-"""Certainty of a statement: the record says so itself, nothing in it speaks against it, or something else
-would look the same."""
+"""Certainty of a statement: the record itself states it, nothing in the record contradicts it, or other
+causes would look the same."""
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -27,26 +28,26 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class ServerStart(msgspec.Struct, kw_only=True):
-    """Facts that a server printed while it started, or exports with its metrics."""
+    """Facts that a server printed when it started, or exports with its metrics."""
 
     vllm_version: str | None = None
     """Release of vLLM."""
     model: str | None = None
     """Name of the model."""
     arguments: dict[str, str] = {}
-    """Arguments that differ from vLLM's defaults, as printed, secrets hidden."""
+    """Arguments that differ from vLLM's defaults, as printed, with secrets hidden."""
     max_num_seqs: int | None = None
     """Limit on running requests; null if it is vLLM's default, which only a debug log shows."""
     token_budget: int | None = None
     """``max_num_batched_tokens``."""
     max_model_len: int | None = None
-    """Largest number of tokens of a request."""
+    """Maximum number of tokens of a request."""
     kv_cache_tokens: int | None = None
     """Size of the KV cache in tokens."""
     kv_blocks: int | None = None
     """Number of KV blocks."""
     max_concurrency: float | None = None
-    """Requests of ``max_model_len`` tokens that fit into the KV cache."""
+    """Number of requests of ``max_model_len`` tokens that fit into the KV cache."""
 
 
 class ConsoleSnapshots(msgspec.Struct, kw_only=True):
@@ -61,23 +62,23 @@ class ConsoleSnapshots(msgspec.Struct, kw_only=True):
     span_s: float | None = None
     """Time from the first line to the last; null: the lines have no times."""
     running: Range
-    """Running requests."""
+    """Number of running requests."""
     waiting: Range
-    """Waiting requests, including deferred ones."""
+    """Number of waiting requests, including deferred ones."""
     deferred: Range | None = None
-    """Waiting requests that more capacity would not help; null: no line reports them."""
+    """Number of waiting requests that more capacity would not help; null: no line reports them."""
     kv_cache_usage_frac: Range | None = None
-    """KV cache usage at these snapshots."""
+    """KV cache usage in the lines."""
     prompt_tokens_per_s: Range
-    """Prompt tokens a second. vLLM counts a prompt when its last token is computed."""
+    """Prompt tokens per second. vLLM counts a prompt when its last token is computed."""
     generation_tokens_per_s: Range
-    """Output tokens a second."""
+    """Output tokens per second."""
     prefix_cache_hit_frac: float | None = None
     """Share of prompt tokens found in the prefix cache, from the last line, which covers the latest 1,000
     requests.
     """
     external_hit_frac: float | None = None
-    """Hit rate of an external cache."""
+    """Hit rate of an external KV cache."""
     preemptions: int | None = None
     """Sum of the preemptions that the lines report; null: no line reports any, which does not prove that
     there were none.
@@ -87,7 +88,7 @@ class ConsoleSnapshots(msgspec.Struct, kw_only=True):
 
 
 class DumpedRequest(msgspec.Struct, kw_only=True):
-    """A request of a dumped step."""
+    """Request of a dumped step."""
 
     request_id: str
     """Id of the request."""
@@ -96,7 +97,7 @@ class DumpedRequest(msgspec.Struct, kw_only=True):
     computed_tokens: int | None
     """Tokens computed before the step."""
     prompt_tokens: int | None
-    """Length of the prompt; null: the dump has it for new requests only."""
+    """Length of the prompt; null if the request is not new, because the dump omits it."""
     draft_tokens: int
     """Draft tokens among those scheduled."""
     is_new: bool
@@ -109,28 +110,28 @@ class DumpedStep(msgspec.Struct, kw_only=True):
     """The step that vLLM dumped when it failed: its ``SchedulerOutput`` and ``SchedulerStats``."""
 
     scheduled_tokens: int | None = None
-    """Tokens of the step; null: the log has its statistics only, or a part of the dump."""
+    """Tokens of the step; null: the log has only the step's statistics, or a part of the dump."""
     requests: list[DumpedRequest] = []
-    """Requests of the step; empty where their tokens do not add up to ``scheduled_tokens``."""
+    """Requests of the step; empty if their tokens do not add up to ``scheduled_tokens``."""
     preempted_requests: list[str] | None = None
     """Requests that the step preempted; null: this release does not dump them."""
     running: int | None = None
-    """Running requests."""
+    """Number of running requests."""
     waiting: int | None = None
-    """Waiting requests."""
+    """Number of waiting requests."""
     kv_cache_usage_frac: float | None = None
     """KV cache usage when vLLM dumped the step."""
 
 
 class Failure(msgspec.Struct, kw_only=True):
-    """End of a server, or of its start."""
+    """End of a server, or failure of its start."""
 
     stage: Literal["start", "serving"]
     """Whether the server failed while it started or while it served."""
     reason: str
-    """Error that caused the failure, with secrets hidden; or else the most specific text in the log."""
+    """Error that caused the failure, with secrets hidden; without one, the most specific text in the log."""
     line: int
-    """Number of the line with this error, or else with the announcement of the failure."""
+    """Number of the line with this error; without one, of the line that announces the failure."""
     worker_died: str | None = None
     """Worker process that died, according to the log; null: the log reports none."""
 
@@ -139,11 +140,11 @@ class MetricsWindow(msgspec.Struct, kw_only=True):
     """Requests and tokens of one engine since its start, or between two dumps."""
 
     finished_requests: int | None = None
-    """Requests that finished."""
+    """Number of requests that finished."""
     preemptions: int | None = None
     """Number of preemptions."""
     prompt_tokens: int | None = None
-    """Prompt tokens, whether computed or cached."""
+    """Number of prompt tokens, whether computed or cached."""
     generation_tokens: int | None = None
     """Number of output tokens."""
     ttft_mean_ms: float | None = None
@@ -161,11 +162,11 @@ class MetricsWindow(msgspec.Struct, kw_only=True):
     decode_mean_ms: float | None = None
     """Mean time from the first token to the last."""
     prefix_cache_hit_frac: float | None = None
-    """Share of prompt tokens that the prefix cache had."""
+    """Share of prompt tokens found in the prefix cache."""
     tokens_per_step: float | None = None
     """Mean number of tokens in a step that computed any."""
     window_s: float | None = None
-    """Length of the window; null: since the start, or between files, which have no times."""
+    """Length of the window; null: it begins with the engine, or lies between files, which have no times."""
 
 
 class EngineMetrics(msgspec.Struct, kw_only=True):
@@ -176,30 +177,31 @@ class EngineMetrics(msgspec.Struct, kw_only=True):
     model: str | None
     """Value of the label ``model_name``."""
     running: int | None = None
-    """Running requests at the latest dump."""
+    """Number of running requests at the latest dump."""
     waiting: int | None = None
-    """Waiting requests at the latest dump, including deferred ones."""
+    """Number of waiting requests at the latest dump, including deferred ones."""
     waiting_for_capacity: int | None = None
-    """Waiting requests that need capacity; null: older releases do not export them."""
+    """Number of waiting requests that need capacity; null: older releases do not export it."""
     kv_cache_usage_frac: float | None = None
     """KV cache usage at the latest dump."""
     totals: MetricsWindow
     """Counts and means since the engine's start."""
     window: MetricsWindow | None = None
-    """Counts and means between two dumps; null: there is only one, or the server restarted in between."""
+    """Counts and means between two dumps; null: there is only one dump, or the server restarted in between.
+    """
 
 
 class ClientLatency(msgspec.Struct, kw_only=True):
-    """A latency as a benchmark's client measured it."""
+    """Latency as a benchmark's client measured it."""
 
     metric: Literal["ttft", "tpot", "e2e"]
-    """Time to first token, time per output token after it, or end-to-end latency."""
+    """Kind of latency: time to first token, time per output token after it, or end-to-end latency."""
     mean_ms: float | None = None
     """Mean of the latency."""
     p50_ms: float | None = None
     """Median of the latency."""
     p99_ms: float | None = None
-    """99th percentile."""
+    """99th percentile of the latency."""
     engine_p50_ms: float | None = None
     """Median of the same latency in the engine's trace, for text and Markdown; null in JSON, because
     ``--format json`` accepts no trace beside a benchmark's result.
@@ -209,26 +211,26 @@ class ClientLatency(msgspec.Struct, kw_only=True):
 
 
 class Statement(msgspec.Struct, kw_only=True):
-    """Something that a record supports."""
+    """Statement that a record supports."""
 
     code: str
     """Kind of statement."""
     certainty: Certainty
     """Certainty of the statement."""
     at: int | None = None
-    """Number of snapshots that show it; null: the statement does not rest on snapshots."""
+    """Number of snapshots that support it; null: the statement does not rest on snapshots."""
     snapshots: int | None = None
-    """Number of snapshots that could have shown it."""
+    """Number of snapshots that could have supported it."""
     engine_rank: int | None = None
     """Engine that the statement is about; null: all engines, or the only one."""
     text: Message
-    """The statement with its evidence."""
+    """Text of the statement, with its evidence."""
     advice: Message = NOTHING
     """Action that the statement suggests."""
 
 
 class WeakRecord(msgspec.Struct, kw_only=True):
-    """A record weaker than a trace, with everything that it supports."""
+    """Record with less data than a trace, and every statement that it supports."""
 
     path: str
     """File, ``-`` for standard input, or address of a server."""
@@ -241,27 +243,27 @@ class WeakRecord(msgspec.Struct, kw_only=True):
     engines: list[ConsoleSnapshots] = []
     """Periodic lines of a console log, one entry per engine."""
     step: DumpedStep | None = None
-    """Dumped step; null: none."""
+    """Dumped step; null: the record contains none."""
     failure: Failure | None = None
-    """Failure of the server; null: the record shows no failure."""
+    """Failure of the server; null: the record shows none."""
     metrics: list[EngineMetrics] = []
-    """Metrics, one entry per engine."""
+    """Metrics, with one entry per engine."""
     requests: int | None = None
-    """Requests that a benchmark's client counted as finished; null: not a benchmark's result."""
+    """Number of requests that a benchmark's client counted as finished; null: not a benchmark's result."""
     latencies: list[ClientLatency] = []
     """Latencies that a benchmark's client measured."""
     statements: list[Statement] = []
-    """Statements that the record supports, the most useful first."""
+    """Statements that the record supports, with the most useful first."""
     cannot_tell: Message
     """Facts that a record of this kind never shows."""
     commands: list[str]
-    """Commands that would show the rest."""
+    """Commands that would show the missing facts."""
     notices: list[Message] = []
     """Caveats about the file."""
 
 
 class Records(msgspec.Struct, kw_only=True):
-    """Records weaker than a trace: the answer of ``analyze`` to files that are not traces."""
+    """Document that ``analyze`` prints for records with less data than a trace."""
 
     schema_version: int = RECORDS_SCHEMA_VERSION
     """Version of this format; 1."""

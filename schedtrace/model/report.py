@@ -11,30 +11,30 @@ from schedtrace.model.what_if import Replays
 
 Origin = Literal["given", "default", "derived", "overridden", "reduced", "unknown"]
 """``given``: set by the user. ``default``: vLLM's default, which for some settings depends on the usage
-context. ``derived``: vLLM chose it for this model, platform or other settings. ``overridden``: another value
-was given. ``reduced``: by the share that speculative decoding takes. ``unknown``: no front end recorded what
-was given.
-"""
+context. ``derived``: vLLM chose it for this model, platform or other settings. ``overridden``: the user set
+another value. ``reduced``: lowered by the share that speculative decoding takes. ``unknown``: no front end
+recorded what the user set."""
 
 SettingValue = bool | int | float | str | list[int]
 
 
 class EffectiveSetting(msgspec.Struct, kw_only=True):
-    """Setting that decides scheduling, with the value that the engine used."""
+    """Setting that affects scheduling, with the value that the engine used."""
 
     name: str
-    """vLLM's name of the engine argument, or of the field if the figure is not an argument."""
+    """vLLM's name of the engine argument, or of the configuration field if there is no such argument."""
     value: SettingValue
     """Value as the scheduler uses it."""
     origin: Origin
     context: str | None = None
-    """Usage context of this run, if vLLM's default depends on it and no value was given."""
+    """Usage context of this run, if vLLM's default depends on it and the user set no value."""
     given: SettingValue | None = None
-    """The given value, if a different value is in effect (``overridden``)."""
+    """Value that the user set, if a different value is in effect (``overridden``)."""
     inert: bool = False
-    """Whether it was set but has no effect in this release or configuration."""
+    """Whether the user set the value although it has no effect in this release or configuration."""
     explanation: Message = NOTHING
-    """Origin of the value, effects that the setting lacks, and how much of it this run used."""
+    """Sentence about the origin of the value, about effects that it lacks, and about how much of it this run
+    used."""
 
 
 REPORT_SCHEMA_VERSION = 5
@@ -56,7 +56,7 @@ class Advice(msgspec.Struct, kw_only=True):
     """Action to take about a finding."""
 
     message: Message
-    """The setting with its present value, or another action."""
+    """Text of the advice: the setting with its present value, or another action."""
     setting: str | None = None
     """Field of vLLM's ``EngineArgs``; None if the advice is not a setting."""
     value: int | float | bool | str | None = None
@@ -64,9 +64,8 @@ class Advice(msgspec.Struct, kw_only=True):
     costs: Message = NOTHING
     """Cost elsewhere, as a sentence."""
     proven: bool = False
-    """Whether a contract test runs vLLM's scheduler with this advice and verifies that the wait gets
-    shorter.
-    """
+    """Whether a contract test runs vLLM's scheduler with this advice and verifies that the wait becomes
+    shorter."""
     tested: Message = NOTHING
     """Result of the advice in a replay of this load (``analyze --predict``)."""
 
@@ -80,38 +79,38 @@ class Gain(msgspec.Struct, kw_only=True):
     """Relative change of the metric: 0.86 is 86 % more."""
     low_frac: float | None = None
     high_frac: float | None = None
-    """Interval of the change; None if not known."""
+    """Interval of the change, from ``low_frac`` to ``high_frac``; None if not known."""
     before: float | None = None
     after: float | None = None
     """Value of the metric with the advice, in its unit; ``before``: without it."""
     saved_frac: float
-    """Share of the requests' time on all engines that it saves, by which findings are ranked."""
+    """Share of the requests' time on all engines that the advice saves; findings are ranked by it."""
     method: str
-    """Method of the estimate: ``step_time`` (bounds by the model of step times) or ``replay`` (the load was
-    replayed with it)."""
+    """Method of the estimate: ``step_time`` (bounds from the model of step times) or ``replay`` (the load was
+    replayed with the advice)."""
 
 
 class Finding(msgspec.Struct, kw_only=True):
     """Finding about a run: a root cause, or a symptom of one."""
 
     code: str
-    """Name of the page in ``docs/findings/``."""
+    """Name of the finding's page in ``docs/findings/``."""
     severity: str
     """``info``, ``warning`` or ``critical``: by gain, or by share if no gain can be estimated."""
     title: Message = NOTHING
-    """Title in a few words; empty for a symptom."""
+    """Title of a few words; empty for a symptom."""
     verdict: Message = NOTHING
     """First sentence about the run if this finding leads: what limited it, and by how much."""
     share_frac: float | None = None
-    """Share of the requests' time on all engines that it explains; None if it is about something else."""
+    """Share of the requests' time on all engines that the finding explains; None if it is not about their
+    time."""
     holder: Message = NOTHING
     """Holder of the resource."""
     gain: Gain | None = None
     """Estimated gain; None if the trace allows no estimate."""
     leads: bool = False
-    """Whether it comes before all findings that are ranked by gain: requests can never run, or make no
-    progress.
-    """
+    """Whether the finding comes before all findings that are ranked by gain, because requests can never run
+    or make no progress."""
     cause: str | None
     """A word of ``docs/causes.md``; None if the finding is not about an exit."""
     via: str
@@ -119,38 +118,40 @@ class Finding(msgspec.Struct, kw_only=True):
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM, if all counted exits were taken at one place."""
     engine_rank: int
-    """Data-parallel rank whose steps are listed and whose figures are given, except for shares."""
+    """Data-parallel rank to which the listed steps and all figures except shares belong."""
     engine_ranks: list[int] = []
     """All ranks that show the finding."""
     of_ranks: bool = False
     """Whether the finding and its figures are about all ranks together."""
     count: int
-    """Steps that show it (for ``preemption``: preemptions)."""
+    """Number of steps that show the finding (for ``preemption``: of preemptions)."""
     trials: list[int]
-    """Trials that show it; empty for a trace without trials."""
+    """Trials that show the finding; empty for a trace without trials."""
     steps: list[int]
-    """Numbers of these steps, the first ``MAX_STEPS``."""
+    """Numbers of the first ``MAX_STEPS`` of these steps."""
     tokens: int
     """Number of tokens, as defined on the finding's page."""
     message: Message
-    """The evidence in figures."""
+    """Sentence with the evidence in figures."""
     advice: list[Advice] = []
-    """Advice, the best first; empty for a symptom, whose root cause has advice."""
+    """Pieces of advice, the best first; empty for a symptom, because its root cause has the advice."""
     refuted: list[Message] = []
     """Withdrawn advice: it did not help in a replay of this load, or vLLM overrode it."""
     evidence: Evidence
     example: Message | None = None
     """Sentence about one case: the longest, the largest or the first."""
     cost_ms: float | None = None
-    """Estimated cost in time; None if the trace allows no estimate, or the model does not resolve it."""
+    """Estimated cost in time; None if the trace allows no estimate, or the cost is within the model's error.
+    """
     cost_frac: float | None = None
     """``cost_ms`` as a share of ``cost_of``."""
     cost_of: str = "busy time"
     """``busy time`` (the engine's time without idle time) or ``run`` (from its first step to its last)."""
     tail: Message = NOTHING
-    """Latency of the requests that it slows, and of comparable ones; empty if less than three times theirs.
+    """Latency of the requests that the finding slows, and of comparable requests; empty if less than three
+    times as long.
 
-    It is on the first screen however small the finding's share.
+    If there is a tail, the finding is on the first screen, however small its share.
     """
     cost_error_frac: float | None = None
     """Typical relative error of the step-time model behind the estimate; None if no model is used."""
@@ -159,12 +160,12 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def is_root(self) -> bool:
-        """Whether it is a root cause: only these have a title."""
+        """Whether the finding is a root cause: only root causes have a title."""
         return bool(self.title)
 
     @property
     def weight(self) -> float:
-        """Weight by which it is ranked: the share of the requests' time that is gained, or else explained.
+        """Weight for ranking: the share of the requests' time that is gained or else explained.
 
         If a finding lengthens the run, the share of the run counts if it is larger, because a tail costs
         little of the requests' time.
@@ -190,9 +191,9 @@ class TrialReport(msgspec.Struct, kw_only=True):
     trial: int | None
     engine_rank: int
     complete: bool
-    """Whether it is complete; false if the run ended within this trial."""
+    """Whether the trial is complete; false if the run ended during it."""
     steps: int
-    """``schedule()`` calls, including those without tokens."""
+    """Number of ``schedule()`` calls, including those without tokens."""
     duration_s: float | None
     """Time from the start of the first step to the last output."""
     first_step_requests: int | None
@@ -203,24 +204,27 @@ class TrialReport(msgspec.Struct, kw_only=True):
     budget_use_frac: float | None
     """Mean share of the token budget used, over steps that scheduled anything."""
     budget_use_waiting_frac: float | None
-    """Mean share over steps after which requests still waited; None if there were none."""
+    """Mean share of the token budget used, over steps after which requests still waited; None if there were
+    none."""
     preemptions: int | None
-    """Preemptions; None if they cannot be recorded for this scheduler."""
+    """Number of preemptions; None if they cannot be recorded for this scheduler."""
     requests_finished: int | None
     requests_aborted: int | None
-    """Requests that ended in another way: aborted, ignored, with an error."""
+    """Number of requests that did not finish normally: aborted, ignored, or ended with an error."""
     requests_per_s: float | None
     total_tokens_per_s: float | None
     output_tokens_per_s: float | None
     throughput_from: str | None
-    """``front_end``: measured by ``schedtrace run``; ``trace``: from the engine's times."""
+    """Source of the throughput. ``front_end``: measured by ``schedtrace run``; ``trace``: from the engine's
+    times."""
     throughput_over: Literal["trial", "requests"] | None
-    """``trial``: over all of the trial's time, idle included; ``requests``: over the time in which there were
-    requests, as of a server, and of a part of a trace."""
+    """Time over which throughput is computed. ``trial``: all of the trial's time, including idle time;
+    ``requests``: the time in which there were requests, used for a server and for a part of a trace."""
     throughput_s: float | None
-    """Length of that time. For several engines it is their common time, so their figures add up."""
+    """Length of that time. For several engines it is their common time, so that their throughputs add up."""
     queue_ms: Percentiles | None = None
-    """Time from arrival at the scheduler to the first step that scheduled it, over all scheduled requests."""
+    """Time from a request's arrival at the scheduler to the first step that scheduled it, over all scheduled
+    requests."""
     ttft_ms: Percentiles | None
     """Time from arrival at the front end to the first token's output in the engine, over all requests with a
     first token, including aborted and unfinished ones.
@@ -237,16 +241,16 @@ class TrialReport(msgspec.Struct, kw_only=True):
 
 
 class StripCell(msgspec.Struct):
-    """Column of the budget-use strip: an equal share of the steps."""
+    """Column of the strip of budget use: an equal share of the steps."""
 
     use_frac: float
-    """Highest share of the budget that one of its steps used."""
+    """Highest share of the budget that a step of the column used."""
     waiting_frac: float | None
-    """Share of its steps after which requests waited; None if not recorded."""
+    """Share of the column's steps after which requests waited; None if not recorded."""
 
 
 class CauseRow(msgspec.Struct, kw_only=True):
-    """Kind of exit over the whole run."""
+    """Kind of exit, counted over the whole run."""
 
     loop: str
     kind: str
@@ -257,15 +261,15 @@ class CauseRow(msgspec.Struct, kw_only=True):
     """``file:line`` in the installed vLLM; None for inferred exits."""
     via: str
     refusal: bool
-    """Whether a request was refused or skipped; if not, the loop ended because none was left."""
+    """Whether the exit refused or skipped a request; if not, the loop ended because no request was left."""
     exits: int
-    """Number of times that it was taken."""
+    """Number of times that the exit was taken."""
     steps: int
-    """Steps in which it was taken."""
+    """Number of steps in which the exit was taken."""
     requests: int
-    """Number of different requests that it concerned, as far as recorded."""
+    """Number of different requests that the exit concerned, as far as recorded."""
     mean_budget_left: float
-    """Token budget left when it was taken."""
+    """Mean token budget left when the exit was taken."""
 
 
 class CapRow(msgspec.Struct, kw_only=True):
@@ -275,13 +279,13 @@ class CapRow(msgspec.Struct, kw_only=True):
     """A word of ``docs/causes.md``."""
     location: str | None
     chunks: int
-    """Number of chunks that it made smaller."""
+    """Number of chunks that the limit made smaller."""
     steps: int
     requests: int
     withheld_tokens: int
-    """Total number of tokens that it withheld."""
+    """Total number of tokens that the limit withheld."""
     mean_budget_left: float
-    """Token budget left after these steps."""
+    """Mean token budget left after these steps."""
 
 
 class RequestTime(msgspec.Struct, kw_only=True):
@@ -301,7 +305,7 @@ class RequestTime(msgspec.Struct, kw_only=True):
     """Share of all requests' time; the shares of an engine add up to 1."""
     requests: int
     strip: list[float]
-    """Shares of the requests' time in it, over equal parts of the run's steps."""
+    """Shares of the requests' time in this state, over equal parts of the run's steps."""
 
 
 class EngineTime(msgspec.Struct, kw_only=True):
@@ -312,7 +316,7 @@ class EngineTime(msgspec.Struct, kw_only=True):
     """``device``, ``schedule``, ``update``, ``dummy``, ``host_gap``, ``idle`` or ``not_recorded``."""
     time_ms: float
     busy_frac: float | None
-    """Share of the engine's time without ``idle`` and ``not_recorded``; None: for these two."""
+    """Share of the engine's time without ``idle`` and ``not_recorded``; None for these two states."""
 
 
 class StepExcess(msgspec.Struct, kw_only=True):
@@ -324,13 +328,13 @@ class StepExcess(msgspec.Struct, kw_only=True):
     """``execution``, ``schedule`` (``schedule()``), ``update`` (``update_from_output()``) or ``between`` (two
     steps)."""
     steps: int
-    """Steps that were examined: all, or evenly spaced blocks of them."""
+    """Number of steps that were examined: all, or evenly spaced blocks of them."""
     slow_steps: int
-    """Steps among them that are far longer than their work explains."""
+    """Number of steps among them that took far longer than their work explains."""
     excess_ms: float
-    """Their excess, of all steps."""
+    """Total excess of all examined steps."""
     unexplained_frac: float
-    """Share of it that goes with nothing in this trace."""
+    """Share of the excess that no feature in this trace explains."""
     model_error_frac: float
     """Typical relative error of the model."""
 
@@ -339,12 +343,12 @@ class TimePart(msgspec.Struct, kw_only=True):
     """Part of the requests' time, over all engines; the parts add up to 1."""
 
     part: str
-    """``client``-side parts first: ``front_end``; ``next_step`` (no step could see them yet); ``waiting`` and
-    ``stalled`` with a cause; ``prefill``, ``decode``, ``recompute``; ``between_steps`` (of these three, while
-    the device waited for the engine); ``interrupted`` (the engine was paused, did not step, or its processes
-    lacked processors: the device's time that this took is in it)."""
+    """Parts on the client's side come first: ``front_end``; ``next_step`` (no step could see them yet);
+    ``waiting`` and ``stalled`` with a cause; ``prefill``, ``decode``, ``recompute``; ``between_steps`` (of
+    these three, while the device waited for the engine); ``interrupted`` (the engine was paused, did not
+    step, or its processes lacked processors: the device's time that this took is in it)."""
     cause: str | None
-    """A word of ``docs/causes.md``, of ``waiting`` and ``stalled``."""
+    """A word of ``docs/causes.md``, for ``waiting`` and ``stalled``."""
     time_ms: float
     share_frac: float
 
@@ -360,7 +364,7 @@ class TailPart(msgspec.Struct, kw_only=True):
     time_ms: float
     """Mean of the slowest requests minus the mean of those around the median; for TPOT, per output token."""
     share_frac: float
-    """Share of the whole difference; parts of which the slowest had less are below 0."""
+    """Share of the whole difference; negative for parts in which the slowest requests spent less time."""
 
 
 class LatencyTail(msgspec.Struct, kw_only=True):
@@ -371,17 +375,17 @@ class LatencyTail(msgspec.Struct, kw_only=True):
     metric: str
     """``ttft_ms``, ``tpot_ms`` or ``e2e_ms``."""
     requests: int
-    """Requests that have this latency."""
+    """Number of requests that have this latency."""
     slowest: int
-    """The slowest hundredth of them, at least one."""
+    """Number of slowest requests: a hundredth of all, at least one."""
     slowest_request: str
-    """The slowest of all."""
+    """The slowest request of all."""
     slowest_ms: float
-    """Mean of the slowest."""
+    """Mean latency of the slowest requests."""
     median_ms: float
-    """Median of all of them."""
+    """Median latency of all of these requests."""
     parts: list[TailPart]
-    """Parts of the latency in which the slowest requests spend more time than the tenth of the requests
+    """Parts of the latency in which the slowest requests spent more time than the tenth of the requests
     around the median, the largest first; parts under 1 % are left out."""
     first_step: int | None
     """First step in which the slowest requests spent time in the largest of these parts; null: they spent it
@@ -389,8 +393,8 @@ class LatencyTail(msgspec.Struct, kw_only=True):
     last_step: int | None
     """Last of these steps."""
     prefill_tokens: float | None
-    """Mean prompt tokens of the slowest requests that no cache or KV connector had, so that they were
-    computed."""
+    """Mean number of the slowest requests' prompt tokens that had to be computed, because no cache or KV
+    connector had them."""
     usual_prefill_tokens: float | None
     """The same mean of the requests around the median latency."""
     output_tokens: float | None
@@ -400,7 +404,7 @@ class LatencyTail(msgspec.Struct, kw_only=True):
 
 
 class NotJudged(msgspec.Struct, kw_only=True):
-    """Rule whose facts a record lacks."""
+    """Rule that could not be evaluated, because the record lacks facts."""
 
     code: str
     """Name of the page in ``docs/findings/``."""
@@ -414,53 +418,54 @@ class RunReport(msgspec.Struct, kw_only=True):
     path: str
     label: str
     config: dict[str, Any]
-    """Model, versions, limits and workload, as far as the run records them."""
+    """Configuration of the run: model, versions, limits and workload, as far as recorded."""
     problems: list[Message]
     """Problems of the trace, and the recorder's notices."""
     verdict: list[Message]
-    """Limits of this run, by how much, and who or what held it; at most three sentences."""
+    """At most three sentences about what limited this run, by how much, and which requests held the resource.
+    """
     time_split: list[TimePart]
     """Parts of the requests' time, the largest first."""
     tails: list[LatencyTail] = []
-    """Reasons why the slowest requests are slow, for each engine and latency that has such a tail."""
+    """Reasons why the slowest requests are slow, for each engine and latency with such a tail."""
     trials: list[TrialReport]
     findings: list[Finding]
     """Root causes by gain, each with its symptoms; then symptoms without a root cause."""
     lacks: list[str] = []
-    """Kinds of facts that the record lacks, on which no figure, finding or sentence is based."""
+    """Kinds of facts that the record lacks; no figure, finding or sentence is based on them."""
     not_judged: list[NotJudged]
-    """Rules that the record lacks facts for."""
+    """Rules that could not be evaluated, because the record lacks facts."""
     causes: list[CauseRow]
     """Every kind of exit: refusals first, then by frequency."""
     caps: list[CapRow]
     """Every limit that made chunks smaller, in descending order of withheld tokens."""
     request_time: list[RequestTime]
-    """States and causes that took the requests' time, the largest share first."""
+    """States and causes in which the requests spent time, the largest share first."""
     engine_time: list[EngineTime]
-    """States that took the engines' time."""
+    """States in which the engines spent time."""
     step_excess: list[StepExcess] = []
-    """Excess of slow steps by part, where it is a hundredth of the busy time or more."""
+    """Excess of slow steps by part, for parts with at least a hundredth of the busy time."""
     strip: list[StripCell]
     statistics: Statistics | None = None
     """Latency by class, prefix cache, drafts, outcomes, durations, sums over engines."""
     warmup_steps: int
-    """Number of warm-up steps, which are recorded but in no figure above."""
+    """Number of warm-up steps, which are recorded but not included in any figure above."""
     requests_missing: bool = False
-    """Whether the traces may lack requests; ``problems`` says why."""
+    """Whether the traces may lack requests; ``problems`` states why."""
     settings: list[EffectiveSetting] = []
-    """Every setting that decides scheduling, with its origin."""
+    """Every setting that affects scheduling, with its origin."""
     tested: Replays | None = None
     """Replays on which the advice was tested (``--predict``); null: none."""
     not_tested: str = ""
-    """Reason why ``--predict`` tested nothing; empty: there is none."""
+    """Reason why ``--predict`` tested no advice; empty: there is none."""
 
     def every_finding(self) -> list[Finding]:
-        """Return the root causes, each followed by its symptoms, and symptoms of none."""
+        """Return the root causes, each followed by its symptoms, and then symptoms without a root cause."""
         return [listed for finding in self.findings for listed in (finding, *finding.symptoms)]
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The answer of ``schedtrace analyze``."""
+    """Document that ``schedtrace analyze`` prints."""
 
     schema_version: int = REPORT_SCHEMA_VERSION
     runs: list[RunReport]

@@ -1,9 +1,9 @@
 """Safe opening of files, for reading untrusted ones and for writing private ones.
 
 Only regular files are read, because a pipe in the place of a file would block its reader. Only the owner may
-read a written file, whatever the umask, because traces name clients' requests. Nothing here follows a
-symbolic link in the place of the file, because a run folder may come from somebody else. What cannot be
-opened or made raises OSError.
+read a written file, whatever the umask, because traces name clients' requests. No function follows a symbolic
+link in the place of the file, because a run folder may come from somebody else. Functions raise OSError if
+they cannot open or create a file.
 """
 
 import errno
@@ -17,12 +17,12 @@ from schedtrace.errors import InputError
 
 
 def opened(path: Path) -> BinaryIO:
-    """Return a regular file, open for reading."""
+    """Open a regular file for reading."""
     return os.fdopen(descriptor(path), "rb")
 
 
 def descriptor(path: Path) -> int:
-    """Return the descriptor of a regular file, open for reading."""
+    """Open a regular file for reading; return its descriptor."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     kind = stat.S_IFMT(os.fstat(file).st_mode)
     if kind == stat.S_IFREG:
@@ -38,18 +38,18 @@ FOLDER_MODE = 0o700
 
 
 def writable(path: Path) -> IO[bytes]:
-    """Return a new private file, open for writing; replaces a file or a link that is there."""
+    """Open a new private file for writing; replace an existing file or link."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb")
 
 
 def create(path: Path) -> None:
-    """Make an empty private file for a library that opens it by its name; replace what is there."""
+    """Create an empty private file for a library that opens it by name; replace an existing file."""
     writable(path).close()
 
 
 def create_new(path: Path, content: bytes) -> None:
-    """Create a private file with this content if none exists; leave none if it cannot be written."""
+    """Create a private file with this content if no file exists; if writing fails, leave no file."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
     try:
         with os.fdopen(file, "wb") as stream:
@@ -60,16 +60,16 @@ def create_new(path: Path, content: bytes) -> None:
 
 
 def appendable(path: Path) -> int:
-    """Return the descriptor of a private file that is created if needed and only grows."""
+    """Open a private file for appending, and create it if needed; return its descriptor."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a private file so that a reader sees the old or the new one, never a part.
+    """Write a private file so that a reader sees the old or the new content, never a part of it.
 
     Raises:
-        OSError: it cannot be written, or it is a device or a pipe: a file in the place of ``/dev/null`` would
-            break the machine.
+        OSError: If the file cannot be written, or is a device or a pipe: replacing ``/dev/null`` would break
+            the machine.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -84,7 +84,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a private folder, and its parents as usual; an existing folder stays as it is."""
+    """Create a private folder, with parents of the usual mode; leave an existing folder as it is."""
     path.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
 
 
@@ -92,7 +92,8 @@ def own_cache_folder(name: str) -> Path:
     """Return a folder of this name in the user's cache; create it if needed.
 
     Raises:
-        OSError: If it cannot be made, or others own it or may enter it: what is in it may not be this user's.
+        OSError: If the folder cannot be created, or if others own it or may enter it, so that they may have
+            written its files.
     """
     make_folder(user_cache())
     folder = user_cache() / name
@@ -104,7 +105,7 @@ def own_cache_folder(name: str) -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path with the home of a user in place of ``~`` and ``~user``.
+    """Return a path in which ``~`` or ``~user`` is replaced with the user's home.
 
     Raises:
         InputError: If there is no such user.
@@ -117,7 +118,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def user_cache() -> Path:
-    """Return the folder for reproducible files: ``$XDG_CACHE_HOME/schedtrace`` or in ``~/.cache``.
+    """Return the folder for files that can be made again: ``$XDG_CACHE_HOME/schedtrace``, or in ``~/.cache``.
 
     Raises:
         OSError: If the user has no home.

@@ -1,4 +1,4 @@
-"""The language of sentences: a template and plain values make a ``Message``.
+"""Language of sentences, in which a template and plain values make a ``Message``.
 
 ``say("{request:id} waited {wait:us}[ behind {others:n request}].", request="t1-3", wait=1_200, others=0)``
 
@@ -77,7 +77,7 @@ def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
 
     Args:
         template: Sentence in the language above.
-        evidence: Its fields are the values that are not given by name.
+        evidence: Struct with fields for the arguments that are not passed by name.
         values: Arguments by their names in the template.
 
     Raises:
@@ -105,7 +105,7 @@ def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
 
 
 def _kept(pieces: Pieces, value: Callable[[str], Any]) -> list[str | TemplatePlace]:
-    """Return words and places without the omitted parts.
+    """Return the words and places of a template without the parts that are left out.
 
     This is not nested in ``say``: a recursive closure would form a reference cycle and keep the evidence in
     memory.
@@ -137,7 +137,7 @@ def _typed(template: str, place: TemplatePlace, value: Any) -> Any:
 
 
 def argument_names(pieces: Pieces) -> list[str]:
-    """List the arguments that a template names, in order, including conditions."""
+    """List the arguments that a template names, in order, including those in conditions."""
     arguments = []
     for piece in pieces:
         if isinstance(piece, TemplatePlace):
@@ -152,7 +152,7 @@ def parsed(template: str) -> Pieces:
     """Return a template, parsed into its parts.
 
     Raises:
-        ValueError: If a bracket has no partner, or a kind is not known.
+        ValueError: If a bracket has no partner, or a kind is unknown.
     """
     parts: list[list[str | TemplatePlace | TemplatePart]] = [[]]
     at = 0

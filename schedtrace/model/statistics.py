@@ -4,7 +4,7 @@ import msgspec
 
 
 class Percentiles(msgspec.Struct, kw_only=True):
-    """A distribution, in milliseconds: over requests, or over what its field says."""
+    """Distribution in milliseconds, over requests unless the field states otherwise."""
 
     count: int
     mean: float
@@ -21,20 +21,20 @@ class Distribution(Percentiles, kw_only=True):
 
 
 class ClassLatency(msgspec.Struct, kw_only=True):
-    """Requests of one class over all engines."""
+    """Latencies of the requests of one class over all engines."""
 
     by: str
     """``all``, ``priority`` or ``lora``."""
     name: str
-    """Priority (vLLM serves lower numbers first) or adapter; empty for all, or for the base model."""
+    """Priority (vLLM serves lower numbers first) or adapter; empty for the class of all requests, or for the
+    base model."""
     requests: int
-    """Requests that arrived."""
+    """Number of requests that arrived."""
     finished: int
-    """Requests that finished normally."""
+    """Number of requests that finished normally."""
     without_first_token: int = 0
-    """Requests that were aborted before their first token, or had none when the trace ended; only their queue
-    times count.
-    """
+    """Number of requests that were aborted before their first token, or had none when the trace ended; only
+    their queue times count."""
     waiting_frac: float | None
     """Share of the requests' time in the scheduler spent in the waiting queue, including unfinished
     requests."""
@@ -49,16 +49,16 @@ class ClassLatency(msgspec.Struct, kw_only=True):
     tpot_ms: Distribution | None
     """Time per output token after the first, over finished requests."""
     e2e_ms: Distribution | None
-    """Arrival at the front end to the last token's output in the engine, of those that finished."""
+    """Time from arrival at the front end to the last token's output in the engine, over finished requests."""
 
 
 class PrefixCacheUse(msgspec.Struct, kw_only=True):
     """Cache hits of requests when they were first scheduled."""
 
     requests: int
-    """Requests that were scheduled."""
+    """Number of requests that were scheduled."""
     requests_with_hit: int
-    """Requests that found at least one cached block."""
+    """Number of requests that found at least one cached block."""
     prompt_tokens: int
     """Prompt tokens of these requests."""
     hit_tokens: int
@@ -75,38 +75,40 @@ class DraftUse(msgspec.Struct, kw_only=True):
     """Speculative tokens of the requests that ended."""
 
     drafts: int
-    """Draft tokens scheduled."""
+    """Number of draft tokens scheduled."""
     accepted: int
-    """Drafts that were accepted and delivered."""
+    """Number of draft tokens that were accepted and delivered."""
     invalid: int | None
-    """Drafts that a grammar rejected (vLLM 0.14 and newer)."""
+    """Number of draft tokens that a grammar rejected (vLLM 0.14 and newer)."""
     accepted_frac: float
     """``accepted`` as a share of ``drafts``."""
     wasted_frac: float | None
-    """Rejected drafts as a share of all scheduled tokens; unfinished requests by the same acceptance."""
+    """Rejected drafts as a share of all scheduled tokens; for unfinished requests, at the same rate of
+    acceptance."""
 
 
 class Outcomes(msgspec.Struct, kw_only=True):
     """Numbers of requests by how they ended."""
 
     arrived: int
-    """Requests that reached the scheduler."""
+    """Number of requests that reached the scheduler."""
     finished: int
-    """Requests that finished normally."""
+    """Number of requests that finished normally."""
     aborted: int
-    """Requests aborted by the client."""
+    """Number of requests aborted by the client."""
     errored: int
-    """Requests that ended in any other way, such as an error."""
+    """Number of requests that ended in any other way, such as with an error."""
     unfinished: int
-    """Requests still in the scheduler when the trace ended."""
+    """Number of requests still in the scheduler when the trace ended."""
     unrecorded: int | msgspec.UnsetType = msgspec.UNSET
-    """Requests that left, or may have left, where steps are missing; nothing is known of them afterwards.
-    Absent if there are none.
-    """
+    """Number of requests that left, or may have left, while steps are missing, and were not seen afterwards.
+    Absent if there are none."""
     by_scheduler: int = 0
-    """Part of ``errored`` ended by the scheduler itself, which vLLM's own scheduler never does."""
+    """Number of requests in ``errored`` that the scheduler itself ended, which vLLM's own scheduler never
+    does."""
     present: int | msgspec.UnsetType = msgspec.UNSET
-    """Requests in the scheduler when the trace began, not counted in ``arrived``; absent if none."""
+    """Number of requests in the scheduler when the trace began, not counted in ``arrived``; absent if none.
+    """
 
 
 class Durations(msgspec.Struct, kw_only=True):
@@ -117,8 +119,8 @@ class Durations(msgspec.Struct, kw_only=True):
     start_to_start_ms: Distribution | None
     """Time from the start of a step with tokens to the start of the next, while there were requests."""
     inter_token_ms: Distribution | None
-    """Time between two outputs of a request; an output with accepted drafts counts once, and time lost to a
-    preemption counts."""
+    """Time between two outputs of a request, including time lost to a preemption; an output with accepted
+    drafts counts once."""
 
 
 class EngineFigures(msgspec.Struct, kw_only=True):
@@ -127,21 +129,20 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     engine_rank: int | None
     """Data-parallel rank; None: all engines."""
     steps: int
-    """``schedule()`` calls, those without tokens included."""
+    """Number of ``schedule()`` calls, including those without tokens."""
     requests_finished: int | None
-    """Requests that finished normally; None if not recorded."""
+    """Number of requests that finished normally; None if not recorded."""
     output_tokens_per_s: float | None
     """Output tokens by the trace, over the ``throughput_s`` of all trials and of all engines together."""
     total_tokens_per_s: float | None
     """Prompt and output tokens per second."""
     preemptions: int | None
-    """Preemptions; None if this scheduler does not report them."""
+    """Number of preemptions; None if this scheduler does not report them."""
     mean_running: float | None
-    """Mean running requests over the engine's busy time or, with several engines, over the time in which any
-    of them had a request.
-    """
+    """Mean number of running requests over the engine's busy time or, with several engines, over the time in
+    which any of them had a request."""
     mean_waiting: float | None
-    """Mean requests in the waiting queue; with several engines, only refused requests."""
+    """Mean number of requests in the waiting queue; with several engines, only refused requests."""
     dummy_batches: int | None
     """Batches run only because another rank had work. With ranks in lock-step: between the first and the last
     common step of a wave in which any rank computed; otherwise all that steps report. None: not recorded."""
@@ -150,19 +151,19 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     kv_used_frac: float | None = None
     """Mean share of the KV blocks in use after a step, over all engines' steps; None if not recorded."""
     stalled_ms: float | None = None
-    """Time that it only decoded and waited for prefills of other ranks in lock-step; for all ranks, the sum.
-    None if not in lock-step, or not known."""
+    """Time in which the engine only decoded and waited for prefills of other ranks in lock-step; for all
+    ranks, the sum. None if not in lock-step, or not known."""
 
 
 class Statistics(msgspec.Struct, kw_only=True):
     """All figures of a run without its warm-up."""
 
     latency: list[ClassLatency]
-    """All requests; then by priority and by adapter, where there are several."""
+    """Latencies of all requests; then by priority and by adapter, if there are several."""
     prefix_cache: PrefixCacheUse | None
-    """Use of the prefix cache; None: no prefix caching, or not recorded."""
+    """Use of the prefix cache; None if there is no prefix caching, or its use is not recorded."""
     drafts: DraftUse | None
-    """Use of drafts; None: no speculative decoding, or not recorded."""
+    """Use of drafts; None if there is no speculative decoding, or its drafts are not recorded."""
     outcomes: Outcomes | None
     """Numbers of requests by how they ended; None if not recorded."""
     durations: Durations

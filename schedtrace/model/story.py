@@ -1,7 +1,7 @@
-"""Stories of a step and of a request: the answers of ``schedtrace step`` and ``schedtrace request``.
+"""Stories of a step and of a request: the documents of ``schedtrace step`` and ``schedtrace request``.
 
-``docs/commands.md`` describes their JSON forms. The times of a request's life are milliseconds since it
-arrived at the front end; where that is not recorded, since the first recorded event.
+``docs/commands.md`` describes their JSON forms. The times of a request's life are milliseconds since its
+arrival at the front end or, if that is not recorded, since the first recorded event.
 """
 
 import msgspec
@@ -12,18 +12,18 @@ STORY_SCHEMA_VERSION = 4
 
 
 class Newcomer(msgspec.Struct, kw_only=True):
-    """A request that reached the scheduler since the step before."""
+    """Request that reached the scheduler since the step before."""
 
     request_id: str
     prompt_tokens: int
     max_tokens: int | None
     queued_us: int
     on_its_way_us: int | None
-    """Time from front end to scheduler; None if the front end's time is not known."""
+    """Time from front end to scheduler; None if the arrival at the front end is not recorded."""
 
 
 class Leaver(msgspec.Struct, kw_only=True):
-    """A request that left the scheduler since the step before."""
+    """Request that left the scheduler since the step before."""
 
     request_id: str
     status: str
@@ -36,9 +36,8 @@ class Scheduled(msgspec.Struct, kw_only=True):
     request_id: str
     phase: str
     work: str | None
-    """``prefill``, ``recompute`` (of tokens that a preemption discarded) or ``decode``; None if its prompt's
-    length is not recorded.
-    """
+    """``prefill``, ``recompute`` (of tokens that a preemption discarded) or ``decode``; None if the prompt's
+    length is not recorded."""
     computed_tokens: int
     scheduled_tokens: int
     prompt_tokens: int | None
@@ -47,7 +46,7 @@ class Scheduled(msgspec.Struct, kw_only=True):
     wanted_tokens: int | None
     """Tokens wanted before the first cap; None if no cap made its chunk smaller."""
     caps: list[str]
-    """Limits that made its chunk smaller, in the order of their application."""
+    """Limits that made the request's chunk smaller, in the order of their application."""
 
 
 class Stop(msgspec.Struct, kw_only=True):
@@ -62,13 +61,13 @@ class Stop(msgspec.Struct, kw_only=True):
     count: int
     """Number of exits in this entry."""
     request_ids: list[str]
-    """The requests it concerned, as far as recorded."""
+    """Requests that the exits concerned, as far as recorded."""
     budget_left: int
-    """Token budget left when the first of them was taken."""
+    """Token budget left when the first of these exits was taken."""
     blocks_needed: int | None
     blocks_free: int | None
     message: Message
-    """The same in one sentence."""
+    """Sentence with the same content."""
 
 
 class Victim(msgspec.Struct, kw_only=True):
@@ -81,20 +80,20 @@ class Victim(msgspec.Struct, kw_only=True):
     blocks_freed: int | None
     in_schedule: bool
     message: Message
-    """The same in one sentence."""
+    """Sentence with the same content."""
 
 
 class Waiter(msgspec.Struct, kw_only=True):
-    """A request that waited after the step."""
+    """Request that waited after the step."""
 
     request_id: str
     wanted_tokens: int
     since_step: int
-    """The first step after which it still waited."""
+    """First step after which the request still waited."""
     waited_ms: float | None
-    """Time from being queued, or preempted, to the end of ``schedule()``."""
+    """Time from being queued or preempted to the end of ``schedule()``."""
     preempted: bool
-    """Whether it had run before and lost its KV blocks."""
+    """Whether the request had run before and lost its KV blocks."""
 
 
 class RankTurn(msgspec.Struct, kw_only=True):
@@ -102,18 +101,20 @@ class RankTurn(msgspec.Struct, kw_only=True):
 
     engine_rank: int
     step: int | None
-    """Its own step; None if it called no ``schedule()``, or the trace lacks it."""
+    """Number of the rank's own step; None if the rank called no ``schedule()``, or the trace lacks the step.
+    """
     dummy: bool | None
-    """Whether it had nothing to compute and ran a dummy batch; None if not recorded."""
+    """Whether the rank had nothing to compute and ran a dummy batch; None if not recorded."""
     requests: int
     prefill_tokens: int
     """Prefill tokens, including those recomputed after a preemption."""
     decode_tokens: int
     num_running: int | None
     num_waiting: int | None
-    """Requests waiting after its step; None without a step."""
+    """Number of requests that waited after the rank's step; None without a step."""
     back_us: int | None
-    """Time from the first rank's start to its output, or to the end of its dummy batch; None if not known."""
+    """Time from the first rank's start to this rank's output, or to the end of its dummy batch; None if not
+    known."""
 
 
 class WhatIf(msgspec.Struct, kw_only=True):
@@ -122,19 +123,19 @@ class WhatIf(msgspec.Struct, kw_only=True):
     limit: str
     """vLLM's name of the setting, or ``kv_blocks``."""
     now: int | None
-    """Its value in the step; for ``kv_blocks`` the free blocks."""
+    """Value of the limit in the step; for ``kv_blocks``, the number of free blocks."""
     then: int | None
-    """The assumed value."""
+    """Assumed value of the limit."""
     request_ids: list[str]
-    """Waiting or shortened requests that would have got more."""
+    """Waiting or shortened requests that would have got more tokens."""
     tokens: int
     """Additional tokens that the step would have scheduled."""
     message: Message
-    """The same in one sentence."""
+    """Sentence with the same content."""
 
 
 class StepStory(msgspec.Struct, kw_only=True):
-    """The answer of ``schedtrace step``."""
+    """Document of ``schedtrace step``."""
 
     schema_version: int = STORY_SCHEMA_VERSION
     path: str
@@ -144,7 +145,7 @@ class StepStory(msgspec.Struct, kw_only=True):
     trial: int | None
     start_us: int
     into_recording_us: int
-    """The same on the clock of the run's first trace, which ``--from`` and ``--to`` count on."""
+    """Same time on the clock of the run's first trace, to which ``--from`` and ``--to`` refer."""
     schedule_us: int
     output_us: int | None
     output_tokens: int | None
@@ -152,9 +153,9 @@ class StepStory(msgspec.Struct, kw_only=True):
     """Token budget that ``schedule()`` worked with."""
     remaining_budget: int
     token_budget_set: int | None = None
-    """Token budget of the settings, where ``schedule()`` worked with less."""
+    """Token budget of the settings, if ``schedule()`` worked with a smaller one."""
     seats: int
-    """Requests that may run at once (``max_num_seqs``)."""
+    """Maximum number of running requests (``max_num_seqs``)."""
     num_running_before: int
     num_running_after: int
     num_waiting_before: int
@@ -168,11 +169,10 @@ class StepStory(msgspec.Struct, kw_only=True):
     finished: list[Leaver]
     """Requests that left the scheduler since the step before."""
     interruptions: list[Message]
-    """Interruptions of the engine's usual steps right before this step, in it and right after it."""
+    """Interruptions of the engine's usual steps right before, during and right after this step."""
     late: list[Newcomer]
-    """Requests that reached the front end before the step's output, but the scheduler only after the step
-    began.
-    """
+    """Requests that reached the front end before the step's output, but reached the scheduler only after the
+    step began."""
     scheduled: list[Scheduled]
     """Scheduled requests and their tokens, in vLLM's order."""
     preempted: list[Victim]
@@ -185,9 +185,9 @@ class StepStory(msgspec.Struct, kw_only=True):
     what_if: list[WhatIf]
     """Effects of different limits; empty if the trace lacks the facts to compute them."""
     what_if_assumes: list[Message]
-    """The assumptions of these answers."""
+    """Assumptions behind ``what_if``."""
     problems: list[Message] = []
-    """Gaps of the trace: requests and steps that this story leaves out."""
+    """Sentences about gaps of the trace, in which requests and steps may be missing from this story."""
     facts: list[Message] = []
     """Recorded facts other than decisions: holders of KV blocks, cache hits, execution by the worker,
     requests neither running nor waiting.
@@ -217,14 +217,15 @@ class LifeState(msgspec.Struct, kw_only=True):
     from_ms: float
     to_ms: float
     first_step: int | None
-    """The first of the steps that refused or scheduled it; None if no step knew of it."""
+    """First step that refused or scheduled the request in this period; None if no step knew of the request.
+    """
     last_step: int | None
     tokens: int
     """Tokens scheduled for the request in these steps."""
     device_ms: float
-    """Part of the time in which the device executed a batch, with this request or without it."""
+    """Part of the time in which the device executed a batch, whether this request was in it or not."""
     of_state: str | None = None
-    """State that continues afterwards, for ``interrupted``."""
+    """For ``interrupted``: the state that continues afterwards."""
 
     @property
     def step_count(self) -> int:
@@ -245,23 +246,23 @@ class LifeEvent(msgspec.Struct, kw_only=True):
     ``cached``, ``abort``, ``drafts``."""
     step: int | None
     last_step: int | None
-    """Last step of a run of decodes; otherwise the same as ``step``."""
+    """Last step of a series of decodes; otherwise the same as ``step``."""
     message: Message
-    """The same in a phrase."""
+    """Phrase with the same content."""
 
 
 class Gap(msgspec.Struct, kw_only=True):
     """Time between two consecutive outputs of a request."""
 
     step: int
-    """The step whose output ended it."""
+    """Step whose output ended the gap."""
     gap_ms: float
     preempted: bool
-    """Whether the request was preempted meanwhile."""
+    """Whether the request was preempted during the gap."""
 
 
 class Life(msgspec.Struct, kw_only=True):
-    """The answer of ``schedtrace request``."""
+    """Document of ``schedtrace request``."""
 
     schema_version: int = LIFE_SCHEMA_VERSION
     path: str
@@ -270,20 +271,22 @@ class Life(msgspec.Struct, kw_only=True):
     request_id: str
     trial: int | None
     into_recording_ms: float
-    """Time of its arrival, on the clock of the run's first trace."""
+    """Time of the request's arrival on the clock of the run's first trace."""
     prompt_tokens: int | None
     max_tokens: int | None
     output_tokens: int | None
     cached_tokens: int | None
-    """Prompt tokens found in a cache at its first scheduling."""
+    """Prompt tokens found in a cache when the request was first scheduled."""
     num_preemptions: int
-    """Preemptions by the scheduler in this trace, counted as ``analyze`` counts them."""
+    """Number of preemptions by the scheduler in this trace, counted as ``analyze`` counts them."""
     num_cache_resets: int
-    """Preemptions by a reset of the prefix cache, counted separately."""
+    """Number of preemptions by a reset of the prefix cache, which are counted separately."""
     status: str | None
-    """``RequestStatus`` name without ``FINISHED_``; None if it did not leave while the trace was recorded."""
+    """``RequestStatus`` name without ``FINISHED_``; None if the request did not leave while the trace was
+    recorded."""
     e2e_ms: float | None
-    """Time from arrival to leaving the scheduler: the sum of ``states``. None if it did not leave."""
+    """Time from the request's arrival until it left the scheduler: the sum of ``states``. None if it did not
+    leave."""
     ttft_ms: float | None
     """Time from arrival to first output."""
     states: list[LifeState]
@@ -295,7 +298,7 @@ class Life(msgspec.Struct, kw_only=True):
     gaps: list[Gap]
     """The longest gaps, at most ``MOST_GAPS``."""
     problems: list[Message] = []
-    """Gaps of the trace, some of which may concern this request."""
+    """Sentences about gaps of the trace, some of which may concern this request."""
 
 
 MOST_GAPS = 5

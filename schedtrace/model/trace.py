@@ -27,7 +27,8 @@ from schedtrace.model.trace_facts import (
 )
 
 SCHEMA_VERSION = 4
-"""Raised only when an older reader would misread a newer trace; added fields do not raise it."""
+"""Version of the format, raised only if an older reader would misread a newer trace; added fields do not
+raise it."""
 
 Via = Literal["source", "inferred"]
 Loop = Literal["running", "waiting"]
@@ -54,13 +55,14 @@ class Header(Line, tag="header", kw_only=True):
     device: str
     pid: int | None
     first_step: int = 0
-    """Steps before it are in another file, or lost: the recorder began this file while it recorded."""
+    """Number of the first step; earlier steps are in another file, or lost, because the recorder began this
+    file during the recording."""
     engine_rank: int
     """Data-parallel rank of this engine."""
     wall_anchor_us: int
     """Unix time in microseconds at which the trace's clock read 0; aligns ranks on several hosts."""
     wall_uncertainty_us: int | None = None
-    """Uncertainty of ``wall_anchor_us``: the two clocks are read a moment apart."""
+    """Uncertainty of ``wall_anchor_us``, because the two clocks are read a moment apart."""
     wall_max_error_us: int | None = None
     """Maximum error of the host's wall clock, according to the kernel's NTP state; null: no NTP, or unknown.
     """
@@ -69,22 +71,21 @@ class Header(Line, tag="header", kw_only=True):
     exactly.
     """
     clock_id: str | None = None
-    """Equal in traces whose machine has the same monotonic clock: a hash of boot and time namespace."""
+    """Hash of boot and time namespace, equal in traces from machines with the same monotonic clock."""
     clock: Literal["monotonic", "virtual"] = "monotonic"
     """``virtual``: the clock of a simulation, in which a model sets the durations of steps."""
     scheduler_class: str
-    """The class that vLLM chose, before it was wrapped."""
+    """Class that vLLM chose, before schedtrace wrapped it."""
     async_scheduling: bool | None = None
     exits_via: Via = "inferred"
-    """``source``: all code of ``schedule()`` that runs is instrumented; otherwise ``notices`` name what is
-    not.
-    """
+    """``source``: all code of ``schedule()`` that runs is instrumented; otherwise ``notices`` name the parts
+    that are not."""
     exit_sites: int = 0
-    """Places in the ``schedule()`` that runs where an exit or a cap is noted."""
+    """Number of places in ``schedule()`` at which an exit or a cap is recorded."""
     unknown_guards: list[str] = []
     """Guards whose cause this version cannot name: ``file:line: guard``."""
     registered_causes: dict[str, str] = {}
-    """Causes that another package has named for its scheduler's guards, with their meaning."""
+    """Causes that another package has defined for its scheduler's guards, with their meaning."""
     foreign_queues: list[str] = []
     """Classes of waiting queues that are not vLLM's: their order is unknown, and the recorder never calls
     them.
@@ -103,32 +104,31 @@ class Header(Line, tag="header", kw_only=True):
     scheduler_config: dict[str, Any] = {}
     """Every field of vLLM's ``SchedulerConfig``."""
     cache_groups: list[CacheGroup] = []
-    """The layers' KV cache groups, in vLLM's order. Lists by cache group have this order."""
+    """KV cache groups of the layers, in vLLM's order, which all lists by cache group have."""
     batches_in_flight: int | None = None
     """Maximum number of ``schedule()`` calls before the first output comes back (``max_concurrent_batches``).
     """
     pipeline_parallel_size: int | None = None
-    """Stages of the pipeline."""
+    """Number of pipeline stages."""
     data_parallel_size: int | None = None
-    """Number of ranks in lock-step. 1: this engine is independent, as is each rank of a dense model since
-    vLLM 0.14.
-    """
+    """Number of ranks in lock-step; 1 if this engine is independent, as is each rank of a dense model since
+    vLLM 0.14."""
     grammar_threads: int | None = None
-    """Threads that compile grammars; null where none are used."""
+    """Number of threads that compile grammars; null if there are none."""
     settings: dict[str, Any] = {}
     """Further settings, without names, paths and addresses: all of vLLM's cache, parallel and speculative
     configuration, and some of the LoRA, KV transfer, compilation and model configuration. Settings that this
     vLLM lacks are absent.
     """
     attached: bool = False
-    """Whether recording began while the engine ran: its earlier work is unknown."""
+    """Whether recording began while the engine ran, so that its earlier work is unknown."""
     trial_ids: bool = False
     """Whether request ids contain the trial (``t<trial>-<n>``), because ``schedtrace run`` made them."""
     hashed_ids: bool = False
     preemptions_recorded: bool = True
     """Whether preemptions are recorded; false if this scheduler does not report them."""
     notices: list[str] = []
-    """Facts that could not be recorded, and why."""
+    """Facts that could not be recorded, with the reason."""
 
 
 class ScheduledRequest(msgspec.Struct, omit_defaults=True):
@@ -145,14 +145,14 @@ class ScheduledRequest(msgspec.Struct, omit_defaults=True):
 
 
 class AlsoSkipped(msgspec.Struct, array_like=True, gc=False):
-    """A further request with the same exit: ``[request_id, budget_left]``."""
+    """Further request with the same exit: ``[request_id, budget_left]``."""
 
     request_id: str | None
     budget_left: int
 
 
 class Exit(msgspec.Struct, omit_defaults=True):
-    """A place where ``schedule()`` stopped or skipped a request."""
+    """Place at which ``schedule()`` stopped or skipped a request."""
 
     loop: Loop
     kind: ExitKind
@@ -163,18 +163,18 @@ class Exit(msgspec.Struct, omit_defaults=True):
     """Token budget left when the exit was taken."""
     detail: str | None = None
     guard: str | None = None
-    """Guard of an exit for ``other``: the condition, or the part of it that decided, and the values of its
-    flags; or the reason why they are unknown.
-    """
+    """Guard of an exit for ``other``: the condition, or its decisive part, and the values of its flags; or
+    the reason why they are unknown."""
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM (only if ``via`` is ``source``)."""
     via: Via = "inferred"
     count: int = 1
-    """Exits that this entry stands for: after 64 of the same cause and place in a call, the rest share it."""
+    """Number of exits that this entry stands for: after 64 exits with the same cause and place in a call, the
+    rest share one entry."""
     blocks_needed: int | None = None
-    """Blocks that the refused allocation of an exit for ``kv_blocks`` asked for, if known."""
+    """Number of blocks that the refused allocation of an exit for ``kv_blocks`` asked for, if known."""
     blocks_free: int | None = None
-    """Blocks free at an exit for ``kv_blocks``."""
+    """Number of free blocks at an exit for ``kv_blocks``."""
     values: str | None = None
     """Values that the condition compared, for cause ``other``: ``len(self.running) = 3; cap = 3``."""
     also: list[AlsoSkipped] = []
@@ -184,7 +184,7 @@ class Exit(msgspec.Struct, omit_defaults=True):
 
 
 def one_by_one(exits: Sequence[Exit]) -> list[Exit]:
-    """Return each exit of a line as an entry of its own, in the order in which they were taken."""
+    """Return each exit in a line as a separate entry, in the order in which the exits were taken."""
     separate = []
     for exit_ in exits:
         if not exit_.also:
@@ -200,15 +200,15 @@ def one_by_one(exits: Sequence[Exit]) -> list[Exit]:
 
 
 class ChunkCap(msgspec.Struct, omit_defaults=True):
-    """A limit that made the tokens of one request in one step fewer, without being an exit."""
+    """Limit that reduced the tokens of one request in one step, without being an exit."""
 
     request_id: str | None
     cap: str
     """A ``Cap``; newer versions may use caps that this version does not know."""
     wanted_tokens: int
-    """Tokens before this limit."""
+    """Number of tokens before this limit."""
     capped_tokens: int
-    """Tokens after this limit; another limit may follow, and the allocation may still fail."""
+    """Number of tokens after this limit; another limit may follow, and the allocation may still fail."""
     location: str | None = None
     """``file:line`` in the installed vLLM."""
     statement: str | None = None
@@ -224,19 +224,20 @@ class Preemption(msgspec.Struct, omit_defaults=True):
     for_request_id: str | None = None
     """Request whose allocation failed; None if not visible."""
     num_preemptions: int | None = None
-    """Preemptions of this request so far, including this one."""
+    """Number of this request's preemptions so far, including this one."""
     in_schedule: bool = True
-    """False: preempted outside ``schedule()``, by a reset of the prefix cache."""
+    """Whether ``schedule()`` preempted it; false if a reset of the prefix cache did."""
     blocks_needed: int | None = None
-    """New blocks that the failed allocation asked for."""
+    """Number of new blocks that the failed allocation asked for."""
     blocks_freed: int | None = None
-    """Blocks that became free immediately, without shared blocks and blocks that are freed later."""
+    """Number of blocks that became free immediately, without shared blocks and blocks that are freed later.
+    """
     policy: str | None = None
     """``fcfs`` or ``priority``."""
 
 
 class Arrival(msgspec.Struct, omit_defaults=True):
-    """A request that reached the scheduler."""
+    """Request that reached the scheduler."""
 
     request_id: str
     arrived_us: int | None
@@ -256,49 +257,46 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     input_queue_us: int | None = None
     """Time at which the prepared request entered the input queue, which the engine empties between steps."""
     client_index: int | None = None
-    """Index of the API server that sent it; 0 if there is a single server."""
+    """Index of the API server that sent the request; 0 if there is a single server."""
     pinned_rank: int | None = None
     """Data-parallel rank that the client asked for."""
     logprobs: int | None = None
-    """Log-probabilities wanted per output token; -1: of the whole vocabulary."""
+    """Number of log-probabilities wanted per output token; -1: for the whole vocabulary."""
     prompt_logprobs: int | None = None
-    """Log-probabilities wanted per prompt token; such a request does not read the prefix cache."""
+    """Number of log-probabilities wanted per prompt token; such a request does not read the prefix cache."""
     structured: bool = False
-    """Whether its output has to follow a grammar."""
+    """Whether the output has to follow a grammar."""
     min_tokens: int = 0
-    """Tokens that it must generate."""
+    """Minimum number of tokens to generate."""
     logit_bias: int = 0
-    """Tokens whose logits it shifts."""
+    """Number of tokens whose logits the request shifts."""
     sibling_index: int | None = None
     """Number of a child of a request with ``n`` > 1, taken from its id ``<number>_<parent>``."""
     parent: str | None = None
-    """A hash of its parent's id, salted per trace: equal for the children of one request."""
+    """Hash of the parent's id, salted per trace: equal for the children of one request."""
     remote: RemoteSide | None = None
-    """Work that another engine does for it (``kv_transfer_params``). ``prefill``: its KV cache comes from
-    there;
-    ``decode``: this engine only prefills it. Null: nothing, or the connector does not state it.
+    """Work that another engine does for the request (``kv_transfer_params``). ``prefill``: its KV cache comes
+    from there; ``decode``: this engine only prefills it. Null: nothing, or the connector does not state it.
     """
     remote_request_id: str | None = None
-    """Its id on the other engine (``remote_request_id`` in ``kv_transfer_params``)."""
+    """Id of the request on the other engine (``remote_request_id`` in ``kv_transfer_params``)."""
     transfer_id: str | None = None
     """Id of the transfer, equal on both engines (``transfer_id`` in ``kv_transfer_params``)."""
     prefix_hashes: str | None = None
-    """Prefix of the prompt: 4 characters for every mark. Each of the first 256 full blocks has a mark, then
+    """Marks of the prompt's prefix, 4 characters each. Each of the first 256 full blocks has a mark, then
     every 2nd to block 512, every 4th to block 1,024, and so on. Two prompts begin alike up to mark k if these
-    texts share their first 4k characters. Hashes of vLLM's block hashes, or, if it makes none (without prefix
-    caching and KV connector), of the blocks' tokens; salted with random bytes per trace that are written
-    nowhere. Null before vLLM 0.10.2, and of an image or embeddings without prefix caching.
-    """
+    texts share their first 4k characters. A mark is a hash of vLLM's block hashes or, if vLLM makes none
+    (without prefix caching and KV connector), of the blocks' tokens, salted with random bytes per trace that
+    are written nowhere. Null before vLLM 0.10.2, and for an image or embeddings without prefix caching."""
 
 
 class Finish(msgspec.Struct, omit_defaults=True):
-    """A request that left the scheduler, finished or aborted."""
+    """Request that left the scheduler, finished or aborted."""
 
     request_id: str
     status: str
-    """``RequestStatus`` name without ``FINISHED_``: STOPPED, LENGTH_CAPPED, ABORTED, ERROR, ... UNKNOWN: it
-    left the scheduler without ``_free_request``, which would have shown the status.
-    """
+    """``RequestStatus`` name without ``FINISHED_``: STOPPED, LENGTH_CAPPED, ABORTED, ERROR, ... UNKNOWN: the
+    request left the scheduler without a call of ``_free_request``, which would have shown the status."""
     finished_us: int
     prompt_tokens: int
     output_tokens: int
@@ -306,23 +304,23 @@ class Finish(msgspec.Struct, omit_defaults=True):
     arrived_us: int | None = None
     queued_us: int | None = None
     scheduled_us: int | None = None
-    """Start of the first step that scheduled it."""
+    """Start of the first step that scheduled the request."""
     first_token_us: int | None = None
-    """Time at which the output with its first token came back."""
+    """Time at which the output with the request's first token came back."""
     last_token_us: int | None = None
     cached_tokens: int = 0
-    """Prompt tokens found in a cache at its first scheduling."""
+    """Prompt tokens found in a cache when the request was first scheduled."""
     abort_us: int | None = None
     """Time at which the engine's input thread received the client's abort (before vLLM 0.13: at which the
     engine acted on it). The scheduler acted on it at ``finished_us``."""
     drafts: int | None = None
-    """Speculative tokens scheduled in its life; null without speculative decoding."""
+    """Number of speculative tokens scheduled for the request; null without speculative decoding."""
     drafts_accepted: int | None = None
-    """Part of ``drafts`` accepted and delivered."""
+    """Number of ``drafts`` that were accepted and delivered."""
     drafts_invalid: int | None = None
-    """Part of ``drafts`` forbidden by the grammar (vLLM 0.14 and newer)."""
+    """Number of ``drafts`` that the grammar forbade (vLLM 0.14 and newer)."""
     in_schedule: bool = False
-    """Whether the scheduler itself ended it, within ``schedule()``; no client aborted it."""
+    """Whether the scheduler itself ended the request within ``schedule()``; no client aborted it."""
 
 
 PresentState = Literal["waiting", "preempted", "running"]
@@ -337,22 +335,22 @@ class Present(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     state: PresentState
-    """``preempted``: it waits and has run before."""
+    """State of the request; ``preempted``: it waits and has run before."""
     arrived_us: int | None
     prompt_tokens: int
     queued_us: int | None = None
     scheduled_us: int | None = None
-    """Start of the first step that scheduled it."""
+    """Start of the first step that scheduled the request."""
     first_token_us: int | None = None
-    """Time of its first token; null also while it has none."""
+    """Time of the first token; null also if there is none yet."""
     computed_tokens: int = 0
-    """Tokens computed before the first step of this file."""
+    """Number of tokens computed before the first step of this file."""
     output_tokens: int = 0
-    """Tokens generated so far."""
+    """Number of tokens generated so far."""
     lost_tokens: int = 0
-    """Tokens of a preempted request that have to be computed again; 0 also if unknown."""
+    """Number of tokens of a preempted request that have to be computed again; 0 also if unknown."""
     num_preemptions: int | None = None
-    """Preemptions so far."""
+    """Number of preemptions so far."""
     max_tokens: int | None = None
     priority: int = 0
     lora: str | None = None
@@ -368,10 +366,10 @@ class Present(msgspec.Struct, omit_defaults=True):
 
 
 class RowChange(msgspec.Struct, array_like=True, gc=False):
-    """A request that got something other than expected: ``[place, computed, scheduled, drafts]``."""
+    """Request that did not get what is expected: ``[place, computed, scheduled, drafts]``."""
 
     place: int
-    """Place in the list of requests after those in ``gone`` are removed, counted from 0."""
+    """Place in the list of requests, counted from 0, after the requests in ``gone`` are removed."""
     computed_tokens: int
     scheduled_tokens: int
     draft_tokens: int = 0
@@ -380,8 +378,8 @@ class RowChange(msgspec.Struct, array_like=True, gc=False):
 class RowChanges(msgspec.Struct, omit_defaults=True, gc=False):
     """Differences between the requests of a step and those of the next.
 
-    Expected of every request: the same place, ``computed_tokens`` plus ``scheduled_tokens`` of the step
-    before as its computed tokens, one scheduled token, no drafts, phase ``running``.
+    Every request is expected to have the same place, ``computed_tokens`` plus ``scheduled_tokens`` of the
+    step before as its computed tokens, one scheduled token, no drafts, and the phase ``running``.
     """
 
     gone: list[int] = []
@@ -395,27 +393,27 @@ class Step(Line, tag="step", kw_only=True):
     """A ``schedule()`` call, in full."""
 
     step: int
-    """Counts every call of this engine from 0."""
+    """Number of the ``schedule()`` call of this engine, from 0."""
     trial: int | None = None
-    """Trial of ``schedtrace run``; 0 is the warm-up; None outside ``run``."""
+    """Trial of ``schedtrace run``; 0 is the warm-up; None outside ``schedtrace run``."""
     start_us: int
     schedule_us: int
     """Duration of ``schedule()``."""
     output_us: int | None = None
-    """Time of ``update_from_output`` for this step; None if not back when the line was written."""
+    """Time of ``update_from_output`` for this step; None if the output was not back when the line was
+    written."""
     update_us: int | None = None
     """Duration of ``update_from_output``."""
     execute_after_us: int | None = None
-    """Time from ``start_us`` until the worker that answers began to execute this batch, by the worker's clock
-    (vLLM 0.12 and newer). Null outside an engine, or if that worker is on another host.
-    """
+    """Time from ``start_us`` until the worker that returns the output began to execute this batch, by the
+    worker's clock (vLLM 0.12 and newer). Null outside an engine, or if that worker is on another host."""
     execute_us: int | None = None
-    """Time from then until the output was ready, including sampling."""
+    """Time from the beginning of the execution until the output was ready, including sampling."""
     token_budget: int
     remaining_budget: int
     """``token_budget`` minus the tokens scheduled in this step."""
     total_requests: int
-    """Requests scheduled in this step."""
+    """Number of requests scheduled in this step."""
     max_num_running_reqs: int
     num_running_before: int
     num_running_after: int
@@ -427,7 +425,8 @@ class Step(Line, tag="step", kw_only=True):
     none apart.
     """
     waiting_tokens_after: int | None = None
-    """Tokens that the waiting requests need; None if the recorder's own count disagrees with vLLM's."""
+    """Number of tokens that the waiting requests need; None if the recorder's own count disagrees with
+    vLLM's."""
     kv_blocks_total: int | None = None
     kv_blocks_free_before: int | None = None
     kv_blocks_free_after: int | None = None
@@ -435,22 +434,23 @@ class Step(Line, tag="step", kw_only=True):
     num_resumed: int = 0
     num_continued: int = 0
     prefill_tokens: int = 0
-    """Tokens at positions below the prompt's length."""
+    """Number of tokens at positions within the prompts."""
     decode_tokens: int = 0
-    """Tokens that are neither prompt nor recomputed."""
+    """Number of tokens that are neither prompt tokens nor recomputed."""
     recomputed_tokens: int = 0
-    """Tokens at positions that a preemption had discarded; prompt positions also count in ``prefill_tokens``.
-    """
+    """Number of tokens at positions that a preemption had discarded; prompt positions also count in
+    ``prefill_tokens``."""
     cached_tokens: int = 0
-    """Tokens that new and resumed requests found in a cache."""
+    """Number of tokens that new and resumed requests found in a cache."""
     draft_tokens: int = 0
     output_tokens: int | None = None
-    """Tokens sampled by this step and accepted; None if the output has not come back."""
+    """Number of tokens that this step sampled and that were accepted; None if the output has not come back.
+    """
     finished_holding: int | None = None
-    """Requests that are finished and whose KV blocks the scheduler still keeps."""
+    """Number of finished requests whose KV blocks the scheduler still keeps."""
     deferred_free_blocks: int | None = None
-    """Blocks of finished or preempted requests that a batch in flight may still write (vLLM 0.24 and
-    newer)."""
+    """Number of blocks of finished or preempted requests that a batch in flight may still write (vLLM 0.24
+    and newer)."""
     encoder_slots_free: int | None = None
     """Encoder cache space that is neither used nor cached, in embeddings (vLLM 0.10.2 and newer). Null
     without encoder.
@@ -458,21 +458,23 @@ class Step(Line, tag="step", kw_only=True):
     encoder_slots_freeable: int | None = None
     """Encoder cache space that is free, or cached but unused."""
     sessions_paused: int | None = None
-    """Streaming sessions that wait for input (vLLM 0.15 and newer); since 0.25.1 each occupies a seat."""
+    """Number of streaming sessions that wait for input (vLLM 0.15 and newer); since 0.25.1 each occupies a
+    seat."""
     prefix_keys: int | None = None
-    """Block hashes that the prefix cache knows; null without prefix caching."""
+    """Number of block hashes in the prefix cache; null without prefix caching."""
     kv_loads_parked: int | None = None
-    """Requests that wait for KV blocks from elsewhere; null without a KV connector."""
+    """Number of requests that wait for KV blocks from elsewhere; null without a KV connector."""
     wave: int | None = None
-    """Data-parallel ranks in lock-step: the wave, which all ranks begin and end together (vLLM 0.10.2 and
+    """Wave of data-parallel ranks in lock-step, which all ranks begin and end together (vLLM 0.10.2 and
     newer)."""
     step_counter: int | None = None
-    """Passes of this wave so far, including dummy batches; the same on all ranks. A call that
-    schedules nothing is followed by a dummy batch of its pass or, after a wave's end, belongs to none."""
+    """Number of passes of this wave so far, including dummy batches; the same on all ranks. A call that
+    schedules nothing is followed by a dummy batch of the same pass or, after the end of a wave, belongs to no
+    pass."""
     throttle_prefills: bool | None = None
-    """Argument of this call: hold new prefills back if anything decodes (vLLM 0.24 and newer). Ranks in
-    lock-step pass true unless ``step_counter`` is a multiple of ``prefill_schedule_interval``.
-    """
+    """Argument of this call: whether to hold back new prefills while any request decodes (vLLM 0.24 and
+    newer). Ranks in lock-step pass true unless ``step_counter`` is a multiple of
+    ``prefill_schedule_interval``."""
     requests: list[ScheduledRequest] = []
     exits: list[Exit] = []
     caps: list[ChunkCap] = []
@@ -483,21 +485,22 @@ class Step(Line, tag="step", kw_only=True):
     finished: list[Finish] = []
     """Finished requests since the last line."""
     dummy_batches: int = 0
-    """Dummy batches that this data-parallel rank executed since the last line."""
+    """Number of dummy batches that this data-parallel rank executed since the last line."""
     dummy_us: int = 0
     """Total duration of these dummy batches."""
     dummies: list[DummyBatch] = []
-    """These batches one by one."""
+    """Each of these dummy batches."""
     syncs: list[RankSync] = []
     """All-reduces among ranks in lock-step since the last line (vLLM 0.10.2 and newer)."""
     controls: list[Control] = []
     """Calls to the engine since the last line: pauses, cache resets, sleep, calls to the workers."""
     kv_sends: list[KvSend] = []
-    """Events, since the last line, about blocks that finished requests keep until these are sent."""
+    """Events, since the last line, of blocks that finished requests keep until the blocks are sent."""
     admitted: list[Admission] = []
-    """Cache hits of requests scheduled for the first time."""
+    """Cache hits of requests that were scheduled for the first time."""
     refusals: list[HeadRefusal] = []
-    """Refusals of KV blocks to a different request than before, with its need and the holders."""
+    """Refusals of KV blocks to a different request than before, with the blocks that it needs and the
+    holders."""
     kv_loads: list[KvLoad] = []
     """Events of KV loads since the last line."""
     grammars: list[Grammar] = []
@@ -507,11 +510,12 @@ class Step(Line, tag="step", kw_only=True):
     blocks.
     """
     changes: RowChanges | None = None
-    """Content of a delta for ``requests``, to check rebuilt steps with; None if a delta cannot express it."""
+    """Content that a delta would have instead of ``requests``, to check rebuilt steps; None if a delta cannot
+    express it."""
 
 
 class Output(Line, tag="output", kw_only=True):
-    """Completes a step whose line had to be written before its output came back."""
+    """Output of a step whose line had to be written before the output came back."""
 
     step: int
     output_us: int
@@ -522,7 +526,7 @@ class Output(Line, tag="output", kw_only=True):
 
 
 class Events(Line, tag="events", kw_only=True):
-    """Events after the last step, if no further step follows soon or the next steps are dropped."""
+    """Events after the last step, written if no further step follows soon or the next steps are dropped."""
 
     at_us: int
     trial: int | None = None
@@ -539,19 +543,19 @@ class Events(Line, tag="events", kw_only=True):
     controls: list[Control] = []
     kv_sends: list[KvSend] = []
     dropped_steps: int = 0
-    """Steps without a line, before this line, because the disk was too slow; ``arrived`` and ``finished``
-    hold the requests that arrived and left in them.
-    """
+    """Number of earlier steps without a line, because the disk was too slow; ``arrived`` and ``finished``
+    hold the requests that arrived and left in them."""
     dropped_arrivals: int = 0
-    """Requests that arrived in these steps but are not in ``arrived``, because there were too many."""
+    """Number of requests that arrived in these steps but are not in ``arrived``, because there were too many.
+    """
     dropped_finishes: int = 0
-    """Requests that finished in these steps but are not in ``finished``, for the same reason."""
+    """Number of requests that left in these steps but are not in ``finished``, for the same reason."""
 
 
 class Cpu(Line, tag="cpu", kw_only=True):
-    """Once a second: how long the threads of engine, workers and front end ran, or waited for a processor.
+    """Times that the threads of engine, workers and front end ran, or waited for a processor.
 
-    From ``/proc/<pid>/task/<tid>/schedstat``, which Linux has.
+    The times are from Linux's ``/proc/<pid>/task/<tid>/schedstat``, once a second.
     """
 
     at_us: int
@@ -564,11 +568,11 @@ class Notice(Line, tag="notice", kw_only=True):
     at_us: int
     message: str
     stalled: Stalled | None = None
-    """A time in which the engine made no progress; then ``message`` is its sentence."""
+    """Period in which the engine made no progress; ``message`` is then a sentence about it."""
 
 
 class End(Line, tag="end", kw_only=True):
-    """Last line of a trace that was closed in order. Its absence means that the engine was killed."""
+    """Last line of a trace that was closed properly; without it, the engine was killed or still runs."""
 
     at_us: int
     steps: int

@@ -1,6 +1,6 @@
 """Bounds of a recording: ``maxsize=1G,maxage=12h``, or ``plain`` for a single file without bounds.
 
-A text that is not understood raises ValueError, which says what is expected.
+A text that cannot be parsed raises ValueError, which states the expected form.
 """
 
 import re
@@ -10,42 +10,43 @@ SIZES = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 PLAIN = "plain"
 DEFAULT = "maxsize=1G"
-"""Bound for a server and an attachment: at 50 steps a second with 256 requests 1 GiB holds two days."""
+"""Default bound for a server and an attachment: at 50 steps per second with 256 requests, 1 GiB holds two
+days."""
 EXPECTED = (
     "expected 'plain', or 'maxsize=SIZE' of at least 1M, 'maxage=TIME' of at least 1m, or both with a comma"
 )
 LEAST_BYTES = 2**20
 LEAST_S = 60.0
 PARTS = 16
-"""Parts of a bound: only whole parts are deleted, so a bound is kept to a sixteenth of it."""
+"""Number of parts per bound; because only whole parts are deleted, a bound is kept to within a sixteenth."""
 PART_BYTES = 64 * 2**20
 PART_S = 600.0
-"""Largest part, in bytes and seconds: a reader of the last minutes needs only one or two parts."""
+"""Maximum bytes and seconds of a part, so that a reader of the last minutes needs only one or two parts."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a trace in parts; None: no bound."""
+    """Bounds of a trace in parts; None means no bound."""
 
     max_bytes: int | None = None
-    """Compressed bytes per engine."""
+    """Maximum compressed bytes per engine."""
     max_s: float | None = None
     parts: int = PARTS
-    """Number of parts into which each bound is divided."""
+    """Number of parts per bound."""
 
     @property
     def part_bytes(self) -> int:
-        """Compressed bytes after which another part begins."""
+        """Compressed bytes after which the next part begins."""
         return PART_BYTES if self.max_bytes is None else min(PART_BYTES, self.max_bytes // self.parts)
 
     @property
     def part_s(self) -> float:
-        """Seconds after which another part begins."""
+        """Seconds after which the next part begins."""
         return PART_S if self.max_s is None else min(PART_S, self.max_s / self.parts)
 
 
 def bounds(text: str) -> Bounds | None:
-    """Parse the bounds of a trace; None: a plain file."""
+    """Parse the bounds of a trace; return None for a plain file."""
     if text == PLAIN:
         return None
     limits = dict(part.strip().partition("=")[::2] for part in text.split(","))
@@ -66,7 +67,7 @@ KEPT_LEAST_S = 8.0
 
 
 def memory_bounds(text: str) -> Bounds:
-    """Parse what a flight recorder keeps in memory: ``120s`` or ``120s,64M``."""
+    """Parse the bounds of a flight recorder's memory: ``120s`` or ``120s,64M``."""
     age, *size = text.split(",")
     try:
         max_s = _quantity(age.strip(), SECONDS)

@@ -20,27 +20,27 @@ Role = Literal["engine", "worker", "front_end"]
 
 
 class CacheGroup(msgspec.Struct, omit_defaults=True):
-    """A group of layers that share a block table: ``kv_cache_config.kv_cache_groups``."""
+    """Group of layers that share a block table: ``kv_cache_config.kv_cache_groups``."""
 
     kind: str
     """vLLM's class of the group's spec, without ``Spec``: FullAttention, SlidingWindow, Mamba, ..."""
     block_size: int
     """Tokens in a block of this group."""
     layers: int
-    """Layers in it; their names are not recorded."""
+    """Number of layers in the group; their names are not recorded."""
     window: int | None = None
     """Sliding window, or attention chunk, in tokens."""
     speculative_blocks: int | None = None
-    """Mamba: state blocks kept for drafts."""
+    """Number of state blocks that a Mamba group keeps for drafts."""
     cache_mode: str | None = None
-    """Mamba: ``none``, ``all`` or ``align``."""
+    """Cache mode of a Mamba group: ``none``, ``all`` or ``align``."""
     admission_cap: int | None = None
     """Maximum number of blocks that admission counts for one request (windowed groups, vLLM 0.20 and newer).
     """
     retained_tokens: int | None = None
-    """Sliding window: tokens before the window that are kept for drafts; null: none."""
+    """Number of tokens before a sliding window that are kept for drafts; null: none."""
     checkpoint_blocks: int | None = None
-    """Mamba: blocks for a checkpoint in the middle of a prefill; 0 if this vLLM has none."""
+    """Number of blocks for a checkpoint in the middle of a Mamba group's prefill; 0 if this vLLM has none."""
 
 
 class Admission(msgspec.Struct, omit_defaults=True):
@@ -48,100 +48,103 @@ class Admission(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     local_tokens: int | None = None
-    """Tokens found in this engine's prefix cache (``Request.prefill_stats``, vLLM 0.20 and newer)."""
+    """Number of tokens found in this engine's prefix cache (``Request.prefill_stats``, vLLM 0.20 and newer).
+    """
     external_tokens: int | None = None
-    """Tokens loaded by a KV connector (``Request.prefill_stats``, vLLM 0.20 and newer)."""
+    """Number of tokens loaded by a KV connector (``Request.prefill_stats``, vLLM 0.20 and newer)."""
     full_blocks: int | None = None
-    """Full blocks of the prompt that can be looked up; null without prefix caching and before vLLM 0.10.2."""
+    """Number of full blocks of the prompt that can be looked up; null without prefix caching and before vLLM
+    0.10.2."""
     salted: bool = False
-    """Whether it has a cache salt: only prompts with the same salt can share blocks with it."""
+    """Whether the request has a cache salt: only prompts with the same salt can share blocks with it."""
     miss: Miss | None = None
-    """Reason for a miss. ``skipped``: vLLM does not look for such a request (prompt logprobs, some pooling);
-    ``short``: it is no longer than one block; ``not_cached``: its first block is in no cache group;
-    ``other_group``: its first block is in some cache groups only; null: found, or no prefix caching.
-    """
+    """Reason for a miss. ``skipped``: vLLM does no look-up for such a request (prompt logprobs, some
+    pooling); ``short``: the prompt is no longer than one block; ``not_cached``: the first block is in no
+    cache group; ``other_group``: the first block is in some cache groups only; null: a hit, or no prefix
+    caching."""
     longest_tokens: int | None = None
-    """Tokens that one of the cache groups had while another had fewer: a hit is as long as the shortest.
-    Null: all groups had the same number, or vLLM is older than 0.32 and does not report it.
-    """
+    """Largest number of cached tokens in a cache group, if another group had fewer: a hit is as long as the
+    shortest. Null: all groups had the same number, or vLLM is older than 0.32 and does not report it."""
 
 
 class HeadRefusal(msgspec.Struct, omit_defaults=True):
-    """Another request than before was refused KV blocks at the head of the waiting queue."""
+    """Refusal of KV blocks to a request at the head of the waiting queue that was not refused before."""
 
     request_id: str
     blocks_needed: list[int] = []
-    """Blocks by cache group that the request needs according to vLLM's cache managers; empty if unknown."""
+    """Number of blocks, by cache group, that the request needs according to vLLM's cache managers; empty if
+    unknown."""
     blocks_free: int | None = None
     holders: list[str] = []
-    """The 16 requests that hold the most blocks, those with the most first."""
+    """The 16 requests that hold the most blocks, in descending order."""
     held: list[list[int]] = []
-    """Blocks by cache group, then in the order of ``holders``, without null blocks. A block that several
-    requests share counts for each. An empty list: the group has too many blocks to count.
-    """
+    """Number of held blocks by cache group, then in the order of ``holders``, without null blocks. A block
+    that several requests share counts for each. An empty list: the group has too many blocks to count."""
     finished_holders: list[str] = []
     """Holders that have finished, but whose blocks a KV transfer or a batch in flight keeps."""
     other_holders: int = 0
     """Number of further requests that hold blocks."""
     other_held: list[int] = []
-    """Blocks by cache group of the further holders."""
+    """Number of blocks that the further holders hold, by cache group."""
 
 
 class KvLoad(msgspec.Struct, omit_defaults=True):
-    """An event of a KV load from elsewhere, which parks its request."""
+    """Event of a KV load from elsewhere, during which the request is parked."""
 
     request_id: str
     event: KvLoadEvent
-    """``begun`` (only if exits have ``via`` ``source``); ``arrived``; ``failed``: it is computed here after
-    all, or the request ends in an error, as ``kv_load_failure_policy`` says.
-    """
+    """``begun`` (only if exits have ``via`` ``source``); ``arrived``; ``failed``: this engine computes the
+    tokens after all, or the request ends in an error, depending on ``kv_load_failure_policy``."""
     at_us: int
     """End of the step for ``begun``; otherwise the time at which the scheduler learned of the event."""
     blocks: list[int] | None = None
-    """Blocks that the request holds while it waits, by cache group; a windowed group's null blocks count."""
+    """Number of blocks that the request holds while it waits, by cache group; a windowed group's null blocks
+    count."""
 
 
 class KvSend(msgspec.Struct, omit_defaults=True):
-    """An event of the KV blocks that a finished request keeps until a KV connector has sent them."""
+    """Event of the KV blocks that a finished request keeps until a KV connector has sent them."""
 
     request_id: str
     event: KvSendEvent
-    """``begun``: the request is finished, and its blocks stay; ``ended``: vLLM is about to free them."""
+    """``begun``: the request has finished, and its blocks stay; ``ended``: vLLM is about to free the blocks.
+    """
     at_us: int
     """Time of the event, as the scheduler sees it."""
     blocks: list[int] | None = None
-    """Blocks that it keeps, by cache group; a windowed group's null blocks count."""
+    """Number of blocks that the request keeps, by cache group; a windowed group's null blocks count."""
 
 
 class Grammar(msgspec.Struct, omit_defaults=True):
-    """The compilation of a structured output's grammar; the grammar itself is not recorded."""
+    """Compilation of a structured output's grammar; the grammar itself is not recorded."""
 
     request_id: str
     started_us: int
-    """Time at which a thread began to compile it."""
+    """Time at which a thread began to compile the grammar."""
     compiled_us: int
     """Time at which the compilation was done."""
     submitted_us: int | None = None
-    """Time at which the engine's input thread asked for it."""
+    """Time at which the engine's input thread asked for the grammar."""
     failed: bool = False
     """Whether the compilation failed, so that the request ends in an error."""
 
 
 class DummyBatch(msgspec.Struct, omit_defaults=True):
-    """A batch that a data-parallel rank in lock-step ran because another rank had work."""
+    """Batch that a data-parallel rank in lock-step ran because another rank had work."""
 
     began_us: int
     """Time at which ``EngineCore.execute_dummy_batch`` was called."""
     took_us: int
-    """Time until it returned. On a GPU this is the launch, which waits for the other ranks' launches."""
+    """Time until the call returned. On a GPU this is the launch, which waits for the other ranks' launches.
+    """
     wave: int | None = None
     """Wave, as in ``Step``."""
     step_counter: int | None = None
-    """Step counter of its pass, as in ``Step``."""
+    """Step counter of the batch's pass, as in ``Step``."""
 
 
 class RankSync(msgspec.Struct, omit_defaults=True):
-    """An all-reduce in which the ranks agree on whether any has unfinished requests; each waits for all."""
+    """All-reduce in which ranks agree on whether any has unfinished requests; each waits for the others."""
 
     began_us: int
     """Time at which this rank entered the all-reduce."""
@@ -152,7 +155,7 @@ class RankSync(msgspec.Struct, omit_defaults=True):
     step_counter: int
     """Step counter of the pass that ended with it, as in ``Step``."""
     wave_ended: bool = False
-    """Whether no rank had requests: all ranks become idle, and the next wave begins with counter 0."""
+    """Whether no rank had requests, so that all ranks become idle and the next wave begins with counter 0."""
 
 
 class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
@@ -168,7 +171,7 @@ class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
     ran_us: int
     """Time on a processor."""
     waited_us: int
-    """Time ready to run while no processor was free."""
+    """Time in which the thread was ready to run but no processor was free."""
 
 
 class Control(msgspec.Struct, omit_defaults=True):
@@ -178,55 +181,58 @@ class Control(msgspec.Struct, omit_defaults=True):
     """``pause_state``: the scheduler was paused or resumed; ``reset_prefix_cache``; ``sleep`` and
     ``wake_up``; ``collective_rpc``: the workers were called, as a weight update does; ``add_lora``."""
     at_us: int
-    """Time at which it began."""
+    """Time at which the operation began."""
     took_us: int = 0
     """Time that the call took on the engine's thread."""
     detail: str | None = None
     """``pause_state``: the new state; ``collective_rpc``: the workers' method."""
     running: int | None = None
-    """Requests that ran then: a reset of the prefix cache may preempt them, see ``preempted``."""
+    """Number of requests that ran then; a reset of the prefix cache may preempt them (see ``preempted``)."""
     prefix_keys: int | None = None
-    """``reset_prefix_cache``: block hashes that the cache knew before; null without prefix caching."""
+    """Number of block hashes in the cache before a ``reset_prefix_cache``; null without prefix caching."""
     failed: bool = False
-    """Whether it raised, or a reset of the prefix cache was refused because requests held blocks."""
+    """Whether the operation raised an error, or a reset of the prefix cache was refused because requests held
+    blocks."""
 
 
 class SetAside(msgspec.Struct, omit_defaults=True):
-    """A request that a scheduler other than vLLM's removed from the running list without preempting it.
+    """Request that a scheduler other than vLLM's removed from the running list without preempting it.
 
-    It waits from then on, until a step schedules it as ``resumed``.
+    The request waits from then on, until a step schedules it as ``resumed``.
     """
 
     request_id: str
     """Request that was removed."""
     wanted_tokens: int
-    """Tokens of the request that are not computed."""
+    """Number of tokens of the request that are not computed."""
     blocks_held: int | None = None
-    """KV blocks that it keeps, in all cache groups; null if the cache manager is not vLLM's."""
+    """Number of KV blocks that the request keeps, in all cache groups; null if the cache manager is not
+    vLLM's."""
 
 
 class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Period without progress, as the engine's watchdog saw it from outside the engine's thread.
 
-    It is written when it is noticed, and again with ``until_us`` when the engine continues.
+    A line is written when the watchdog notices the stall, and again with ``until_us`` when the engine
+    continues.
     """
 
     kind: str
-    """``scheduler``, ``worker``, ``ranks``, ``connector``, ``engine``, ``livelock``: ``docs/watchdog.md``."""
+    """Kind of stall (``docs/watchdog.md``): ``scheduler``, ``worker``, ``ranks``, ``connector``, ``engine``,
+    ``livelock``."""
     since_us: int
-    """Time of the latest progress before it."""
+    """Time of the latest progress before the stall."""
     until_us: int | None = None
     """Time of the next progress; null: there was none when the line was written."""
     sentence: str
     """Cause of the stall, as in vLLM's log."""
     running: int | None = None
-    """Requests that ran when it was noticed."""
+    """Number of requests that ran when the watchdog noticed the stall."""
     waiting: int | None = None
-    """Requests in the waiting queues then."""
+    """Number of requests that were then in the waiting queues."""
     input_requests: int | None = None
-    """Requests that the engine's process had received but its main thread had not taken: no step shows them.
-    Null: unknown.
-    """
+    """Number of requests that the engine's process had received but its main thread had not taken: no step
+    shows them. Null: unknown."""
     holders: list[str] = []
     """Lines that name the running and the waiting requests, and the holders of KV blocks."""
     stacks: list[str] = []
@@ -234,9 +240,10 @@ class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Fact(StrEnum):
-    """A kind of facts that a record can hold, in the words in which a report names it where it is absent.
+    """Kind of facts that a record can contain, in the words with which a report names missing facts.
 
-    ``Trace.facts`` has those of a record: every sentence, figure and exit code about it asks there.
+    ``Trace.facts`` holds the facts of a record, which every sentence, figure and exit code about the record
+    consults.
     """
 
     REQUESTS = "what each request got"
@@ -252,11 +259,11 @@ class Fact(StrEnum):
 
 ALL_FACTS = frozenset(Fact)
 SHOWS_LIMITS = frozenset({Fact.REQUESTS, Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES})
-"""Facts a record must hold to show where its requests' time went, and hence what limits an engine."""
+"""Facts that a record must contain to show where its requests' time went, and thus what limits the engine."""
 
 
 def fact_names(facts: Iterable[Fact]) -> list[str]:
-    """Return the names of facts, always in the same order."""
+    """Return the names of facts in a fixed order."""
     wanted = {*facts}
     return [str(fact) for fact in Fact if fact in wanted]
 
@@ -267,9 +274,9 @@ def fact_names(facts: Iterable[Fact]) -> list[str]:
 # fewer than the distance to the next mark, at most 1/128 of the prefix.
 
 FIRST_BLOCKS = 256
-"""Number of blocks at the start of a prompt with a mark each: 4,096 tokens in blocks of 16."""
+"""Number of blocks at the start of a prompt that each have a mark: 4,096 tokens in blocks of 16."""
 _PER_DOUBLING = 128
-"""Number of marks each time the length of the prefix doubles."""
+"""Number of marks for each doubling of the prefix's length."""
 _DOUBLINGS = 16
 """Number of doublings beyond the first blocks that have marks."""
 MARK_CHARACTERS = 4
@@ -294,5 +301,5 @@ def marks_within(blocks: int) -> int:
 
 
 def blocks_until(marks: int) -> int:
-    """Return the number of blocks that this many marks cover, at most as many as the last mark covers."""
+    """Return the number of blocks that this many marks cover; more marks than the maximum cover no more."""
     return MARKED_BLOCKS[min(marks, len(MARKED_BLOCKS)) - 1] if marks else 0

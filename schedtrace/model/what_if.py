@@ -15,35 +15,35 @@ WHAT_IF_SCHEMA_VERSION = 3
 
 
 class Objective(StrEnum):
-    """Objective that advice must improve."""
+    """Objective by which advice is chosen."""
 
     LATENCY = "latency"
-    """The mean end-to-end latency."""
+    """Mean end-to-end latency."""
     MAKESPAN = "makespan"
-    """The time until all requests are done."""
+    """Time until all requests are done."""
     THROUGHPUT = "throughput"
-    """Output tokens a second."""
+    """Output tokens per second."""
 
 
 CONCURRENCY = "max_concurrency"
-"""Change of the clients of a closed loop, by the option of vLLM's benchmark client: the number that have one
-request open each."""
+"""Name of a change to the clients of a closed loop, taken from vLLM's benchmark client: the number of clients
+with one open request each."""
 OF_RANKS: dict[str, tuple[Any, ...]] = {
     "router": ("vllm", "round-robin", "least-running", "least-tokens"),
     "balance_ranks": (True, False),
 }
-"""Settings of ranks that a replay accepts besides vLLM's, and their values."""
+"""Settings of data-parallel ranks that a replay accepts besides vLLM's own, with their values."""
 
 
 Latency = Literal["ttft", "tpot", "e2e"]
-"""Latency of a request: time to first token, time per output token after it, and end-to-end latency."""
+"""Kind of latency: time to first token, time per output token after it, and end-to-end latency."""
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """A bound of a service level objective: a latency's limit at a percentile of the requests."""
+    """Bound of a service level objective: the limit of a latency at a percentile of the requests."""
 
     latency: Latency
-    """Bounded latency."""
+    """Latency to which the bound applies."""
     percentile: float
     """Percentile, 0 to 100."""
     limit_ms: float
@@ -61,21 +61,21 @@ class LoadPart(msgspec.Struct, kw_only=True):
     requests: int
     """Number of requests that are replayed."""
     whole_requests: int
-    """Number of requests of the whole load."""
+    """Number of requests in the whole load."""
     begin_s: float
-    """Seconds into the recording at which the first of them arrived."""
+    """Seconds into the recording at which the first of these requests arrived."""
     end_s: float
     """Seconds into the recording at which the part ends; most of its requests had been answered by then."""
 
     @property
     def words(self) -> str:
-        """Return the name for use within a sentence."""
+        """Describe the part for use within a sentence."""
         seconds = f"{number(self.begin_s)} to {number(self.end_s)} s"
         return f"{self.requests:,} of this load's {self.whole_requests:,} requests ({seconds})"
 
 
 class ReplayedLoad(msgspec.Struct, kw_only=True):
-    """The load that every configuration gets."""
+    """Load that every configuration gets."""
 
     label: str
     """Label of the run, or name of the workload."""
@@ -84,82 +84,83 @@ class ReplayedLoad(msgspec.Struct, kw_only=True):
     recorded_version: str | None
     """Release of vLLM that was recorded; null: the load was simulated with ``--model`` and ``--gpu``."""
     trials: int
-    """Trials, replayed in sequence."""
+    """Number of trials, which are replayed in sequence."""
     requests: int
-    """Requests of all trials."""
+    """Number of requests in all trials."""
     prompt_tokens: int
-    """Prompt tokens of all trials."""
+    """Number of prompt tokens in all trials."""
     output_tokens: int
-    """Output tokens asked for, or recorded."""
+    """Number of output tokens, as requested or as recorded."""
     by_arrival: bool
     """Whether requests arrive while others run, so that decisions depend on the step times, too."""
     part: LoadPart | None = None
-    """Part of the recorded load that this is; null: the whole."""
+    """Part of the recorded load that is replayed; null: the whole load."""
 
 
 class Baseline(msgspec.Struct, kw_only=True):
-    """Comparison of the recording with its replay; the configuration with ``recorded`` has the figures."""
+    """Comparison of the recording with its replay, whose figures are in the ``recorded`` configuration."""
 
     judged_by: str | None = None
-    """Figure in which replay and recording are compared; null: saved step times are not judged."""
+    """Figure by which the replay is compared with the recording; null: saved step times are not judged."""
     misfit_frac: float | None = None
     """Difference in that figure: 0.03 is 3 % more in the replay than recorded."""
     part: LoadPart | None = None
-    """Part of the load on which it was judged; null: all of it."""
+    """Part of the load by which the replay was judged; null: the whole load."""
     same_steps: int | None = None
-    """Replayed steps that have the same requests with the same tokens as recorded; null: not compared."""
+    """Number of replayed steps with the same requests and tokens as recorded; null: not compared."""
     compared_steps: int | None = None
-    """Steps that were compared."""
+    """Number of steps that were compared."""
 
 
 class Figure(msgspec.Struct, kw_only=True):
-    """A figure of the load under a configuration."""
+    """Figure of the load under a configuration."""
 
     name: str
-    """Name, as in ``diff``."""
+    """Name of the figure, as in ``diff``."""
     unit: str
     """Unit; empty for a count."""
     higher_is_better: bool | None
     """Direction of improvement; null: neither direction is better."""
     decided: bool
-    """Whether scheduling alone decides it; otherwise it depends on the step times."""
+    """Whether the figure depends on scheduling alone; otherwise it also depends on the step times."""
     value: float | None
     """Mean over the trials; for ``sweep``, over the requests of all trials together."""
     before: float | None = None
-    """The recorded configuration's value; for that configuration itself, the value in the recording."""
+    """Value for the recorded configuration; for that configuration itself, the value in the recording."""
     change_frac: float | None = None
-    """``value`` against ``before``."""
+    """Relative change from ``before`` to ``value``."""
     low_frac: float | None = None
-    """Low end of the 90 % interval of ``change_frac``; null if the trace gives no basis for one."""
+    """Lower end of the 90 % interval of ``change_frac``; null if the trace gives no basis for an interval."""
     high_frac: float | None = None
-    """High end of the interval."""
+    """Upper end of that interval."""
 
 
 class Configuration(msgspec.Struct, kw_only=True):
     """Settings under which the load was replayed, and the outcome."""
 
     changes: dict[str, Any]
-    """Settings that differ from ``settings`` of the document, with their values."""
+    """Settings that differ from the document's ``settings``, with their values."""
     recorded: bool = False
     """Whether this is the recorded configuration."""
     refused: str | None = None
     """Reason why figures are absent; null if they are present."""
     kv_blocks: int | None = None
-    """Size of the KV cache."""
+    """Number of blocks in the KV cache."""
     figures: list[Figure] = []
     """Figures of the load; for ``advise``, only the proposals and the recorded configuration have them."""
     finished: int | None = None
-    """Requests that finished, that is, were not aborted."""
+    """Number of requests that finished, that is, were not aborted."""
     too_long: int | None = None
-    """Requests that vLLM's front end rejects because their prompt fills ``max_model_len``."""
+    """Number of requests that vLLM's front end rejects because their prompt fills ``max_model_len``."""
     steps: int | None = None
-    """``schedule()`` calls of all trials."""
+    """Number of ``schedule()`` calls in all trials."""
     preemptions: int | None = None
-    """Preemptions in ``schedule()``, of all trials; null: not recorded."""
+    """Number of preemptions in ``schedule()`` in all trials; null: not recorded."""
     extrapolated_frac: float | None = None
     """Share of the steps outside the range that the step times were fitted to; null: not fitted."""
     bounds_ms: list[float | None] = []
-    """Values of the latencies that ``slo`` bounds, in its order, over the requests of all trials."""
+    """Values of the latencies that ``slo`` bounds, in the order of ``slo``, over the requests of all trials.
+    """
     meets_slo: bool | None = None
     """Whether every bound holds; null without bounds or figures."""
     goodput_requests_per_s: float | None = None
@@ -170,7 +171,7 @@ class Configuration(msgspec.Struct, kw_only=True):
     """Whether no other configuration is better in one of ``objectives`` and at least as good in the
     others; null: only ``sweep`` compares them."""
     place: int | None = None
-    """Place among the advised configurations, 1 is the best; null: not advised."""
+    """Place among the advised configurations, where 1 is the best; null: not advised."""
     removed: list[str] | None = None
     """Codes of root causes in the replay of the recorded configuration that are absent from this one; null:
     not compared."""
@@ -181,19 +182,19 @@ class Configuration(msgspec.Struct, kw_only=True):
     """Run folder of the replay, if it was kept."""
 
     def figure(self, name: str) -> Figure | None:
-        """Return the figure of this name; None: the load has none."""
+        """Return the figure with this name; None if the load has none."""
         return next((figure for figure in self.figures if figure.name == name), None)
 
 
 class Replays(msgspec.Struct, kw_only=True):
-    """A load, replayed under several configurations: the answer of ``replay``, ``sweep`` and ``advise``."""
+    """Document of ``replay``, ``sweep`` and ``advise``: a load, replayed under several configurations."""
 
     schema_version: int = WHAT_IF_SCHEMA_VERSION
     """Version of this format; 3."""
     load: ReplayedLoad
     """Load that every configuration gets."""
     vllm_version: str
-    """Release of vLLM whose scheduler decided."""
+    """Release of vLLM whose scheduler was used."""
     step_times: str
     """Source of the step times, as a sentence."""
     settings: dict[str, Any]
@@ -202,57 +203,59 @@ class Replays(msgspec.Struct, kw_only=True):
     baseline: Baseline | None = None
     """Replay of the recorded configuration, compared with the recording; null: none was recorded."""
     objective: str | None = None
-    """Figure that ``analyze --predict`` improves; null: other commands."""
+    """Figure that ``analyze --predict`` improves; null for other commands."""
     no_advice: str | None = None
-    """Reason why ``analyze --predict`` advises none of the configurations; null: it advises one, or this is
-    another command's document.
-    """
+    """Reason why ``analyze --predict`` recommends no configuration; null: it recommends one, or this is
+    another command's document."""
     slo: list[Bound] = []
     """Bounds as given on the command line."""
     objectives: list[str] = []
     """Dimensions of the Pareto front: ``output_tokens_per_s``, and latencies such as ``ttft_p99``."""
     configurations: list[Configuration]
-    """``sweep``: by throughput, the highest first, refused ones last; otherwise the recorded one first."""
+    """Configurations: for ``sweep``, by throughput, the highest first and refused ones last; otherwise the
+    recorded one first."""
     commands: list[str] = []
-    """Commands that try the first proposal of ``advise`` on the real machine: a run, and a comparison."""
+    """Commands that try the first proposal of ``advise`` on the real machine: a run and a comparison."""
     notes: list[Message] = []
-    """Notes on facts missing in the load, and on the assumptions made instead."""
+    """Notes on facts that the load lacks, and on the assumptions made instead."""
 
     @property
     def recorded_configuration(self) -> Configuration | None:
-        """The recorded configuration, replayed; None: nothing was recorded."""
+        """The replayed recorded configuration; None if nothing was recorded."""
         return next((configuration for configuration in self.configurations if configuration.recorded), None)
 
 
 class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A configuration, replayed: a line of ``sweep.jsonl``."""
+    """Result of replaying one configuration: a line of ``sweep.jsonl``."""
 
     key: str
-    """Digest of load, engine, changes, step times and versions: the same key would have the same outcome."""
+    """Digest of load, engine, changes, step times and versions: configurations with the same key have the
+    same outcome."""
     changes: dict[str, Any]
-    """Settings that differ from those of the engine that the sweep starts from."""
+    """Settings that differ from those of the engine with which the sweep starts."""
     refused: str | None = None
     """Reason why figures are absent; None if they are present."""
     requests: int = 0
-    """Requests of the load."""
+    """Number of requests in the load."""
     too_long: int = 0
-    """Requests that vLLM's front end rejects because their prompt fills ``max_model_len``."""
+    """Number of requests that vLLM's front end rejects because their prompt fills ``max_model_len``."""
     steps: int = 0
-    """``schedule()`` calls."""
+    """Number of ``schedule()`` calls."""
     preemptions: int | None = None
-    """Preemptions in ``schedule()``; None if not recorded."""
+    """Number of preemptions in ``schedule()``; None if not recorded."""
     extrapolated_steps: int | None = None
-    """Steps outside the range that the step times were fitted to; None if they were not fitted."""
+    """Number of steps outside the range that the step times were fitted to; None if the step times were not
+    fitted."""
     kv_blocks: int | None = None
-    """Size of the KV cache; None: not noted by an older release, or refused."""
+    """Number of blocks in the KV cache; None if an older release did not note it, or the configuration was
+    refused."""
     fitted_max_model_len: int | None = None
-    """Tokens that the KV cache holds, if this decided ``max_model_len``; otherwise None."""
+    """Tokens that the KV cache holds, if they determined ``max_model_len``; otherwise None."""
     duration_s: float = 0.0
     """Time from first arrival to last token, summed over trials."""
     counted_s: float | None = None
-    """Part of that time with requests, over which throughput is computed if a server's load is replayed; null
-    for all of it.
-    """
+    """Part of that time in which requests were present; a server's throughput is computed over it. Null for
+    all of it."""
     output_tokens: int = 0
     """Output tokens of finished requests."""
     ttft_ms: list[float] = []
@@ -264,7 +267,7 @@ class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def as_options(changes: dict[str, Any]) -> list[str]:
-    """Return settings as vLLM's command line takes them: ``--max-num-seqs 64``, ``--no-async-scheduling``.
+    """Return settings in the form of vLLM's command line: ``--max-num-seqs 64``, ``--no-async-scheduling``.
 
     A setting without a value is left out.
     """
