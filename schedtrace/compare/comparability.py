@@ -32,7 +32,7 @@ def taken_in_turn(base: Timeline, new: Timeline) -> bool | None:
 
 
 def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]) -> list[Message]:
-    """Return reasons other than their configurations for which two runs may differ."""
+    """Return reasons, other than their configurations, why two runs may differ."""
     notes = []
     if base.header.host != new.header.host:
         hosts = {"base": base.header.host, "new": new.header.host}
@@ -62,27 +62,27 @@ def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]
 
 
 ALIKE_FRAC = 0.05
-"""Relative difference of a figure from which loads differ; sampling makes outputs vary by less."""
+"""Relative difference of a figure above which loads count as different; sampling makes outputs vary by less.
+"""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Load of a run. None if not recorded.
+    """Load of a run; a figure is None if it is not recorded.
 
     The arrival rate is not part of it, because clients that wait for answers send faster to a faster engine.
     """
 
     requests: float | None
-    """Requests that arrived, per trial, on all engines."""
+    """Number of requests that arrived on all engines, per trial."""
     prompt_tokens: float | None
     output_tokens: float | None
-    """Mean tokens, for a run of one engine only, because the router distributes requests by chance.
-    Outputs are those of finished requests.
-    """
+    """Mean output tokens of finished requests; only for a run of one engine, because the router distributes
+    requests by chance."""
 
     @classmethod
     def from_report(cls, report: RunReport, timeline: Timeline) -> Self:
-        """Return the load of a run with the timeline of its first engine."""
+        """Return the load of a run, whose first engine has this timeline."""
         outcomes = report.statistics.outcomes if report.statistics else None
         if outcomes is None or not outcomes.arrived:
             return cls(None, None, None)
@@ -94,7 +94,7 @@ class Load:
         return cls(requests, *(None if mean is None else float(mean) for mean in (prompts, outputs)))  # type: ignore[arg-type]  # means of integers
 
     def differs(self, counterpart: Self) -> bool:
-        """Return whether a figure of both loads differs by more than ``ALIKE_FRAC`` of the larger one."""
+        """Return whether any figure of the loads differs by more than ``ALIKE_FRAC`` of the larger value."""
         return any(
             abs(mine - theirs) > ALIKE_FRAC * max(mine, theirs)
             for mine, theirs in zip(astuple(self), astuple(counterpart), strict=True)
@@ -102,7 +102,7 @@ class Load:
         )
 
     def requests_and_tokens(self) -> Message:
-        """Return ``220 requests (1,373 + 365 tokens on average)``."""
+        """Describe the load: ``220 requests (1,373 + 365 tokens on average)``."""
         return say(
             "{requests:n request}[ ({prompt} + {output} tokens on average)]",
             requests=round(self.requests or 0),
@@ -116,7 +116,7 @@ def _number(value: float | None) -> Number | None:
 
 
 def load_difference_notes(*, base: Load, new: Load) -> list[Message]:
-    """Return a note that the loads differ, if they do."""
+    """Return a note that the loads differ; an empty list if they do not."""
     if not base.differs(new):
         return []
     return [
@@ -134,11 +134,11 @@ WORK = (
 )
 """Fields that identify a workload: its size and its arrivals."""
 NAMED_WORK = ("batch_size", "input_len", "output_len")
-"""The same fields for a log whose name contains the workload."""
+"""The same fields for a log whose name states the workload."""
 
 
 def same_work(*, base: RunReport, new: RunReport) -> bool:
-    """Return whether both runs had the same load, or one of them does not record its load."""
+    """Return whether both runs had the same load, or one of the loads is not recorded."""
     before, after = _work(base), _work(new)
     return before is None or after is None or before == after
 
@@ -149,7 +149,7 @@ def records_work(report: RunReport) -> bool:
 
 
 def workload(report: RunReport) -> Message:
-    """Return ``16 prompts (random, 8,192 + 512 tokens, 4 per second, burstiness 1)``."""
+    """Describe the workload: ``16 prompts (random, 8,192 + 512 tokens, 4 per second, burstiness 1)``."""
     if named := report.config.get("named"):
         return say(
             "batch size {batch_size:n}, {input_len:n} + {output_len:n} tokens", SimpleNamespace(**named)
@@ -170,7 +170,7 @@ def workload(report: RunReport) -> Message:
 
 
 def _work(report: RunReport) -> tuple[Any, ...] | None:
-    """Return the run's load, as far as its manifest records it."""
+    """Return the run's load as far as its manifest records it."""
     if named := report.config.get("named"):
         return tuple(named[name] for name in NAMED_WORK)
     work = report.config.get("workload")
@@ -180,7 +180,7 @@ def _work(report: RunReport) -> tuple[Any, ...] | None:
 OWN = "SCHEDTRACE_"
 """Prefix of the variables that control recording and do not affect vLLM."""
 OF_A_START = "_port"
-"""Suffixes of the fields that every start of data-parallel ranks draws anew."""
+"""Suffixes of the fields whose values every start of data-parallel ranks draws anew."""
 ADDRESS = {"port", "host", "uds"}
 """Options that state where a server listens."""
 OPTION = re.compile(r"--?[A-Za-z]")
@@ -190,13 +190,13 @@ NAMES = {
     "kv_blocks_total": "num_gpu_blocks",
     "token_budget": "max_num_scheduled_tokens",
 }
-"""Names of settings for fields of vLLM's configuration and of the header that have another name."""
+"""Name of the setting for each field of vLLM's configuration and of the header whose name differs."""
 
 
 def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
     """Return settings that differ: explicit options, workload, environment, then what vLLM resolved.
 
-    Of what vLLM resolved, the settings that decide scheduling come first.
+    Among the values that vLLM resolved, settings that affect scheduling come first.
     """
     before, after = _flat_config(base), _flat_config(new)
     explicit = _given(base) | _given(new)
@@ -226,14 +226,14 @@ def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
 
 
 def _group(change: ConfigChange) -> int:
-    """Return the group in the list: options, the workload, the environment, what vLLM resolved."""
+    """Return the sort key of a change: options, then workload, environment, and values that vLLM resolved."""
     if not change.given:
         return 3
     return {"workload": 1, "environment": 2}.get(change.name.partition(".")[0], 0)
 
 
 def _options(base: Run, new: Run, compared: set[str]) -> list[ConfigChange]:
-    """Return the options in which two servers' commands differ and whose settings nothing else records."""
+    """Return the options in which two servers' commands differ and that are recorded nowhere else."""
     before, after = (_command_options(run.manifest) for run in (base, new))
     if before is None or after is None:
         return []
@@ -253,7 +253,7 @@ def _options(base: Run, new: Run, compared: set[str]) -> list[ConfigChange]:
 
 
 def _command_options(manifest: Manifest | None) -> dict[str, str] | None:
-    """Return the options of a server's command by name; None for no server, or an unknown command.
+    """Return the options of a server's command by name; None if there is no server, or an unknown command.
 
     The arguments of ``schedtrace run`` are in ``engine_args_given``, and its own options in the workload.
     """
@@ -271,7 +271,7 @@ def _command_options(manifest: Manifest | None) -> dict[str, str] | None:
 
 
 def _origins(run: Run) -> dict[str, Message]:
-    """Origin of each setting that decides scheduling, by its name, as far as it is known."""
+    """Return the origin of each setting that affects scheduling, by name, as far as it is known."""
     return {
         setting.name: say("{origin}[ for {context:code}]", setting)
         for setting in effective_settings(run)
@@ -280,20 +280,20 @@ def _origins(run: Run) -> dict[str, Message]:
 
 
 def _setting_of(name: str) -> str:
-    """Return ``scheduling_policy`` for ``scheduler_config.policy``."""
+    """Return the setting's name for a field: ``scheduling_policy`` for ``scheduler_config.policy``."""
     field = name.rpartition(".")[2]
     return NAMES.get(field, field)
 
 
 def _given(run: Run) -> set[str]:
-    """Return the names of explicit vLLM arguments."""
+    """Return the names of vLLM's arguments that the user set."""
     configured = configured_by(run)
     of_run = run.manifest.engine_args_given if run.manifest else {}
     return {_setting_of(name) for name in (*of_run, *(configured.given if configured else ()))}
 
 
 def _flat_config(run: Run) -> dict[str, Any]:
-    """Return values by ``section.field``, from the manifest, else from the trace's header."""
+    """Return values by ``section.field``, from the manifest or else from the trace's header."""
     header = run.traces[0].header
     flat: dict[str, Any] = {
         "model": header.model,

@@ -45,11 +45,11 @@ _Refusal = tuple[str, str, str | None]
 _Kind = tuple[str, str | None]
 
 FELL = 2.0
-"""Factor by which a finding's share must change for the finding to count as gone or appeared."""
+"""Factor by which a finding's share must change for the finding to count as gone or as new."""
 
 
 def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
-    """Return a row per code and cause that either run has and both could have, the new run's first."""
+    """Return a row per code and cause of findings in either run that both records could show."""
     before, after = _by_kind(base), _by_kind(new)
     unjudged = _unjudged(base, new)
     changes = []
@@ -80,7 +80,7 @@ def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
 
 
 def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:
-    """Return the largest share of these findings; None if unknown, or if there is no finding."""
+    """Return the largest share of these findings; None if it is unknown or there is no finding."""
     if threshold is None:
         return None
     fracs = [threshold.share(finding) for finding in findings]
@@ -88,9 +88,9 @@ def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:
 
 
 def _really(threshold: Threshold | None, fracs: list[float | None]) -> bool:
-    """Return whether a finding of only one run is more than a share that crossed its threshold.
+    """Return whether a finding appeared or went, rather than its share merely crossing the threshold.
 
-    A share that is not known on the side without the finding is at most the threshold.
+    On the side without the finding, an unknown share counts as the threshold.
     """
     if threshold is None or fracs == [None, None]:
         return True
@@ -99,7 +99,7 @@ def _really(threshold: Threshold | None, fracs: list[float | None]) -> bool:
 
 
 def _unjudged(base: RunReport, new: RunReport) -> set[str]:
-    """Return the findings that one side could not have, because its record lacks facts."""
+    """Return the findings that one side cannot show, because its record lacks facts."""
     codes = {rule.code for report in (base, new) for rule in report.not_judged}
     differ = bool(base.not_judged) != bool(new.not_judged)
     only_without_queue = {budget_underused.RULE.code} if differ else set()
@@ -114,9 +114,9 @@ def _by_kind(report: RunReport) -> dict[_Kind, list[Finding]]:
 
 
 def refusal_changes(*, base: RunReport, new: RunReport) -> list[CauseChange]:
-    """Return a row per refusal of either run, the largest change first.
+    """Return a row per kind of refusal in either run, the largest change first.
 
-    Runs differ in length, so steps are compared as shares: ``steps that showed it / all steps``.
+    Runs differ in length, so each row compares shares: steps with the refusal divided by all steps.
     """
     before, after = _refusals(base), _refusals(new)
     rows = [
@@ -135,7 +135,7 @@ def refusal_changes(*, base: RunReport, new: RunReport) -> list[CauseChange]:
 
 
 def _refusals(report: RunReport) -> defaultdict[_Refusal, tuple[int, int]]:
-    """Return the exits and steps of each kind of refusal, regardless of the line."""
+    """Return the exits and steps of each kind of refusal, whatever its line in the source."""
     totals: defaultdict[_Refusal, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in report.causes:
         if row.refusal:
@@ -249,7 +249,7 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
 
 
 def _number_notes(*, base: RunReport, new: RunReport, least: int) -> list[Message]:
-    """Return a note if a side has a single trial, with the number of trials needed."""
+    """Return a note if a side has a single trial, with the number of trials that would be needed."""
     if min(len(trials_used(report)) for report in (base, new)) > 1:
         return []
     return [
@@ -274,7 +274,7 @@ def _require_common_ground(*, base: RunReport, new: RunReport, alike: bool) -> N
 
 
 def _not_compared(sides: dict[str, RunReport]) -> list[Message]:
-    """Return the findings that could not be judged for a side, and why; one message if both are equal."""
+    """Return the findings that could not be judged on a side, and why; one message if both sides agree."""
     sides_by_reason: dict[tuple[str, str, int], list[str]] = {}
     for side, run in sides.items():
         if run.not_judged:
@@ -294,7 +294,7 @@ def _not_compared(sides: dict[str, RunReport]) -> list[Message]:
 
 MOST_METRICS = 3
 MOST_FINDINGS = 2
-"""Maximum number of named findings that went or appeared; one of each if there are both."""
+"""Maximum number of findings named as gone or new; one of each if there are both."""
 SAME = "no difference found"
 
 
@@ -307,15 +307,15 @@ def comparison_verdict(
     in_turn: bool | None,
     whole: bool = True,
 ) -> Message:
-    """Return findings that disappeared or appeared, then the largest changes beyond chance, if any.
+    """Return findings that went or appeared, then the largest significant changes.
 
     Args:
         metrics: Metric changes with their outcomes.
         findings: Findings of both runs.
         same_work: Whether both runs had the same work.
-        most_tests: Number of metrics that may vary with more trials.
+        most_tests: Number of metrics that could vary with more trials.
         in_turn: Whether the machine was the same for both; None if unknown.
-        whole: Whether both records show all that is compared.
+        whole: Whether both records contain everything that is compared.
     """
     parts = [] if same_work else [say("different workloads: the figures say little")]
     parts += _findings(findings)
@@ -352,7 +352,7 @@ def _findings(findings: list[FindingChange]) -> list[Message]:
 
 
 def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> list[Message]:
-    """Return the largest changes beyond chance.
+    """Return the largest significant changes.
 
     Figures without a unit, such as the number of steps, are listed only if there are no others.
     """
@@ -370,12 +370,12 @@ def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> lis
 
 
 def _changed(metric: MetricChange) -> Message:
-    """Return ``output +12.3 %``, or that the base was 0."""
+    """Return a change such as ``output +12.3 %``, or that the base was 0."""
     return say("{name} from 0" if metric.change_frac is None else "{name} {change_frac:+%}", metric)
 
 
 def _nothing_found(metrics: list[MetricChange], most_tests: int, *, has_changes: bool) -> list[Message]:
-    """Return a sentence if no figure certainly differs, with what could not be detected."""
+    """Return a sentence if no figure certainly differs, with the changes that could not be detected."""
     untold = {Outcome.NONE_FOUND, Outcome.TOO_FEW, Outcome.ONE_EACH}
     changed = [m for m in metrics if m.outcome in untold]
     if not changed:
@@ -398,7 +398,7 @@ def _nothing_found(metrics: list[MetricChange], most_tests: int, *, has_changes:
 
 
 def _too_few(metric: MetricChange, most_tests: int) -> Message:
-    """Return a sentence on how many trials would show this change at this spread, with all possible tests."""
+    """Return how many trials would show this change, at this spread and with all possible tests."""
     least = fewest_trials(most_tests)
     if metric.change_frac:
         wanted = abs(metric.change_frac)
@@ -420,7 +420,7 @@ def _size(metric: MetricChange) -> float:
 
 
 def _steadied(metric: MetricChange) -> Message:
-    """Return a sentence if trials no longer vary, or now vary, or nothing if it may be chance."""
+    """Return a sentence if trials no longer vary, or now vary; nothing if chance may explain it."""
     steady = [sample.min == sample.max for sample in (metric.base, metric.new)]
     if not metric.significant or steady[0] == steady[1]:
         return NOTHING

@@ -1,7 +1,7 @@
 """First different decision of two runs' schedulers, trial by trial.
 
-Request ids differ between runs, so requests are compared by their number within the trial: that of
-``schedtrace run``'s ids (``t<trial>-<number>-...``), else their place in the order of arrival.
+Request ids differ between runs, so requests are compared by their number within the trial: the number in the
+ids of ``schedtrace run`` (``t<trial>-<number>-...``), or else the place in the order of arrival.
 """
 
 from functools import partial
@@ -22,7 +22,7 @@ GIVEN = (
     "max_num_running_reqs",
     "kv_blocks_free_before",
 )
-"""Inputs of a decision, as far as a trace records them."""
+"""Inputs of a decision that a trace records."""
 
 _NEEDS = {Fact.REQUESTS, Fact.LIVES}
 _RECORDED_BY = {"scheduled": Fact.REQUESTS, "preempted": Fact.PREEMPTIONS, "causes": Fact.EXITS}
@@ -34,7 +34,7 @@ _Row = dict[str, Any]
 
 
 def compare_decisions(*, base: Timeline, new: Timeline) -> Decisions:
-    """Return the first step that differs, after aligning the steps of each common trial from its first.
+    """Return the first step decided differently, with each common trial aligned at its first step.
 
     This compares the scheduled requests with their tokens, the preempted requests and, if both traces record
     them in the same way, the causes of the exits.
@@ -86,7 +86,7 @@ def _decided(row: _Row | None, counterpart: _Row | None) -> DecidedStep | None:
 
 
 def _decided_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return the steps with a decision to make: a request was scheduled, preempted or waiting.
+    """Return the steps with a decision to make: those with scheduled, preempted or waiting requests.
 
     In addition to the columns of ``Timeline.steps``: ``scheduled`` (``number: tokens`` each, in order),
     ``preempted`` (numbers), ``causes`` (``loop: cause`` of the exits, each once) and ``arrived``: requests of
@@ -127,7 +127,7 @@ def _decided_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _numbers(timeline: Timeline) -> pl.LazyFrame:
-    """Return the requests' numbers by trial and id; requests present when the trace began come first."""
+    """Return the number of each request by trial and id; requests present at the beginning come first."""
     columns = (*_OF_TRIAL, "queued_us")
     there = timeline.present.select(*_OF_TRIAL, queued_us=pl.int_range(pl.len()) - pl.lit(LONGEST_US))
     requests = pl.concat([there, timeline.arrivals.select(columns)])

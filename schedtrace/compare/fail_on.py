@@ -1,4 +1,4 @@
-"""Condition of ``diff --fail-on``: a metric that became worse, and by how much."""
+"""Condition of ``diff --fail-on``: a metric that became worse, and by how much at least."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,11 +7,11 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.comparison import Comparison, MetricChange
 
 NAMES = [metric.name for metric in METRICS if metric.higher_is_better is not None]
-"""Metrics that can be worse."""
+"""Metrics that have a direction, and can therefore become worse."""
 
 
 def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
-    """Return a predicate for metrics that became worse in the sense of ``--fail-on``; without it, none did.
+    """Return a predicate for metrics that became worse in the sense of ``--fail-on``.
 
     Args:
         asked: ``regression`` (any metric), ``regression:METRIC`` or ``regression:METRIC:PERCENT``: this
@@ -19,7 +19,7 @@ def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
             case does not matter.
 
     Raises:
-        UsageError: If it is none of these.
+        UsageError: If ``asked`` has another form.
     """
     conditions = [_parsed(text) for text in asked]
     return lambda change: any(
@@ -53,7 +53,7 @@ def require_compared(asked: Sequence[str], comparison: Comparison) -> None:
 
 
 def _parsed(asked: str) -> tuple[list[str], float]:
-    """Return the metrics of a condition, and the least change."""
+    """Return the metrics of a condition, and the smallest change that meets it."""
     kind, *rest = asked.split(":")
     if kind != "regression" or len(rest) > 2:  # noqa: PLR2004  # a metric and a percentage
         msg = f"--fail-on {asked}: expected regression, regression:METRIC or regression:METRIC:PERCENT"

@@ -1,9 +1,9 @@
 """Change of each metric between two runs, and its significance: by trials or, without them, by requests.
 
 Two servers under one load have no trials, so their requests are compared (``Served``, ``server_changes``).
-Requests that follow each other have much in common: a queue, a batch, a slow phase of the machine. The
-bootstrap therefore draws blocks of consecutive requests instead of single requests and, for the throughput,
-blocks of time windows. (Circular block bootstrap: Politis and Romano 1992, after Kuensch 1989.)
+Consecutive requests share a queue, a batch or a slow phase of the machine. The bootstrap therefore draws
+blocks of consecutive requests instead of single requests and, for the throughput, blocks of time windows.
+(Circular block bootstrap: Politis and Romano 1992, after Kuensch 1989.)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +30,11 @@ from schedtrace.timeline.timeline import Timeline
 Series = NDArray[np.float64]
 RESAMPLES = 999
 BLOCKS = 5
-"""Number of blocks; few, so that each is as long as possible. With shorter blocks, including the length
-that Politis and White (2004) compute, equal servers differ, because a queue outlasts the blocks.
-"""
+"""Number of blocks; few, so that each block is as long as possible. With shorter blocks, even of the length
+that Politis and White (2004) compute, equal servers appear to differ, because a queue outlasts the blocks."""
 FREEDOM = BLOCKS - 2
-"""Degrees of freedom of Student's t; with one more, too many differences are found
-(``tools/bench/server_rates.py``).
-"""
+"""Degrees of freedom of Student's t; with one more, too many false differences are found
+(``tools/bench/server_rates.py``)."""
 FEWEST_VALUES = 30
 MOST_WINDOWS, STEPS_A_WINDOW = 120, 5
 STATISTICS: dict[str, Callable[..., Series]] = {
@@ -45,20 +43,21 @@ STATISTICS: dict[str, Callable[..., Series]] = {
     "TPOT p50": np.median,
     "E2E p50": np.median,
 }
-"""Compared metrics, with the statistic of their series; no tails, for lack of requests."""
+"""Compared metrics, each with the statistic of its series; without tails, for which there are too few
+requests."""
 LATENCIES = {"TTFT p50": "ttft_us", "TPOT p50": "tpot_us", "E2E p50": "e2e_us"}
-"""Latencies of requests, by their columns."""
+"""Latencies of requests, by column name."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """Values behind a server's figures, in order, by metric."""
+    """Series of values behind a server's figures, by metric."""
 
     series: dict[str, Series]
 
     @classmethod
     def from_server_run(cls, report: RunReport, timeline: Timeline) -> Self | None:
-        """Return a server's figures; None with trials, several engines, or without requests or times."""
+        """Return a server's series; None with trials, with several engines, or without requests or times."""
         if not {Fact.LIVES, Fact.TIMES} <= timeline.facts:
             return None
         if report.config["engines"] > 1 or [trial.trial for trial in report.trials] != [None]:
@@ -70,11 +69,11 @@ class Served:
 
 @dataclass(frozen=True)
 class LogChange:
-    """Change of a metric from base to new, as logarithms: ``new / base = exp(change)``."""
+    """Change of a metric from base to new, as a logarithm: ``new / base = exp(change)``."""
 
     change: float
     error: float
-    """Its standard error."""
+    """Standard error of the change."""
 
     @property
     def p(self) -> float:
@@ -94,7 +93,7 @@ class LogChange:
 
 
 def server_changes(base: Served, new: Served) -> dict[str, tuple[LogChange, float]]:
-    """Return each metric's change and Holm-corrected p-value, where both sides have enough values."""
+    """Return each metric's change and Holm-corrected p-value, if both sides have enough values."""
     changes = {}
     for name, statistic in STATISTICS.items():
         before, after = (_estimate(served.series[name], statistic) for served in (base, new))
@@ -105,7 +104,7 @@ def server_changes(base: Served, new: Served) -> dict[str, tuple[LogChange, floa
 
 
 def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, float] | None:
-    """Return the logarithm of the statistic and its standard error; None if values are too few or all 0."""
+    """Return the logarithm of a statistic, and its standard error; None if values are few or all 0."""
     if len(values) < FEWEST_VALUES:
         return None
     length = len(values) // BLOCKS
@@ -120,7 +119,7 @@ def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, 
 
 
 def _output(timeline: Timeline) -> Series:
-    """Return output tokens per second in equal windows of the time with requests."""
+    """Return output tokens per second in equal windows of the time in which requests were present."""
     spans = counted_spans(timeline).select(
         pl.col("begin_us", "end_us") - timeline.header.wall_anchor_us,
         before_us=LENGTH_US.cum_sum() - LENGTH_US,
@@ -140,7 +139,7 @@ def _output(timeline: Timeline) -> Series:
 
 
 def in_windows(at_us: NDArray[Any], tokens: NDArray[Any], lasted_us: int) -> Series:
-    """Return tokens per second in equal windows of a time, from steps' times and tokens."""
+    """Return tokens per second in equal windows, from the times and tokens of steps."""
     windows = min(MOST_WINDOWS, len(at_us) // STEPS_A_WINDOW)
     if not windows:
         return np.array([])
@@ -157,7 +156,7 @@ def _mean(values: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Metric:
-    """Figure of a trial, and how it is combined over the engines of a run."""
+    """Figure of a trial, and how it is combined over the engines of the run."""
 
     name: str
     unit: str
@@ -187,7 +186,7 @@ METRICS = [
 
 
 def trials_used(report: RunReport) -> list[list[TrialReport]]:
-    """Return whole trials, each as its engines' reports; cut trials only if none is whole."""
+    """Return the whole trials, each as the reports of its engines; cut trials only if none is whole."""
     whole = [trial for trial in report.trials if trial.complete]
     by_trial: dict[int | None, list[TrialReport]] = {}
     for trial in whole or report.trials:
@@ -215,7 +214,7 @@ def sample(metric: Metric, report: RunReport) -> Sample | None:
 
 
 def metric_changes(*, base: RunReport, new: RunReport) -> list[MetricChange]:
-    """Return the metrics that both sides have, their tests corrected for their number."""
+    """Return the metrics that both sides have, with p-values corrected for the number of tests."""
     pairs = [(metric, sample(metric, base), sample(metric, new)) for metric in METRICS]
     changes = [
         _untested(metric, base=before, new=after) for metric, before, after in pairs if before and after
@@ -237,16 +236,16 @@ def number_of_tests(changes: Sequence[MetricChange]) -> int:
 
 
 def most_tests(changes: Sequence[MetricChange]) -> int:
-    """Return the number of tests if all metrics varied, counting each figure once for all its units.
+    """Return the number of tests if all metrics varied, counting figures of one quantity only once.
 
-    With more trials, more metrics may vary; statements about the number of trials then stay true.
+    With more trials, more metrics may vary; statements about the number of trials must remain true then.
     """
     rates = {_shape(change) for change in changes if change.unit.endswith("/s")}
     return len(rates) + sum(not change.unit.endswith("/s") for change in changes)
 
 
 def judge_servers(changes: Sequence[MetricChange], tested: Mapping[str, tuple[LogChange, float]]) -> None:
-    """Set the outcomes of one server against one; metrics missing from ``tested`` stay untested."""
+    """Set the outcomes of one server against another; metrics missing from ``tested`` stay untested."""
     for change in changes:
         if change.base.same_figures(change.new):
             change.outcome = Outcome.SAME
@@ -287,9 +286,9 @@ def _untested(metric: Metric, *, base: Sample, new: Sample) -> MetricChange:
 
 
 def _families(changes: Sequence[MetricChange]) -> list[list[MetricChange]]:
-    """Group metrics that vary; figures of one quantity in several units share a group and a test.
+    """Group metrics that vary; figures of one quantity in several units form one group with one test.
 
-    Tokens and requests per second are such figures if every trial had the same work.
+    Tokens per second and requests per second form such a group if every trial had the same work.
     """
     families: dict[tuple[float, ...], list[MetricChange]] = {}
     for change in changes:
@@ -300,14 +299,14 @@ def _families(changes: Sequence[MetricChange]) -> list[list[MetricChange]]:
 
 
 def _shape(change: MetricChange) -> tuple[float, ...]:
-    """Return a key that is equal for one figure in several units."""
+    """Return a key that is equal for the same figure in different units."""
     values = [*change.base.values, *change.new.values]
     largest = max(values, key=abs) or 1.0
     return (change.base.count, *(round(value / largest, 9) for value in values))
 
 
 def _judge(change: MetricChange, *, tests: int) -> None:
-    """Set the outcome that the figures and their test allow."""
+    """Set the outcome that the figures and their test support."""
     values = change.base.values, change.new.values
     if change.p is None:  # the metric does not vary, or whether it does is unknown
         several = min(change.base.count, change.new.count) > 1

@@ -1,8 +1,8 @@
 """Statistics of two sets of trials: the change of a figure, and the smallest change they could detect.
 
-Nothing here assumes that the figures are distributed normally. Only the number of trials is planned with the
-normal approximation. For figures with heavy tails it is an estimate, and few trials show the spread itself
-only roughly.
+No test assumes that the figures are distributed normally; only the number of trials is planned with the
+normal approximation. For figures with heavy tails, that number is a rough estimate, and few trials determine
+the spread itself only roughly.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ CONFIDENCE = 0.95
 RESAMPLES = 9999
 FEWEST_TO_CORRELATE = 6
 MOST_DIVISIONS = 3_432
-"""Most divisions of trials into two sides: 7 a side. Asymptotic p-values of so few are far off with equal
-trials."""
+"""Maximum number of divisions of trials into two sides that are counted exactly, which suffices for 7 trials
+per side. Asymptotic p-values of so few trials are far off if some are equal."""
 
 Values = Sequence[float]
 Figures = NDArray[np.float64]
@@ -34,7 +34,8 @@ def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
     """Return the 95 % percentile bootstrap interval of ``relative_change``, from a fixed seed.
 
     Trials are assumed to be independent. With four per side it contains the truth in about 84 of 100 cases,
-    with eight in 94. None with fewer than four, without spread on either side, or with a base trial of 0.
+    with eight in 94. None if a side has fewer than four trials, neither side has any spread, or a base trial
+    is 0.
     """
     if min(base) <= 0 or not (spreads(base) or spreads(new)) or smallest_p(len(base), len(new)) > ALPHA:
         return None
@@ -59,11 +60,11 @@ def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
 def rank_test(base: Values, new: Values) -> tuple[float, float]:
     """Return Cliff's delta and the p-value of a two-sided Mann-Whitney U test.
 
-    The delta is ``P(new > base) - P(new < base)`` over all pairs of trials: 1 if every new one is larger. p
-    is exact for few trials, else asymptotic, but never below what the number of trials allows. Up to 8 trials
-    on a side are few; with ties, which numbers of steps have, up to 7 on both sides, and every division of
-    them is counted. If neighbouring trials correlate, p is that of the ``effective_count``: its normal score
-    is scaled.
+    The delta is ``P(new > base) - P(new < base)`` over all pairs of trials: 1 if every new value is larger. p
+    is exact for few trials and otherwise asymptotic, but never below the minimum that the number of trials
+    allows. Few means up to 8 trials on a side or, with ties (as in numbers of steps), up to 7 on both sides,
+    whose divisions are all counted. If neighbouring trials correlate, the normal score of p is scaled to the
+    ``effective_count``.
     """
     from scipy.stats import PermutationMethod, mannwhitneyu  # noqa: PLC0415  # as above
 
@@ -79,7 +80,7 @@ def rank_test(base: Values, new: Values) -> tuple[float, float]:
 
 
 def effective_count(values: Values) -> float:
-    """Return the number of independent trials that these are worth, given their order.
+    """Return the number of independent trials that would contain as much information as these.
 
     A machine has slow phases, which slow several trials in a row, so two sides may differ although their
     configurations do not. If the ranks of neighbouring trials have the correlation r, n trials are worth
@@ -97,12 +98,12 @@ def effective_count(values: Values) -> float:
 
 
 def smallest_p(base_count: int, new_count: int) -> float:
-    """Return the p-value of a two-sided rank test in which all of one side lie above all of the other."""
+    """Return the smallest p-value of a two-sided rank test, in which all values of one side are larger."""
     return min(1.0, 2 / comb(base_count + new_count, base_count))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Correct p-values for their number (Holm 1979): ``ALPHA`` then bounds the chance of a false positive."""
+    """Correct p-values for their number (Holm 1979); any is falsely significant at most with ``ALPHA``."""
     corrected, highest = [0.0] * len(ps), 0.0
     for rank, at in enumerate(sorted(range(len(ps)), key=lambda at: ps[at])):
         highest = max(highest, min(1.0, (len(ps) - rank) * ps[at]))
@@ -116,7 +117,7 @@ def spreads(values: Values) -> bool:
 
 
 def per_trial(base: Values, new: Values, count: Callable[[Values], float]) -> float:
-    """Return the factor by which the variance of a difference of means exceeds a trial's."""
+    """Return the factor by which the variance of the difference of means exceeds that of a trial."""
     return 1 / count(base) + 1 / count(new)
 
 
@@ -125,7 +126,7 @@ POWER = 0.8
 WANTED_FRAC = 0.05
 """Relative change that users want to detect."""
 RANK_EFFICIENCY = 3 / pi
-"""Efficiency of the rank test relative to the t-test for normal figures: it needs 5 % more trials."""
+"""Efficiency of the rank test relative to the t-test for normal figures; it needs 5 % more trials."""
 
 
 def noise_floor(base: Values, new: Values, tests: int) -> float | None:
@@ -133,7 +134,7 @@ def noise_floor(base: Values, new: Values, tests: int) -> float | None:
 
     ``z * spread * sqrt((1 / base_count + 1 / new_count) / efficiency)`` with the relative standard deviation
     of both sides pooled, their effective counts, the ``z`` for ``ALPHA / tests`` two-sided plus that for
-    ``POWER``, and the rank test's efficiency. None where the trials are too few for any significance, or the
+    ``POWER``, and the rank test's efficiency. None if there are too few trials for any significance, or the
     base is 0.
     """
     relative = _relative_spread(base, new)
@@ -143,7 +144,7 @@ def noise_floor(base: Values, new: Values, tests: int) -> float | None:
 
 
 def trials_for(base: Values, new: Values, tests: int, wanted_frac: float = WANTED_FRAC) -> int | None:
-    """Return the number of trials a side for a noise floor of this change, by the same approximation."""
+    """Return the trials per side for a noise floor of this size, by the approximation of ``noise_floor``."""
     relative = _relative_spread(base, new)
     if relative is None:
         return None
@@ -153,12 +154,12 @@ def trials_for(base: Values, new: Values, tests: int, wanted_frac: float = WANTE
 
 
 def fewest_trials(tests: int) -> int:
-    """Return the trials a side with which one of ``tests`` rank tests can be significant after correction."""
+    """Return the trials per side with which one of ``tests`` corrected rank tests can be significant."""
     return next(count for count in range(1, 100) if smallest_p(count, count) * max(1, tests) <= ALPHA)
 
 
 def _relative_spread(base: Values, new: Values) -> float | None:
-    """Return both sides' pooled relative standard deviation; None with one trial on a side or a base of 0."""
+    """Return both sides' pooled relative standard deviation; None with one trial or a base of 0."""
     if min(len(base), len(new)) == 1 or not any(base):
         return None
     squares = [

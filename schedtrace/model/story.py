@@ -225,7 +225,7 @@ class LifeState(msgspec.Struct, kw_only=True):
     device_ms: float
     """Part of the time in which the device executed a batch, whether this request was in it or not."""
     of_state: str | None = None
-    """For ``interrupted``: the state that continues afterwards."""
+    """State that continues after an interruption (``interrupted``)."""
 
     @property
     def step_count(self) -> int:

@@ -489,7 +489,7 @@ class Step(Line, tag="step", kw_only=True):
     dummy_us: int = 0
     """Total duration of these dummy batches."""
     dummies: list[DummyBatch] = []
-    """Each of these dummy batches."""
+    """Dummy batches since the last line, one entry each."""
     syncs: list[RankSync] = []
     """All-reduces among ranks in lock-step since the last line (vLLM 0.10.2 and newer)."""
     controls: list[Control] = []

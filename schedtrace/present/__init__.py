@@ -1,1 +1,1 @@
-"""Documents as pages of sections (``pages/``), pages as text (``renderers/``). Nothing is computed here."""
+"""Conversion of documents to pages of sections (``pages/``), and of pages to text (``renderers/``)."""

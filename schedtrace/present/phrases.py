@@ -1,4 +1,4 @@
-"""Words of messages, severities and states, each kind of argument in a single place; and pictures.
+"""Wording of messages, severities and states, with one function per kind of argument, and pictures.
 
 Pictures over time are rows of characters.
 """
@@ -37,19 +37,19 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def change_range(low_frac: float, high_frac: float) -> str:
-    """Return ``+7..+13``: an interval of changes, in percent."""
+    """Return an interval of changes in percent: ``+7..+13``."""
     return f"{settled(100 * low_frac, 0):+.0f}..{settled(100 * high_frac, 0):+.0f}"
 
 
 def bar(fraction: float) -> str:
-    """Return a character whose height shows the fraction; anything above 0 is visible."""
+    """Return a character whose height shows the fraction; any fraction above 0 is visible."""
     if fraction <= 0:
         return BARS[0]
     return BARS[min(len(BARS) - 1, max(1, int(settled(fraction * (len(BARS) - 1), 0))))]
 
 
 def series(values: list[int], most: int = 6) -> str:
-    """Return ``1, 15`` or ``8, 8, 8, 8, 8, 8 ... (40)``, with the total count."""
+    """Return the values as ``1, 15``, or shortened with their number as ``8, 8, 8, 8, 8, 8 ... (40)``."""
     shown = ", ".join(f"{value:,}" for value in values[:most])
     return shown if len(values) <= most else f"{shown} ... ({len(values)})"
 
@@ -64,7 +64,7 @@ def plain(text: str | Message) -> str:
 
 
 def pieces(text: str | Message) -> Iterator[tuple[str, Value | None]]:
-    """Yield the sentence in pieces: words, and the argument that they represent (None for plain words)."""
+    """Yield a sentence's pieces: words, and the argument that they represent (None for plain words)."""
     for part in [text] if isinstance(text, str) else text.parts():
         if isinstance(part, str):
             yield part, None
@@ -139,7 +139,7 @@ def _step_list(value: StepList) -> Iterator[tuple[str, Value | None]]:
 SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
 
 CHANGES = {"appeared": Style.WARNING, "went": Style.GOOD, "stayed": None}
-"""Words for the outcomes of a finding in a comparison."""
+"""Words for the states of a finding in a comparison."""
 
 EXITS_VIA = {"source": "exact, from the scheduler's own code", "inferred": "inferred from its state"}
 
@@ -156,7 +156,7 @@ STATES = {
     "not_recorded": State("not recorded", " ", Style.DIM),
     "unrecorded": State("before the recording", " ", Style.DIM),
 }
-"""Characters and styles of a request's states; prefill and recompute are short, but must be prominent."""
+"""Characters and styles of a request's states; prefill and recompute are short but important."""
 
 ENGINE_STATES = {
     "device": "device",
@@ -166,7 +166,7 @@ ENGINE_STATES = {
     "host_gap": "between steps",
     "not_recorded": "not recorded",
 }
-"""Names of a busy engine's states, and of time that the trace does not show."""
+"""Names of a busy engine's states, and of time that the trace does not contain."""
 
 GAINS = {
     "output_tokens_per_s": "output tok/s",
@@ -174,7 +174,7 @@ GAINS = {
     "tpot_p50_ms": "TPOT p50",
     "e2e_mean_ms": "E2E mean",
 }
-"""Metrics of a gain."""
+"""Names of the metrics of a gain."""
 
 _WAITS = {
     "kv_blocks": "waiting for KV blocks",
@@ -197,7 +197,7 @@ EVENTS = {
 
 
 def severity_word(word: str) -> Styled:
-    """Return a severity with its mark."""
+    """Return a severity as a word with its mark."""
     return Styled(word, SEVERITIES[word])
 
 
@@ -217,9 +217,9 @@ TAILS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E latency"}
 
 
 def tail_sentence(tails: list[LatencyTail], *, engines: int) -> Message:
-    """Return a sentence on what makes the slowest requests slow, for the latency furthest from its median.
+    """Return a sentence on why the slowest requests are slow, for the latency farthest from its median.
 
-    E2E is shown only if no other latency has a tail: it is the sum of both.
+    E2E is shown only if no other latency has a tail, because it is the sum of the other two.
     """
     if not tails:
         return NOTHING
@@ -268,7 +268,7 @@ def _tail_part(part: TailPart) -> Text:
 
 
 def state(word: str) -> State:
-    """Return a state by its word in a document; an unknown state keeps its word."""
+    """Return the state for a document's word; an unknown state keeps its word."""
     return STATES.get(word) or State(word, "?", Style.DIM)
 
 
@@ -286,18 +286,16 @@ COLOURS: dict[str, tuple[str, str]] = {
     "nobody": ("#eceff1", "#262b30"),
     "kv": ("#9db0be", "#5b6b78"),
 }
-"""Colours on light and dark ground, by cause, state or part of a picture.
-
-They can be told apart in four kinds of colour vision. Every other cause has the colour of ``other``.
-``nobody`` is the budget that was left although no request was refused; ``kv``, the KV blocks in use.
-"""
+"""Colours on light and dark ground, by cause, state or part of a picture, distinguishable in four kinds of
+colour vision. Causes that are not listed have the colour of ``other``. ``nobody`` is budget that was left
+although no request was refused; ``kv`` is the KV blocks in use."""
 
 
 MOST_NAMES = 6
 
 
 def some(texts: list[Message], *, everything: bool = False) -> Message:
-    """Return ``a, b, c, d, e, f and 9 more``; all of them on request."""
+    """Return ``a, b, c, d, e, f and 9 more``; with ``everything``, all texts."""
     most = len(texts) if everything or len(texts) == MOST_NAMES + 1 else MOST_NAMES
     rest = len(texts) - most
     more = f" and {integer(rest)} more" if rest > 0 else ""
@@ -305,12 +303,12 @@ def some(texts: list[Message], *, everything: bool = False) -> Message:
 
 
 def trial_suffix(trial: int | None) -> str:
-    """Return `` of trial 1``, or nothing for a trace without trials."""
+    """Return `` of trial 1``; nothing for a trace without trials."""
     return {None: "", 0: " of the warm-up"}.get(trial, f" of trial {trial}")
 
 
 def engine_suffix(rank: int) -> str:
-    """Return ``, engine 2``, or nothing for engine 0, the only engine of most runs."""
+    """Return ``, engine 2``; nothing for engine 0, the only engine of most runs."""
     return f", engine {rank}" if rank else ""
 
 
@@ -338,7 +336,7 @@ def whose_figures(finding: Finding, engines: int) -> str:
 
 
 def in_brackets(detail: str | None) -> str:
-    """Return `` (full_sequence)``, or nothing without a detail."""
+    """Return `` (full_sequence)``; nothing without a detail."""
     return f" ({detail})" if detail else ""
 
 
@@ -346,12 +344,12 @@ _T = TypeVar("_T")
 
 
 def bar_characters(bars: Bars, width: int) -> str:
-    """Return a character for each height; without room for all, the highest of several."""
+    """Return a character per height; if there is no room for all, each shows the highest of several."""
     return "".join(bar(height) for height in highest(bars, width))
 
 
 def highest(bars: Bars, width: int) -> list[float]:
-    """Return at most this many heights, each the highest of several if there are more."""
+    """Return at most ``width`` heights; if there are more, the highest of each group."""
     return [max(part) for part in _parts(bars.heights, width)]
 
 
@@ -359,7 +357,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def horizontal_bar(fraction: float, width: int) -> str:
-    """Return a bar of this fraction of the width, in eighths of a character; anything above 0 is visible."""
+    """Return a bar of this share of the width, in eighths of a character; anything above 0 is visible."""
     eighths = int(settled(8 * width * min(1.0, fraction), 0))
     if fraction > 0:
         eighths = max(1, eighths)
@@ -368,7 +366,7 @@ def horizontal_bar(fraction: float, width: int) -> str:
 
 
 def state_characters(states: States, width: int) -> list[State]:
-    """Return one state per step, or per several: a prominent state if any, else the most frequent."""
+    """Return one state per group of steps: a prominent state if the group has one, else the most frequent."""
     ends = list(accumulate(count for _, count in states.runs))
     steps = ends[-1] if ends else 0
     cells = min(width, steps)
@@ -385,7 +383,7 @@ def state_characters(states: States, width: int) -> list[State]:
 
 
 def states_of(strip: Strip) -> list[State]:
-    """Return every state drawn in the strip, in order of first appearance."""
+    """Return every state in the strip, in the order of first appearance."""
     drawn = [band.drawn for band in strip.bands]
     return list(dict.fromkeys(state for row in drawn if isinstance(row, States) for state, _ in row.runs))
 

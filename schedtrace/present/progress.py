@@ -25,14 +25,14 @@ if TYPE_CHECKING:  # reading a trace needs no engine
     from schedtrace.model.manifest import TrialResult
 
 EVERY_S = 10.0
-"""Seconds between two lines of progress without a terminal."""
+"""Seconds between two lines of progress where there is no terminal."""
 SOON_S = 1.0
-"""Seconds within which a file may be read without a bar."""
+"""Seconds up to which reading a file shows no bar."""
 MB = 1_000_000
 
 
 class _CountedBars:
-    """Bars of the number of finished things, with the time taken; none without a terminal.
+    """Bars of the number of finished items, with the time taken; nothing without a terminal.
 
     Args:
         console: Console to print on.
@@ -59,11 +59,11 @@ class _CountedBars:
 
 
 class RunProgress(_CountedBars):
-    """``engine.execute.Observer`` that shows progress to a user.
+    """Observer of a run (``engine.execute.Observer``) that shows its progress to a user.
 
     Args:
         console: Console to print on; without a terminal, bars are left out.
-        several: Whether there are several runs, so that lines must name the run.
+        several: Whether there are several runs, so that each line must name its run.
     """
 
     def __init__(self, console: Console, *, several: bool) -> None:
@@ -109,9 +109,10 @@ class RunProgress(_CountedBars):
 
 
 class CountBar(_CountedBars):
-    """Progress of several things with the time taken: called with the number done and the total.
+    """Progress of several items, with the time taken: called with the number done and the total.
 
-    A bar on a terminal; elsewhere a line every ``EVERY_S``, also while nothing is done.
+    It shows a bar on a terminal, and elsewhere prints a line every ``EVERY_S`` seconds, even if no item is
+    finished.
 
     Args:
         console: Console to print on.
@@ -150,7 +151,7 @@ def print_elapsed(console: Console, elapsed_s: float, text: str) -> None:
 
 
 class ReadingBar:
-    """Bar for one file after the other, called with the bytes done and the total.
+    """Bar for files that are read one after the other, called with the bytes done and the total.
 
     Args:
         console: Console to print on; without a terminal, a line every ``EVERY_S``.

@@ -18,7 +18,7 @@ _R = TypeVar("_R")
 
 
 class Style(StrEnum):
-    """Style of a text, as far as a renderer shows it."""
+    """Style of a text; a renderer shows it as far as it can."""
 
     STRONG = "strong"
     DIM = "dim"
@@ -37,7 +37,7 @@ Text = str | Message
 
 @dataclass(frozen=True)
 class Styled:
-    """A text with a style."""
+    """Text with a style."""
 
     text: Text
     style: Style | None
@@ -47,13 +47,13 @@ Content = Text | Styled
 
 
 def unstyled(content: Content) -> Text:
-    """Return content as text without style."""
+    """Return the content as text without a style."""
     return content.text if isinstance(content, Styled) else content
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Heights over time, each 0 to 1; a renderer with less room shows the highest of several."""
+    """Heights over time, each 0 to 1; a renderer with less room shows the highest of each group."""
 
     heights: list[float]
     style: Style
@@ -61,18 +61,18 @@ class Bars:
 
 @dataclass(frozen=True)
 class State:
-    """State that a request can be in."""
+    """State that a request can be in, with its word and picture."""
 
     word: str
     character: str
     style: Style
     prominent: bool = False
-    """Whether it is shown even among many steps of other states."""
+    """Whether the state is shown even among many steps of other states."""
 
 
 @dataclass(frozen=True)
 class States:
-    """States over time, each with the number of its steps."""
+    """States over time, each with its number of steps."""
 
     runs: list[tuple[State, int]]
 
@@ -85,21 +85,21 @@ class Column:
     """Column of a table."""
 
     heading: str
-    """Heading, with line breaks for a narrow column."""
+    """Heading of the column, with line breaks to keep the column narrow."""
     numeric: bool = False
     """Whether cells are figures, which are right-aligned and never broken."""
     of_steps: bool = False
-    """Whether cells are step numbers or ranges, of the engine that the page is about."""
+    """Whether cells are step numbers or ranges of the engine that the page is about."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Table whose first column names the row."""
+    """Table whose first column names each row."""
 
     columns: list[Column]
     rows: list[list[Cell]]
     more: Text = ""
-    """Note on omitted rows, and how to see them."""
+    """Note on omitted rows and how to see them."""
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ def table(
     most: int | None = None,
     how: str = "--format json lists them all",
 ) -> Table:
-    """Return a table with a row for each of these things.
+    """Return a table with a row for each item.
 
     Args:
-        things: Things with a row each.
+        things: Items with a row each.
         fields: Columns of the table.
         more: Note on omitted rows, if ``most`` does not produce one.
         most: Maximum number of rows; a note then states how many are left out. None for all.
-        how: Text after the number of things that are left out.
+        how: Text after the number of items that are left out.
     """
     columns = [Column(field.heading, field.numeric, field.of_steps) for field in fields]
     rows = [[field.cell(thing) for field in fields] for thing in things[:most]]
@@ -140,7 +140,7 @@ def table(
 
 
 def omission_note(count: int, most: int | None, how: str = "--format json lists them all") -> str:
-    """Return a note on how many of these things are not shown, or nothing if all are."""
+    """Return a note on how many of these items are not shown; nothing if all are."""
     return f"{integer(count - most)} more: {how}" if most is not None and count > most else ""
 
 
@@ -158,7 +158,7 @@ class Strip:
 
     bands: list[Band]
     legend: Text
-    """A renderer adds the key of the states."""
+    """Legend, to which a renderer adds the key of the states."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class FactRow:
 
 @dataclass(frozen=True)
 class Facts:
-    """Several facts, their labels below each other."""
+    """Several facts, with their labels below each other."""
 
     facts: list[FactRow]
 
@@ -190,7 +190,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class FindingSection:
-    """Finding: its severity, its name, its statement, and its advice."""
+    """Finding with its severity, its name, its statement and its advice."""
 
     level: Styled
     code: str
@@ -209,7 +209,7 @@ class Part:
     share_frac: float
     style: Style
     kind: str = ""
-    """Word of the part or, for a wait, of its cause; pictures give each a colour."""
+    """Word of the part or, for a wait, of its cause, which determines the colour in pictures."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class RootCauseSection:
-    """Root cause: its title, its gain, its evidence, and its advice."""
+    """Root cause with its title, its gain, its evidence and its advice."""
 
     number: int
     title: Content
@@ -234,7 +234,7 @@ class RootCauseSection:
     engine_rank: int = 0
     """Rank of the engine whose steps the texts refer to."""
     steps: Text = ""
-    """Steps that show it, for a renderer that can link to them."""
+    """Steps that show the root cause, for a renderer that can link to them."""
 
 
 @dataclass(frozen=True)
@@ -251,13 +251,13 @@ def answer_note(text: Text) -> Note:
 
 
 def basis_note(label: str, text: Text) -> Note:
-    """Return a dim paragraph about what figures rest on."""
+    """Return a dim paragraph about the basis of figures."""
     return Note(Styled(text, Style.DIM), label)
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Next commands, after a label: one line each, never broken, so that each can be copied."""
+    """Next commands after a label, one line each, never broken, so that each can be copied."""
 
     label: str
     commands: list[str]
@@ -267,9 +267,9 @@ Section = Headline | Facts | Table | Strip | FindingSection | Shares | RootCause
 
 
 class Page(Generic[_D]):
-    """A document of ``model/`` and the sections that show it.
+    """Document of ``model/`` and the sections that show it.
 
-    Data are untrusted, so all sections are made from a printable copy of the document.
+    Because the data is untrusted, all sections are made from a printable copy of the document.
 
     Args:
         document: A struct of ``model/`` with its texts unchanged.
@@ -282,5 +282,5 @@ class Page(Generic[_D]):
 
     @cached_property
     def sections(self) -> list[Section]:
-        """Sections in reading order."""
+        """Sections of the page in reading order."""
         return list(self._make(printable(self.document)))

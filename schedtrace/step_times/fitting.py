@@ -107,7 +107,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     gathering_us: float | None = None
     """Microseconds that gathering a number from all ranks adds to ``gap``; null if not recorded."""
     missing: list[str]
-    """Those of ``schedule``, ``update`` and ``gap`` that were not recorded and are taken as 0."""
+    """Names of the parts (``schedule``, ``update``, ``gap``) that were not recorded and are taken as 0."""
     first_step_us: float | None
     """Microseconds by which the first step of a trial took longer than its batch explains, median over
     trials; not part of ``device``. Null if no first step has an output."""

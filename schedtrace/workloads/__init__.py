@@ -1,4 +1,4 @@
-"""Loads from files of the field, random draws or recorded traces: lengths and times, no text."""
+"""Loads (lengths and times, no text) from workload files, random draws or recorded traces."""
 
 from schedtrace.workloads.prefixes import token_ids
 from schedtrace.workloads.random_load import random_workload

@@ -1,4 +1,4 @@
-"""Requests of a benchmark that was run: when each was sent, and its lengths.
+"""Requests of a finished benchmark: when each was sent, and its lengths.
 
 * ``vllm bench serve --save-detailed`` writes an object with a list for each fact: ``input_lens``,
   ``output_lens`` and, in newer releases, ``start_times`` in seconds.
@@ -16,7 +16,7 @@ import msgspec
 from schedtrace.workloads.rows import Row, json_rows, token_count, unreadable_row
 
 FAILED = "failed"
-"""Key of a count: requests that failed or were cancelled, which are left out."""
+"""Key that counts requests that failed or were cancelled, which are left out."""
 
 
 class ServeResult(msgspec.Struct):
@@ -33,7 +33,7 @@ def serve_has_times(path: Path) -> bool:
 
 
 def serve_rows(path: Path, counts: Counter[str]) -> Iterator[Row]:
-    """Yield the requests of a result of ``vllm bench serve``; those without output failed."""
+    """Yield the requests in a result of ``vllm bench serve``; requests without output failed."""
     for place, (number, result) in enumerate(json_rows(path, ServeResult)):
         if place:
             raise unreadable_row(path, number, "a second result: keep the one whose requests are to be sent")
@@ -54,21 +54,21 @@ def serve_rows(path: Path, counts: Counter[str]) -> Iterator[Row]:
 
 
 class SequenceLength(msgspec.Struct):
-    """Figure of a request with its unit."""
+    """Figure of a request, with its unit."""
 
     value: float
     unit: str
 
 
 class SequenceLengths(msgspec.Struct):
-    """Figures of a request of AIPerf, as far as they are read."""
+    """Figures of a request in AIPerf's export that are used here."""
 
     input_sequence_length: SequenceLength | None = None
     output_sequence_length: SequenceLength | None = None
 
 
 class Metadata(msgspec.Struct):
-    """Metadata of a request of AIPerf, as far as they are read."""
+    """Metadata of a request in AIPerf's export that are used here."""
 
     request_start_ns: float
     was_cancelled: bool = False

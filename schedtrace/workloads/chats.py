@@ -1,4 +1,4 @@
-"""Conversations: chat messages, the input files of OpenAI's batch API, and ShareGPT's list.
+"""Readers of conversations: chat messages, input files of OpenAI's batch API, and ShareGPT's list.
 
 A prompt is the text of all messages or, if the last message is an answer, of the messages before it. The
 model's chat template is not applied, and parts that are not text are left out. A batch has no answers, only
@@ -24,14 +24,13 @@ from schedtrace.workloads.rows import (
 )
 
 LIMITS, NO_TEXT, OTHER_URL = "limits", "no text", "other url"
-"""Keys of counts: rows whose output length is the client's limit; rows with parts that are not text, which
-are left out; rows that ask for something other than text.
-"""
+"""Keys that count rows whose output length is the client's limit; rows with parts that are not text, which
+are left out; and rows that ask for something other than text."""
 LENGTHS = ("output_len", "output_tokens", "output_length")
 MAXIMA = ("max_completion_tokens", "max_tokens")
-"""Names of the client's limit, the newer one first."""
+"""Names of the client's limit on output tokens, the newer one first."""
 GENERATES = ("/chat/completions", "/completions", "/responses")
-"""Ends of the addresses that generate text."""
+"""Endings of the addresses that generate text."""
 
 
 class Chat(msgspec.Struct):
@@ -54,7 +53,7 @@ class BatchLine(msgspec.Struct):
 
 
 def text_of(content: Any, counts: Counter[str]) -> str:
-    """Return the text of a message's content; count the parts that are not text."""
+    """Return the text of a message's content, and count the parts that are not text."""
     if isinstance(content, str) or content is None:
         return content or ""
     parts = content if isinstance(content, list) else [content]
@@ -83,7 +82,7 @@ def chat_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, Prompt
 
 
 def batch_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
-    """Yield the requests of a batch that generate text; count the others."""
+    """Yield the requests of a batch that generate text, and count all others."""
     for number, row in json_rows(path, BatchLine):
         if not row.url.rstrip("/").endswith(GENERATES):
             counts[OTHER_URL] += 1
@@ -94,7 +93,7 @@ def batch_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, Promp
 
 
 def _batch_prompt(path: Path, number: int, body: dict[str, Any], counts: Counter[str]) -> PromptRow:
-    """Return the prompt of a request's body: messages, a text, or a list of token ids."""
+    """Return the prompt in a request's body: messages, a text, or a list of token ids."""
     prompt = body.get("messages", body.get("input", body.get("prompt")))
     if isinstance(prompt, str):
         return PromptRow(text=prompt)
@@ -107,7 +106,7 @@ def _batch_prompt(path: Path, number: int, body: dict[str, Any], counts: Counter
 
 
 def _length(path: Path, number: int, row: dict[str, Any], names: tuple[str, ...]) -> int | None:
-    """Return the first of these lengths that a row has."""
+    """Return the first of the named lengths that a row has."""
     for name in names:
         value = row.get(name)
         if value is not None:
@@ -118,26 +117,27 @@ def _length(path: Path, number: int, row: dict[str, Any], names: tuple[str, ...]
 
 
 NO_ANSWER = "no answer"
-"""Key that counts conversations without a question and an answer."""
+"""Key that counts conversations that lack a question or an answer."""
 
 
 class Turn(msgspec.Struct):
-    """A turn of a conversation."""
+    """Turn of a conversation."""
 
     value: str
 
 
 class Conversation(msgspec.Struct):
-    """An entry of the list."""
+    """Entry of ShareGPT's list."""
 
     conversations: list[Turn] = []
 
 
 def sharegpt_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
-    """Yield first question and answer of every conversation that has both; count the others.
+    """Yield the first question and answer of every conversation that has both; count all others.
 
     Raises:
-        InputError: If it is not a list of conversations; the message gives the number of the broken one.
+        InputError: If the file is not a list of conversations; the message contains the number of the broken
+            one.
     """
     if not next(numbered_lines(path), (1, b""))[1].startswith(b"["):
         raise _broken(path, 1, "it does not begin with a list")

@@ -3,7 +3,7 @@
 A replay at the recorded times is wrong for clients that wait for answers, because they send more to an engine
 that answers sooner. A pattern is a rate at which the next request arrives, given all earlier events. The fit
 learns the rate from half of the load and predicts the arrivals of the second half, and vice versa. A pattern
-is accepted if it predicts them better than their own rhythm does; if no pattern does, requests arrive
+is accepted if it predicts the arrivals better than their own rhythm does; if no pattern does, requests arrive
 independently of answers.
 """
 
@@ -20,36 +20,36 @@ from schedtrace.model.message import Message
 from schedtrace.model.say import say
 
 Pattern = Literal["loop", "barrier", "limit", "sessions", "retries"]
-"""Pattern of the clients. ``loop``: N clients keep one request open each. ``barrier``: clients send N
-requests at once, and the next N when all are done. ``limit``: a queue in front of the engine keeps at most N
-requests open. ``sessions``: N users think between an answer and their next request. ``retries``: a request
-follows an aborted request."""
+"""Name of a pattern. ``loop``: each of N clients keeps one request open. ``barrier``: clients send N requests
+at once, and the next N when all are done. ``limit``: a queue in front of the engine keeps at most N requests
+open. ``sessions``: N users think between an answer and their next request. ``retries``: a request follows an
+aborted request."""
 FEWEST = 8
-"""Fewest arrivals that can show a pattern."""
+"""Minimum number of arrivals that can show a pattern."""
 MOST = 4000
-"""Most arrivals of a load that the fit uses."""
+"""Maximum number of arrivals of a load that the fit uses."""
 BETTER_NATS = 7.0
-"""Gain in the log-likelihood of held-out arrivals over a simpler pattern: odds of about 1000 to 1."""
+"""Minimum gain in the log-likelihood of held-out arrivals over a simpler pattern: odds of about 1000 to 1."""
 MOST_NATS = 3.0
-"""Largest gain or loss that a single arrival counts, because a single surprise is not a pattern."""
+"""Maximum gain or loss that a single arrival contributes, because a single surprise is not a pattern."""
 SAME_FRAC = 0.01
-"""Resolution of moments and ages, as a share of the median end-to-end latency."""
+"""Resolution of times and ages, as a share of the median end-to-end latency."""
 AT_ONCE_FRAC = 0.05
-"""Longest think time, as a share of the median end-to-end latency, that counts as sending at once. Arrivals
-do not coincide with answers by chance, however regular both are.
-"""
+"""Maximum think time, as a share of the median end-to-end latency, that counts as sending at once. Even very
+regular arrivals do not coincide so closely with answers by chance."""
 MOSTLY_AT_ONCE_FRAC = 0.25
-"""Longest think time for 90 % of the requests of a client that sends at once, as the same share."""
+"""Maximum think time of 90 % of the requests of a client that sends at once, as the same share."""
 FEWEST_EVENTS = 4
-"""Fewest rounds of a barrier, and fewest aborted requests, that can show a pattern."""
+"""Minimum number of rounds of a barrier, or of aborted requests, that can show a pattern."""
 FULL_FRAC = 0.15
-"""Least share of requests that a queue in front sends at an answer, and least share that arrive later."""
+"""Minimum share of requests that a queue in front of the engine sends at an answer, and minimum share that
+arrive later."""
 TIMES_OPEN = (1.0, 1.25, 1.5, 2.0, 3.0)
-"""Numbers of sessions to try, as multiples of the most requests open at a time."""
+"""Numbers of sessions to try, as multiples of the largest number of open requests."""
 MOST_BINS = 20
-"""Most age bins of a state with a rate each."""
+"""Maximum number of age bins, each with its own rate, per state."""
 PRIOR = 0.5
-"""Number of arrivals at the overall rate that the fit adds to each age bin of a state."""
+"""Number of arrivals at the overall rate by which the fit smooths each age bin of a state."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Clients:
 
     pattern: Pattern
     clients: int
-    """Number of clients of a loop, of sessions, of requests in a barrier's round, of requests that a limit
+    """Number of clients of a loop or of sessions, of requests in a barrier's round, of requests that a limit
     keeps open, or of retries."""
     think_us: tuple[float, ...]
     """Think times in microseconds, in order. A think time begins at the n-th answer for a loop or a limit, at
-    the end of a round for a barrier, and at the abort for retries; sessions have only their mean."""
+    the end of a round for a barrier, and at the abort for retries; for sessions, only the mean is known."""
 
     @property
     def is_replayed(self) -> bool:
@@ -71,7 +71,7 @@ class Clients:
 
     @property
     def note(self) -> Message:
-        """Sentence about the replay of the load."""
+        """Sentence about how the load is replayed."""
         thinks = round(median(self.think_us)) if self.think_us else None
         if not self.is_replayed:
             return say(
@@ -97,18 +97,18 @@ class Clients:
 
 
 PATTERNS = {"limit": "a queue in front", "sessions": "sessions with think time", "retries": "retries"}
-"""Patterns that a replay does not follow, in words."""
+"""Descriptions of the patterns that a replay does not follow."""
 
 
 def clients_of(
     arrived_us: Sequence[float], answered_us: Sequence[float | None], aborted: Sequence[bool] = ()
 ) -> Clients | None:
-    """Return the pattern that predicts the arrivals best; None: requests arrive independently of answers.
+    """Return the pattern that predicts the arrivals best; None if they do not depend on answers.
 
     Args:
         arrived_us: Times at which requests were sent, to any engine and in any order.
-        answered_us: Times at which they were answered or aborted, in the same order; None: never.
-        aborted: Flags of the requests that a client aborted, in the same order; empty: none was.
+        answered_us: Times at which these requests were answered or aborted, in the same order; None: never.
+        aborted: Whether a client aborted each request, in the same order; empty if no request was aborted.
     """
     history = _History.from_times(arrived_us, answered_us, aborted)
     if len(history.sent_us) - history.most_open < FEWEST:
@@ -136,7 +136,7 @@ class _Spell(NamedTuple):
     """Period in which the next request may arrive, at a rate that depends on a state and its age."""
 
     arrival: int
-    """Place of that request."""
+    """Place of the next request among the arrivals."""
     state: int
     """State of the client or queue, such as ``_BEFORE``."""
     begin_us: float
@@ -165,7 +165,7 @@ class _History:
     ends_us: list[float]
     """Time of each request's answer or abort, in the order of ``sent_us``; infinite: never."""
     gave_up_us: list[float]
-    """Times of the aborts."""
+    """Times at which clients aborted requests."""
     took_us: float
     """Median end-to-end latency."""
 
@@ -191,19 +191,19 @@ class _History:
 
     @cached_property
     def most_open(self) -> int:
-        """Most requests open at a time; a request that arrives at an answer does not overlap its request."""
+        """Maximum number of open requests; a request that arrives at an answer replaces the answered one."""
         return max(
             (number - bisect_right(self.gone_us, us) for number, us in enumerate(self.sent_us, 1)), default=0
         )
 
     @property
     def judged_places(self) -> range:
-        """Places of the arrivals that judge the patterns: arrivals that may follow an answer."""
+        """Places of the arrivals by which patterns are judged: those that may follow an answer."""
         return range(max(1, self.most_open), min(len(self.sent_us), max(1, self.most_open) + MOST))
 
     @cached_property
     def done_us(self) -> list[float]:
-        """Times at which all requests up to each place are done."""
+        """Times at which all requests up to each place are answered or aborted."""
         return list(accumulate(self.ends_us, max))
 
     @cached_property
@@ -214,12 +214,12 @@ class _History:
         return [0, *found_idle] if first_us is not None else []
 
     def thinks_us(self, clients: int) -> tuple[float, ...]:
-        """Return the times from the n-th answer to the n-th request that may follow an answer, in order."""
+        """Return the times from the n-th answer to the n-th request that may follow an answer."""
         lags = zip(self.sent_us[clients:], self.gone_us, strict=False)
         return tuple(max(0.0, sent - gone) for sent, gone in lags)
 
     def allows(self, pattern: Pattern) -> bool:
-        """Return whether the events that distinguish a pattern from simpler patterns occurred repeatedly."""
+        """Return whether the events that distinguish a pattern from simpler ones occurred repeatedly."""
         if pattern == "barrier":
             rounds = [self.ends_us[start:end] for start, end in pairwise(self.round_starts)]
             waited_us = [max(ends_us) - min(ends_us) for ends_us in rounds]
@@ -237,7 +237,7 @@ class _History:
         return pattern != "retries" or len(self.gave_up_us) >= FEWEST_EVENTS
 
     def _rounds_are_sent_together(self) -> bool:
-        """Return whether pauses between rounds vary by more than twice the time in which a round is sent."""
+        """Return whether pauses between rounds vary by more than twice the time it takes to send a round."""
         spans_us = [self.sent_us[end - 1] - self.sent_us[start] for start, end in pairwise(self.round_starts)]
         low_us, _, high_us = quantiles(self.round_lags_us, n=4)
         return median(spans_us) < (high_us - low_us) / 2
@@ -259,7 +259,7 @@ class _History:
         )
 
     def follows(self, clients: int, place: int) -> float:
-        """Return the time of the answer that a request follows if this many may be open; infinite: never."""
+        """Return when a request may follow an answer, if so many may be open at a time; infinite: never."""
         nth = place - clients
         return self.gone_us[nth] if nth < len(self.gone_us) else math.inf
 
@@ -267,7 +267,7 @@ class _History:
         """Return the log-likelihood of each arrival under a pattern fitted to the opposite half of the load.
 
         Args:
-            variants: Forms of the pattern; the fit takes the form that suits its half best.
+            variants: Forms of the pattern; in each half, the fit uses the form that suits it best.
         """
         import numpy as np  # noqa: PLC0415  # it takes a quarter of a second to load
 
@@ -288,7 +288,7 @@ class _History:
 
 
 _Variant = Callable[[_History], Iterator[_Spell]]
-"""Form of a pattern: it yields the spells of each predicted arrival."""
+"""Form of a pattern, as a function that yields the spells of each predicted arrival."""
 
 
 class _Rates:
@@ -296,7 +296,7 @@ class _Rates:
 
     Args:
         spells: A row per spell, with the columns of ``_Spell``.
-        same_us: Smallest difference in age to resolve, in microseconds.
+        same_us: Smallest difference in age that is resolved, in microseconds.
     """
 
     def __init__(self, spells: Any, same_us: float) -> None:
@@ -363,7 +363,7 @@ def _rhythm(history: _History, state: int = _CLOCK) -> Iterator[_Spell]:
 
 
 def _bursts(history: _History) -> Iterator[_Spell]:
-    """Yield the spells of equally large bursts whose times depend on the start of the previous burst."""
+    """Yield the spells of bursts of equal size, whose times depend on the start of the previous burst."""
     sent_us, soon_us = history.sent_us, AT_ONCE_FRAC * history.took_us
     starts = [0, *(at for at in range(1, len(sent_us)) if sent_us[at] - sent_us[at - 1] > soon_us)]
     size = _size(starts)
@@ -376,16 +376,16 @@ def _bursts(history: _History) -> Iterator[_Spell]:
 
 
 def _size(starts: Sequence[int]) -> float:
-    """Return the usual number of requests from one start to the next."""
+    """Return the usual number of requests between two starts."""
     return median([later - earlier for earlier, later in pairwise(starts)] or [math.inf])
 
 
 _OWN_TIMES = (_rhythm, partial(_rhythm, state=_STEADY), _bursts)
-"""Forms of requests that arrive independently of answers."""
+"""Forms of the pattern of requests that arrive independently of answers."""
 
 
 def _waits_for(place: int, before: float, us: float, event_us: float) -> Iterator[_Spell]:
-    """Yield the spells of a request that waits for an event, before and after the event."""
+    """Yield the spells of a request that waits for an event: before and after the event."""
     if event_us > before:
         yield _Spell(place, _BEFORE, 0.0, min(event_us, us) - before, comes=us < event_us)
     if event_us <= us:
@@ -406,7 +406,7 @@ def _barrier(history: _History) -> Iterator[_Spell]:
 
 
 def _limit(history: _History) -> Iterator[_Spell]:
-    """Yield the spells of a queue that sends waiting requests at answers, and requests with room at once."""
+    """Yield the spells of a queue that sends at answers if requests wait, and otherwise at once."""
     soon_us = AT_ONCE_FRAC * history.took_us
     for place, before, us in _gaps(history):
         answer_us = history.follows(history.most_open, place)
@@ -460,7 +460,7 @@ _VARIANTS: dict[Pattern, list[_Variant]] = {
 
 
 def _clients(pattern: Pattern, history: _History) -> Clients:
-    """Return the figures of an accepted pattern."""
+    """Return the clients of an accepted pattern, with their number and think times."""
     if pattern == "sessions":
         sessions, mean_us = max(map(partial(_session_fit, history), TIMES_OPEN))[1:]
         return Clients(pattern, sessions, (mean_us,))

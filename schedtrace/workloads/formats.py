@@ -66,9 +66,10 @@ from schedtrace.workloads.timed_traces import TimeUnit, units_of
 from schedtrace.workloads.workload import Source
 
 SERVEGEN_COLUMNS = ("timestamp", "input_tokens", "output_tokens")
-"""Time, prompt tokens and output tokens; with ``request_id`` all columns of such a file."""
+"""Names of columns: time, prompt tokens and output tokens; with ``request_id``, all columns of such a file.
+"""
 IMAGES = "NumImages"
-"""A further column of Azure's multimodal trace."""
+"""Name of the additional column of Azure's multimodal trace."""
 KNOWN = (
     "Mooncake or Qwen-Bailian (JSON Lines with timestamp, input_length, output_length), "
     f"Azure (CSV with {', '.join(AZURE_COLUMNS)}), "
@@ -78,9 +79,10 @@ KNOWN = (
     "(docs/workloads.md)"
 )
 HEAD_BYTES = 2**16
-"""Bytes of a file by which a format claims it; of a longer first object the last field's value is None."""
+"""Number of bytes by which a format recognizes its files; if the first object is longer, its last field's
+value is None."""
 LONGEST_LINE = 2**24
-"""Maximum bytes of the first line that are examined; ShareGPT files are a single line."""
+"""Maximum bytes of the first line that are examined; a ShareGPT file is a single line."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,15 @@ class WorkloadFormat:
     reader: Reader
     prefix_block: int | None = None
     timed: bool = True
-    """Whether its rows have arrival times."""
+    """Whether the file's rows have arrival times."""
     images: bool = False
-    """Whether its rows say that prompts have images."""
+    """Whether the file's rows state that prompts have images."""
     prompts: PromptReader | None = None
-    """Reader of the prompts with their texts, of a format without times."""
+    """Reader of prompts with their texts, for a format without times."""
     sessions: bool = False
-    """Whether rows are turns, which wait for the answer to the turn before."""
+    """Whether rows are turns, each of which waits for the answer to the turn before."""
     notes: list[Message] = field(default_factory=list)
-    """Notes on what was inferred about the file."""
+    """Notes on what was inferred from the file."""
 
 
 WITHOUT_REQUESTS = {
@@ -107,8 +109,8 @@ WITHOUT_REQUESTS = {
     "a trace of schedtrace": "replay it with schedtrace replay",
     "a result of vllm bench serve": "it has no requests; vllm bench serve --save-detailed writes them",
 }
-"""Advice on files of other kinds; for kinds without advice, the message only says that they have no requests.
-"""
+"""Advice on files of kinds without requests; for a kind without advice, the message only states that it has
+none."""
 
 
 def _unknown(path: Path) -> InputError:
@@ -128,8 +130,8 @@ def _read_csv(
 
     Args:
         columns: Names of time, prompt tokens and output tokens.
-        at_us: Function that converts a time to microseconds; raises ValueError with what the text is not.
-        path: The file.
+        at_us: Function that converts a time to microseconds; raises ValueError with the expected form.
+        path: Path of the file.
     """
     time, prompt, output = columns
     for number, (at, prompt_tokens, output_tokens) in csv_rows(path, columns):
@@ -177,7 +179,7 @@ _LENGTHS = ("input_len", "output_len", "output_tokens")
 
 
 class _OwnLine(msgspec.Struct, kw_only=True):
-    """Line of a user's own file, or of vLLM's ``custom`` data set, unchanged."""
+    """Line of a user's own file or, in the same form, of vLLM's ``custom`` data set."""
 
     prompt: str | None = None
     input_len: float | None = None
@@ -187,11 +189,11 @@ class _OwnLine(msgspec.Struct, kw_only=True):
     priority: int = 0
     data_parallel_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
     timestamp: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Time, which is not read because its unit is unknown."""
+    """Time, which is ignored because its unit is unknown."""
 
 
 def own_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
-    """Yield every row with its line number; count ignored rows."""
+    """Yield every row with its line number, and count rows whose time is ignored."""
     for number, row in json_rows(path, _OwnLine):
         lengths: list[int | None] = []
         for name in _LENGTHS:
@@ -236,10 +238,10 @@ class FileFormat:
     name: str
     """Noun phrase for such a file."""
     claims: Callable[[FileSample], bool]
-    """Whether a file has what only files of this format have."""
+    """Check whether a file has features of only this format."""
     make: Callable[[Path, FormatOptions], WorkloadFormat]
     has_units: bool = False
-    """Whether ``time_unit`` and ``prefix_block`` are about it."""
+    """Whether the options ``time_unit`` and ``prefix_block`` apply to the format."""
 
 
 def _prompt_format(source: Source, prompts: PromptReader, *notes: Message) -> Callable[..., WorkloadFormat]:
@@ -325,7 +327,7 @@ _OF_OTHERS = frozenset(
     {*("input_length", "hash_ids", "text_input", "turns", "conversations", "metrics", "request_throughput")}
     | {*_IN_BODY, "schema_version", "type", "messages"}
 )
-"""Fields that no user's own file has."""
+"""Fields that never occur in a user's own file."""
 
 FORMATS: tuple[FileFormat, ...] = (
     FileFormat("a trace of Azure", *_csv_format("azure", AZURE_COLUMNS, _azure_us)),
@@ -366,14 +368,14 @@ FORMATS: tuple[FileFormat, ...] = (
     FileFormat("conversations of ShareGPT", _claims_sharegpt, _prompt_format("sharegpt", sharegpt_prompts)),
     FileFormat("JSON Lines of one's own", _claims_own, _prompt_format("jsonl", own_prompts)),
 )
-"""All formats; no two claim one file."""
+"""All formats, no two of which claim the same file."""
 
 
 def format_of(path: Path, options: FormatOptions) -> WorkloadFormat:
     """Return the format of a file.
 
     Raises:
-        InputError: If it cannot be read, is empty, or matches no format or several.
+        InputError: If the file cannot be read, is empty, or matches no format or several.
         UsageError: If an option is missing, or does not apply to the file.
     """
     if not path.is_file() and path.exists():
@@ -406,7 +408,7 @@ def _head(path: Path) -> FileSample:
 
 
 def _check_first_object(path: Path, number: int, line: bytes) -> None:
-    """Refuse a file whose first JSON object is cut or broken; the reader of lists reports this itself."""
+    """Refuse a file whose first JSON object is cut or broken, unless the reader of lists reports it."""
     if keys_of(line) is not None:
         return
     try:

@@ -1,7 +1,7 @@
 """Shared prefixes of a load's prompts.
 
-Hashes in a trace become identities of blocks, and these become made-up prompts that share exactly the blocks
-that the recorded prompts shared.
+Hashes in a trace are converted to identities of blocks, and identities to made-up prompts that share exactly
+the blocks that the recorded prompts shared.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ from schedtrace.model.trace_facts import FIRST_BLOCKS, MARK_CHARACTERS, MARKED_B
 from schedtrace.workloads.workload import LoadRequest
 
 BYTES = 3
-"""Bytes of a mark's hash."""
+"""Number of bytes of a mark's hash."""
 
 
 def identities(hashes: str | None) -> tuple[int, ...]:
     """Return a number for each block up to the last mark; the same in every trial of a trace.
 
-    A marked block has its hash. For a block between two marks, only the next mark shows whether two prompts
-    share it, so its number stands for that mark's hash and the distance from it.
+    The number of a marked block is its hash. For a block between two marks, only the next mark shows whether
+    two prompts share the block, so its number encodes that mark's hash and the distance from it.
     """
     digests = b64decode(hashes or "")
     marks = [int.from_bytes(digests[at : at + BYTES]) for at in range(0, len(digests), BYTES)]
@@ -34,10 +34,10 @@ def identities(hashes: str | None) -> tuple[int, ...]:
 
 
 def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
-    """Return a hashed block's tokens: the header's size by which every prompt has its number of hashes.
+    """Return the tokens of a hashed block: the size with which all prompts have their number of hashes.
 
-    vLLM hashes blocks of ``block_size``, but smaller ones where cache groups differ. None if no hashes are
-    recorded, or no size fits.
+    vLLM hashes blocks of ``block_size`` or, if cache groups differ, smaller blocks. None if no hashes are
+    recorded, or no size in the header fits.
     """
     hashed = requests.filter(pl.col("prefix_hashes").is_not_null())
     if not hashed.height:
@@ -60,12 +60,12 @@ def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
 
 
 def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> int:
-    """Return the number of requests that found more of their prompt in a cache than any other prompt shares.
+    """Return how many requests found more of their prompt in a cache than any other prompt shares.
 
     Args:
         requests: Requests of one trial, with ``prefix_hashes`` and ``cached_tokens``.
         every: All arrivals of the trace.
-        block: Tokens of a hashed block.
+        block: Number of tokens of a hashed block.
     """
     texts = sorted(every["prefix_hashes"].drop_nulls().to_list())
     hits = requests.filter(pl.col("prefix_hashes").is_not_null() & (pl.col("cached_tokens") >= block))
@@ -78,21 +78,22 @@ def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> 
 
 
 ID_BYTES = 8
-"""Bytes of the hash of a request's id: two of 20,000 requests share a hash with a probability of 1e-11."""
+"""Number of bytes of the hash of a request's id; two of 20,000 requests share a hash with a probability of
+1e-11."""
 
 
 def token_ids(request: LoadRequest, prefix_block: int | None, vocabulary: int = 2000) -> list[int]:
-    """Return a prompt's token ids, with the request's length and prefix.
+    """Return the token ids of a prompt with the request's length and prefix.
 
-    A block with an identity is that number in base ``vocabulary // 2``, lowest digit first, padded with
-    zeros, so two such blocks are equal exactly if their identities are. The rest of the prompt is a hash of
-    the request's id, written in the same way with the upper half of the vocabulary, so it equals no block of
-    another request. If a block has fewer tokens than its number has digits, the remaining digits are left
-    out.
+    A block with an identity contains that number in base ``vocabulary // 2``, lowest digit first, padded with
+    zeros, so two such blocks are equal exactly if their identities are. The rest of the prompt contains a
+    hash of the request's id, written in the same way with the upper half of the vocabulary, so it equals no
+    block of another request. If a block has fewer tokens than its number has digits, the remaining digits are
+    left out.
 
     Args:
-        request: Its ``prefix`` may end within a block.
-        prefix_block: Tokens of each block of ``prefix``; None if it is empty.
+        request: Request, whose ``prefix`` may end within a block.
+        prefix_block: Tokens of each block of ``prefix``; None if the prefix is empty.
         vocabulary: Exclusive upper bound of the ids; at least 4.
 
     Raises:

@@ -15,15 +15,15 @@ DRAWN_AT_ONCE = 1024
 
 
 def arrivals_s(rate: float | None, *, burstiness: float = 1.0, seed: int = 0) -> Iterator[float]:
-    """Yield the seconds from the start at which each request arrives, without end; the first at 0.
+    """Yield the time in seconds at which each request arrives, without end; the first is 0.
 
     Gaps follow a gamma distribution with shape ``burstiness`` and mean ``1 / rate``, as in ``get_request`` of
     vLLM's ``benchmarks/serve.py``; shape 1 is a Poisson process.
 
     Args:
-        rate: Requests per second; None: all at 0.
+        rate: Requests per second; None if all arrive at 0.
         burstiness: Shape of the distribution.
-        seed: The same seed gives the same times, however many are taken.
+        seed: Random seed; the times do not depend on how many are taken.
     """
     if rate is None:
         return repeat(0.0)
@@ -39,10 +39,10 @@ def _gaps(rate: float, burstiness: float, seed: int) -> Iterator[float]:
 
 
 def at_times_of(load: Workload, times: Workload) -> Workload:
-    """Return the requests of ``load``, the nth arriving when the nth of ``times`` did.
+    """Return the requests of ``load``, of which the n-th arrives when the n-th of ``times`` did.
 
-    An idle engine does not wake at once. Those that it found waiting when it did, in the recorded first step,
-    reach the engine together.
+    An idle engine does not wake at once. Requests that it found waiting in the recorded first step reach the
+    engine together.
 
     Raises:
         InputError: If ``times`` has fewer requests.
@@ -72,7 +72,7 @@ def _reached_us(request: LoadRequest) -> float:
 DEFAULT_PROMPTS = 1000
 DEFAULT_INPUT_LEN = 1024
 DEFAULT_OUTPUT_LEN = 128
-"""Default of ``vllm bench throughput``."""
+"""Default output length of ``vllm bench throughput``."""
 
 AT_ONCE = say(
     "All requests arrive at once. A front end hands them over one by one, so an engine's first steps may "
@@ -83,7 +83,7 @@ AT_ONCE = say(
 def random_lengths(
     input_len: int, output_len: int, *, range_ratio: float = 0.0, seed: int = 0
 ) -> Iterator[tuple[int, int]]:
-    """Yield prompt and output tokens of one request after the other, without end.
+    """Yield the prompt and output tokens of one request after the other, without end.
 
     Lengths are uniform in ``[len * (1 - range_ratio), len * (1 + range_ratio)]`` and at least 1, as in vLLM's
     benchmark.
@@ -112,17 +112,17 @@ def random_workload(
     """Return the load of ``schedtrace run`` with the same options: the same lengths at the same times.
 
     Args:
-        num_prompts: Requests.
-        input_len: Mean prompt, in tokens.
-        output_len: Mean output, in tokens.
-        range_ratio: Lengths are within this share of their mean.
-        rate: Requests per second; None: all at once.
+        num_prompts: Number of requests.
+        input_len: Mean length of prompts in tokens.
+        output_len: Mean length of outputs in tokens.
+        range_ratio: Share of the mean by which lengths may differ from it.
+        rate: Requests per second; None if all arrive at once.
         burstiness: Shape of the gamma distribution of the gaps; 1 is Poisson.
-        prequeue: All requests are queued before the first step.
+        prequeue: Whether all requests are queued before the first step.
         seed: Seed of lengths and gaps.
 
     Raises:
-        UsageError: both ``rate`` and ``prequeue``.
+        UsageError: If both ``rate`` and ``prequeue`` are set.
     """
     if prequeue and rate is not None:
         msg = "--prequeue queues all requests at once: it cannot go with --request-rate"

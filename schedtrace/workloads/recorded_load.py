@@ -1,7 +1,7 @@
 """Loads of recorded trials: their requests at their times and, for a replay by step, at their steps.
 
-The load of several engines has the requests of all on one clock, each with its rank. Notes state what a trace
-does not record about a load, and the assumptions.
+The load of several engines has the requests of all engines on one clock, each with its rank. Notes state what
+a trace does not record about a load, and the assumptions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from schedtrace.workloads.prefixes import found_elsewhere, identities, prefix_bl
 from schedtrace.workloads.workload import LoadRequest, Pass, Workload, make_workload
 
 CUT_SHORT = ("ABORTED", "ERROR")
-"""Statuses of requests that did not end by themselves."""
+"""Statuses of requests that did not end normally."""
 _FINISHED = (
     "status",
     "finished_us",
@@ -40,13 +40,13 @@ def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | N
     """Return the load of one trial, or of a whole trace without trials.
 
     The output of a request that was aborted, failed or had not ended is unknown. It gets its ``max_tokens``
-    as output, and is aborted at the recorded time. Requests that were present when the record begins are left
-    out, because a replay cannot restore what they had computed.
+    as output, and is aborted at the recorded time. Requests that were present when the recording began are
+    left out, because a replay cannot restore the tokens that they had computed.
 
     Args:
         trace: Trace of one engine.
         trial: Trial; None for the first trial after the warm-up, which is 0.
-        manifest: Manifest of its run, which states whether requests were queued before the first step.
+        manifest: Manifest of the run, which states whether requests were queued before the first step.
 
     Raises:
         UsageError: If there is no such trial.
@@ -71,7 +71,7 @@ def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | N
 
 
 def loads_of(trace: Trace, *, manifest: Manifest | None = None) -> list[Workload]:
-    """Return the load of each trial, in order and without warm-up; one load where the trace has no trials.
+    """Return the load of each trial, in order, without the warm-up; one load if there are no trials.
 
     Raises:
         InputError: As for ``from_trace``.
@@ -81,7 +81,7 @@ def loads_of(trace: Trace, *, manifest: Manifest | None = None) -> list[Workload
 
 
 def trials_of(trace: Trace) -> list[int | None]:
-    """Return trials with requests, including the warm-up; only ``None`` if requests name no trial."""
+    """Return the trials with requests, including the warm-up; only ``None`` if requests name no trial."""
     if not trace.arrivals.height:
         return []
     trials = trace.arrivals["trial"].drop_nulls().unique().sort().to_list()
@@ -131,10 +131,10 @@ def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workloa
 
 
 def _requests(trace: Trace, trial: int | None) -> pl.DataFrame:
-    """Return the arrivals of a trial in the queue's order, each with its end.
+    """Return the arrivals of a trial in the order of the queue, each with the request's end.
 
-    ``nth``: number of earlier requests with its id; ``gone_us``: time at which it ended in a gap of the
-    trace; ``cut_short``: whether it did not end by itself.
+    ``nth``: number of earlier requests with the same id; ``gone_us``: time at which the request ended in a
+    gap of the trace; ``cut_short``: whether it did not end normally.
     """
     nth = pl.int_range(pl.len()).over("request_id").alias("nth")
     ends = trace.finishes.select("request_id", nth, *_FINISHED)
@@ -151,12 +151,12 @@ def _requests(trace: Trace, trial: int | None) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class _Steps:
-    """The ``schedule()`` calls of a trial."""
+    """Calls of ``schedule()`` in a trial."""
 
     frame: pl.DataFrame
     first: int
     count: int
-    """Calls, including those whose lines are missing."""
+    """Number of calls, including those whose lines are missing."""
     end_us: int | None
     """Time at which the record of the trial ends."""
 
@@ -170,7 +170,7 @@ class _Steps:
         return cls(of_trial, first, last - first + 1, ends)
 
     def begun_before(self, us: pl.Series) -> pl.Series:
-        """Return the number of calls that had begun before these times; null for a null."""
+        """Return the number of calls that had begun before each of these times; null for null."""
         begun = pl.concat([pl.Series([0]), self.frame["step"] - self.first + 1])
         places = self.frame["start_us"].search_sorted(us.fill_null(0), side="left")
         counts = begun.gather(places)
@@ -182,7 +182,7 @@ def _arrived() -> pl.Expr:
 
 
 def _timed(requests: pl.DataFrame, steps: _Steps, *, room: int | None, prequeue: bool) -> pl.DataFrame:
-    """Return times since the load began, and numbers of steps since the trial's first.
+    """Return times since the load began, and numbers of steps since the trial's first step.
 
     If clocks disagree, the order of the queue is kept: no request reaches the engine before the one ahead of
     it.
@@ -231,18 +231,18 @@ _OF_REQUESTS = {
     ),
     "with a grammar: how long it took to compile is not in the load.": pl.col("structured"),
 }
-"""Notes about requests by condition."""
+"""Note about the requests that meet each condition."""
 
 
 def _notes(
     trace: Trace, requests: pl.DataFrame, block: int | None, manifest: Manifest | None
 ) -> Iterator[Message]:
-    """Yield notes on what a trace does not record about its load, and the assumptions made.
+    """Yield notes on facts about the load that a trace does not record, and on the assumptions made.
 
     Args:
         trace: Trace of one engine.
         requests: Arrivals of the load, with their ends.
-        block: Tokens of a block of the prefixes; None if prefixes are unknown.
+        block: Tokens per block of the prefixes; None if prefixes are unknown.
         manifest: Manifest of the run; None if there is none.
     """
     for what, which in _OF_REQUESTS.items():
@@ -323,7 +323,7 @@ def loads_of_run(traces: Sequence[Trace], *, manifest: Manifest | None = None) -
     Each request has its rank and, for ranks in lock-step, the pass before which it arrived.
 
     Args:
-        traces: Traces of all its engines, in the order of ranks.
+        traces: Traces of all engines of the run, in the order of ranks.
         manifest: Manifest of the run.
 
     Raises:
@@ -392,7 +392,7 @@ def load_of_ranks(
 
 
 def without_ranks(load: Workload) -> Workload:
-    """Return the load with requests that name no rank."""
+    """Return the load with the ranks removed from its requests."""
 
     def recorded_requests() -> Iterator[LoadRequest]:
         for request in load:
@@ -411,7 +411,7 @@ def _passes(trace: Trace, trial: int | None) -> list[Pass]:
 
 
 def _pass(passes: Sequence[Pass], first_wave: int, step: int | None) -> Pass | None:
-    """Return the pass of the load for a step; a time after the last step is one pass later."""
+    """Return the pass of the load for a step; for a time after the last step, the next pass."""
     if not passes or step is None:
         return None
     wave, counter = passes[min(step, len(passes) - 1)]

@@ -1,4 +1,4 @@
-"""Shared parts of readers of workload files: numbered lines, JSON and CSV by names, and rows."""
+"""Shared code of readers of workload files: numbered lines, JSON and CSV by names, and rows."""
 
 import codecs
 import csv
@@ -21,18 +21,19 @@ class Row(NamedTuple):
     """Row of a file, usable or not."""
 
     line: int
-    """Line number from 1; of ShareGPT the number of the conversation."""
+    """Number of the line from 1; for ShareGPT, the number of the conversation."""
     prompt_tokens: int
     output_tokens: int
     at_us: float | None = None
-    """Its time on the file's clock; None if the file has no times."""
+    """Time of the row on the file's clock; None if the file has no times."""
     prefix: tuple[int, ...] = ()
     priority: int = 0
     data_parallel_rank: int | None = None
     session: str | None = None
-    """Session of which it is a turn, sent after the answer to the turn before; None: it waits for none."""
+    """Session in which the row is a turn, sent after the answer to the turn before; None: it waits for no
+    answer."""
     delay_us: float = 0.0
-    """Time from that answer until it is sent."""
+    """Time from that answer until the turn is sent."""
 
 
 Reader = Callable[[Path, Counter[str]], Iterator[Row]]
@@ -44,30 +45,31 @@ Raises:
 
 
 class PromptRow(NamedTuple):
-    """Request of a file without times: a text or the length of a prompt, and how much to generate."""
+    """Request in a file without times: a text or the length of a prompt, and how much to generate."""
 
     text: str | None = None
     input_len: int | None = None
     output_len: int | None = None
     completion: str | None = None
-    """Recorded answer; without ``output_len``, as many tokens are generated as it has."""
+    """Recorded answer; if ``output_len`` is missing, as many tokens are generated as the answer has."""
     priority: int = 0
     data_parallel_rank: int | None = None
-    """The engine that gets it; None: vLLM's front end chooses."""
+    """Rank of the engine that gets the request; None: vLLM's front end chooses."""
 
 
 PromptReader = Callable[[Path, Counter[str]], Iterator[tuple[int, PromptRow]]]
-"""Reads a file once, and yields each request with the number of its line or entry; counts as ``Reader``."""
+"""Function that reads a file once and yields each request with its line or entry number; it counts as
+``Reader`` does."""
 
 
 CountTokens = Callable[[str], int]
 """Function that returns a tokenizer's count of a text's tokens."""
 CHARACTERS_A_TOKEN = 4
-"""Characters of English text per token, approximately."""
+"""Approximate number of characters per token in English text."""
 MOST_TOKENS = 2**40
 """Maximum number of tokens of a request."""
 ESTIMATED = "estimated"
-"""Key that counts rows whose texts no tokenizer measured."""
+"""Key that counts rows whose texts were estimated instead of measured with a tokenizer."""
 
 
 def estimated_tokens(text: str) -> int:
@@ -124,13 +126,13 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def json_rows(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
-    """Yield each JSON object of a file as a struct of this kind, with the number of its line from 1.
+    """Yield each JSON object of a file as a struct of this kind, with its line number from 1.
 
     Objects may have a line each (JSON Lines), be in a list, or extend over several lines, one after the
     other.
 
     Raises:
-        InputError: If one is not such an object.
+        InputError: If a value is not such an object.
     """
     number, line = next(numbered_lines(path), (1, b"{}"))
     if keys_of(line) is None:
@@ -166,26 +168,26 @@ def _json_values(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
 
 CHUNK_BYTES = 2**20
 MOST_CHARACTERS = 2**26
-"""Maximum characters of one value; a file with a longer value counts as broken."""
+"""Maximum characters of one value; a file with a longer value is treated as broken."""
 
 
 class JsonValue(NamedTuple):
-    """Entry of a JSON list, or one value of several."""
+    """Entry of a JSON list, or one of several values in a file."""
 
     number: int
     """Place in the file, from 1."""
     line: int
-    """Line on which it begins, from 1."""
+    """Line on which the value begins, from 1."""
     value: object
 
 
 class BrokenValueError(Exception):
-    """A JSON value is cut or broken.
+    """Error: a JSON value is cut or broken.
 
     Args:
-        number: Its place in the file, from 1.
-        line: Line on which it begins, from 1.
-        why: What is wrong with it.
+        number: Place of the value in the file, from 1.
+        line: Line on which the value begins, from 1.
+        why: Description of the defect.
     """
 
     def __init__(self, number: int, line: int, why: object) -> None:
@@ -194,7 +196,7 @@ class BrokenValueError(Exception):
 
 
 def json_values(path: Path) -> Iterator[JsonValue]:
-    """Yield the entries of a JSON list, or consecutive values; only one value and a chunk are in memory.
+    """Yield the entries of a JSON list, or consecutive values, with only one value in memory at a time.
 
     Raises:
         BrokenValueError: If a value cannot be read.
@@ -273,7 +275,7 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
 
 
 def token_count(path: Path, line: int, column: str, cell: str | float) -> int:
-    """Return a number of tokens; ``472.0``, as data frames write it, is also accepted.
+    """Return a number of tokens; ``472.0``, as data frames write it, is accepted, too.
 
     Raises:
         InputError: If the value is not a number of tokens.

@@ -47,11 +47,11 @@ from schedtrace.workloads.timed_traces import (
 )
 
 WHOLE_MODES = ("message_array_with_responses", "message_array_without_responses")
-"""Values of ``context_mode`` with which each turn has the whole prompt."""
+"""Values of ``context_mode`` with which each turn contains the whole prompt."""
 WITH_ANSWERS = "deltas_with_responses"
-"""Its value with which the recorded answers are a part of the turns that follow."""
+"""Value of ``context_mode`` with which the recorded answers are part of the later turns."""
 OWN_BLOCKS = 40
-"""Bits below a session's number in the identity of a block that only this session has."""
+"""Number of bits below a session's number in the identity of a block that only this session has."""
 
 Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -73,7 +73,7 @@ class SessionTurn(msgspec.Struct):
 
 
 class SessionRow(SessionTurn):
-    """Line of the file: a turn, or a session of several."""
+    """Line of the file: a turn, or a session with several turns."""
 
     session_id: str | int | None = None
     turns: list[SessionTurn] | None = None
@@ -85,33 +85,33 @@ class _Session:
 
     number: int
     prompt: int = 0
-    """Tokens of the latest prompt."""
+    """Number of tokens of the latest prompt."""
     answer: int = 0
     at_us: float = 0.0
-    """Earliest time of the latest turn."""
+    """Earliest time at which the latest turn may be sent."""
     first_ids: tuple[int, ...] = ()
-    """Ids of the whole blocks of its first prompt."""
+    """Ids of the whole blocks of the session's first prompt."""
 
 
 @dataclass
 class _Evidence:
-    """Evidence in the first rows about the meaning of their lengths."""
+    """Evidence in the first rows about the meaning of the lengths."""
 
     blocks: BlockSizes = field(default_factory=BlockSizes)
     later: int = 0
     """Number of later turns."""
     whole: int = 0
-    """Later turns that can be whole prompts."""
+    """Number of later turns whose length may be that of a whole prompt."""
     modes: set[str | None] = field(default_factory=set)
     is_timed: bool = True
     """Whether each session's first turn has a time."""
     has_times: bool = False
-    """Whether any turn has a time or a delay, or waits for another one."""
+    """Whether any turn has a time or a delay, or waits for another turn."""
     _latest: dict[str, tuple[list[int], float]] = field(default_factory=dict)
-    """Ids of each session's latest turn, and tokens of its prompt and answer."""
+    """Ids of each session's latest turn, and the number of tokens of its prompt and answer."""
 
     def add(self, key: str | None, turn: SessionTurn) -> None:
-        """Take one more turn with its session; None: it is alone."""
+        """Add a turn with its session to the evidence; None: the turn belongs to no session."""
         self.modes.add(turn.context_mode)
         self.has_times |= key is not None or turn.timestamp is not None or turn.delay is not None
         ids, length = turn.hash_ids or [], turn.input_length or 0.0
@@ -130,17 +130,17 @@ class _Evidence:
 
 @dataclass(frozen=True)
 class Sessions:
-    """A file of sessions, and how its numbers are read."""
+    """File of sessions, and how to read its numbers."""
 
     unit: TimeUnit
     block: int
     is_whole: bool
-    """Whether the length of a later turn is that of its whole prompt."""
+    """Whether the length of a later turn is that of the whole prompt."""
     has_answers: bool
-    """Whether later turns repeat the recorded answers, so these are not added."""
+    """Whether later turns repeat the recorded answers, so that answers must not be added."""
     is_timed: bool
     note: Message | None
-    """Note on how times and lengths are read; None: there is nothing to say."""
+    """Note on how times and lengths are read; None if there is nothing to note."""
     count_tokens: CountTokens | None
     output_len: int | None
 
@@ -165,7 +165,7 @@ class Sessions:
         key: str | None,
         is_first: bool,
     ) -> Row:
-        """Return a turn as a row, and remember it for the next one."""
+        """Return a turn as a row, and remember it for the next turn of its session."""
         new, output = self._lengths(path, number, turn, counts)
         before = 0 if is_first or self._has_whole_prompt(turn) else session.prompt
         session.prompt = new + before + (session.answer if before and not self.has_answers else 0)
@@ -189,7 +189,7 @@ class Sessions:
         )
 
     def _lengths(self, path: Path, number: int, turn: SessionTurn, counts: Counter[str]) -> tuple[int, int]:
-        """Return the tokens of a turn's own input, and of its answer."""
+        """Return the number of tokens of a turn's own input, and of its answer."""
         output = self.output_len
         if turn.output_length is not None:
             output = token_count(path, number, "output_length", turn.output_length)
@@ -216,7 +216,7 @@ class Sessions:
     def _prefix(
         self, turn: SessionTurn, session: _Session, *, is_first: bool, is_alone: bool
     ) -> tuple[int, ...]:
-        """Return the identities of a prompt's blocks: the file's, then those of the session alone."""
+        """Return the identities of a prompt's blocks: those in the file, then those of only this session."""
         blocks = -(-session.prompt // self.block)
         ids = tuple((turn.hash_ids or ())[:blocks])
         whole = session.prompt // self.block
@@ -232,7 +232,7 @@ class Sessions:
 
 
 def turns_of(path: Path) -> Iterator[tuple[int, str | None, SessionTurn]]:
-    """Yield each turn with the number of its line and its session; None: it is alone."""
+    """Yield each turn with the number of its line and its session (None if it belongs to none)."""
     for number, row in json_rows(path, SessionRow):
         key = None if row.session_id is None else f"{row.session_id}"
         if row.turns is None:
@@ -250,7 +250,7 @@ def sessions_in(
     count_tokens: CountTokens | None,
     output_len: int | None,
 ) -> Sessions:
-    """Return a file of sessions with what its first rows show.
+    """Return a file of sessions, with the meaning of its numbers inferred from its first rows.
 
     Raises:
         UsageError: If the rows do not show the size of blocks, or contradict each other.

@@ -2,7 +2,8 @@
 
 Their rows are ``timestamp``, ``input_length``, ``output_length`` and ``hash_ids``, an id for each begun block
 of the prompt. Units differ: Mooncake has whole milliseconds and blocks of 512 tokens, the others seconds and
-blocks of 16. So the units are inferred from the rows or, if these do not decide, the user must state them.
+blocks of 16. The units are therefore inferred from the rows; if the rows do not suffice, the user must state
+them.
 """
 
 import math
@@ -23,19 +24,19 @@ from schedtrace.workloads.rows import Row, json_rows, token_count, unreadable_ro
 from schedtrace.workloads.workload import Source
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
-"""Tokens of a block; the second also applies to vLLM's ``timed_trace``."""
+"""Tokens per block; the second also applies to vLLM's ``timed_trace``."""
 TimeUnit = Literal["s", "ms", "us"]
 UNITS_US: dict[TimeUnit, float] = {"s": 1e6, "ms": 1e3, "us": 1.0}
 UNIT_WORDS: dict[TimeUnit, str] = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 NO_IDS, SPARE_IDS = "no block ids", "spare block ids"
-"""Keys of counts: rows without block ids, and rows with more ids than blocks."""
+"""Keys that count rows without block ids, and rows with more ids than blocks."""
 NO_OUTPUT_LENGTH = "no output_length: add it, or give --output-len"
 LOOKED_AT = 10_000
-"""Rows from which units are found out."""
+"""Number of rows from which units are inferred."""
 FITS = 0.9
-"""Least share of the rows with ids that must have an id for each begun block."""
+"""Minimum share of the rows with ids that must have an id for each begun block."""
 _SIZES = tuple(2**power for power in range(17))
-"""Tokens of a block."""
+"""Candidates for the number of tokens per block."""
 
 
 class TimedRow(msgspec.Struct):
@@ -46,21 +47,21 @@ class TimedRow(msgspec.Struct):
     output_length: float | None = None
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]] = []
     chat_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Qwen-Bailian's only."""
+    """Id of the conversation, which only Qwen-Bailian's files have."""
 
 
 @dataclass(frozen=True)
 class Units:
-    """Meaning of the numbers of a file."""
+    """Meaning of the numbers in a file."""
 
     unit: TimeUnit
     block: int
     source: Source
     note: Message | None = None
-    """Message on what was inferred, and from what; None if it was stated, or changes nothing."""
+    """Message on what was inferred, and from what; None if the user stated it, or it makes no difference."""
 
     def trace_rows(self, path: Path, counts: Counter[str], output_len: int | None = None) -> Iterator[Row]:
-        """Yield the rows of the file; ``output_len`` is the output length of those without one."""
+        """Yield the rows of the file; rows without an output length get ``output_len``."""
         for number, row in json_rows(path, TimedRow):
             if not math.isfinite(row.timestamp):
                 raise unreadable_row(path, number, "timestamp is too large")
@@ -82,20 +83,20 @@ class Units:
 
 @dataclass
 class BlockSizes:
-    """Sizes of blocks that fit the rows of a file."""
+    """Candidates for the size of blocks, and how many rows each of them fits."""
 
     rows_with_ids: int = 0
     fitting: Counter[int] = field(default_factory=Counter)
-    """Number of these that have an id for each begun block, by the size of blocks."""
+    """Number of rows with an id for each begun block, by block size."""
 
     def add(self, ids: int, length: float) -> None:
-        """Take one more prompt with its number of ids and its tokens."""
+        """Add a prompt with its number of ids and its number of tokens."""
         if ids and length > 0:
             self.rows_with_ids += 1
             self.fitting.update(size for size in _SIZES if (ids - 1) * size < length <= ids * size)
 
     def block_tokens(self, path: Path) -> int | None:
-        """Return the tokens of a block; None where the usual sizes give the same prefixes.
+        """Return the tokens per block; None if all usual sizes result in the same prefixes.
 
         Raises:
             UsageError: If no size fits.
@@ -121,7 +122,7 @@ class _Evidence:
 
     blocks: BlockSizes = field(default_factory=BlockSizes)
     times: set[float] = field(default_factory=set)
-    """Times of the rows, at most two."""
+    """Times of the rows; at most two are kept."""
     is_whole: bool = True
     """Whether all times are whole numbers."""
     is_bailian: bool = False
@@ -136,11 +137,11 @@ class _Evidence:
 
     @property
     def has_gaps(self) -> bool:
-        """Return whether requests come at different times."""
+        """Return whether requests arrive at different times."""
         return len(self.times) > 1
 
     def time_unit(self, block: int | None) -> TimeUnit | None:
-        """Return the unit of the times; None if nothing shows it."""
+        """Return the unit of the times; None if the rows do not show it."""
         if block == MOONCAKE_BLOCK and self.is_whole:
             return "ms"
         if block == BAILIAN_BLOCK and (self.is_bailian or not self.is_whole):
@@ -149,7 +150,7 @@ class _Evidence:
 
 
 def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None) -> Units:
-    """Infer the units of a file that are not set from its first rows.
+    """Infer from the first rows of a file the units that the user did not state.
 
     Raises:
         UsageError: If the rows do not show a unit; the text names the option that sets it.

@@ -11,18 +11,18 @@ from schedtrace.model.message import Message
 from schedtrace.workloads.clients import Clients, as_closed_loop
 
 Pass = tuple[int, int]
-"""Pass of ranks in lock-step: a wave of the load, and a pass in it, both from 0."""
+"""Pass of ranks in lock-step: a wave of the load and a pass within the wave, both counted from 0."""
 
 
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of a load, without its text. Times are microseconds since the load began."""
+    """Request of a load, without its text."""
 
     request_id: str
     arrived_us: float
-    """Time at which the client sent it."""
+    """Time at which the client sends the request."""
     prompt_tokens: int
     output_tokens: int
-    """Output tokens after which it ends, unless it is aborted before."""
+    """Output tokens after which the request ends, unless it is aborted before."""
     max_tokens: int | None = None
     """Limit that the client requested; None for ``output_tokens``."""
     priority: int = 0
@@ -33,29 +33,31 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Identity of each leading block of the prompt, ``Workload.prefix_block`` tokens each; the last one may
     be a part of a block. Two prompts share their first k blocks if their first k identities are equal."""
     front_end_us: float = 0.0
-    """Time from its arrival until it reached the engine's input queue."""
+    """Time from the request's arrival until it reached the engine's input queue."""
     queued_step: int | None = None
-    """Calls of ``schedule()`` in the trial that had begun when the scheduler got it; of a recorded load."""
+    """Number of ``schedule()`` calls in the trial that had begun when the scheduler got the request; only for
+    a recorded load."""
     queued_pass: Pass | None = None
-    """First pass of ranks in lock-step whose ``schedule()`` call found it in the queue; of a recorded
-    load."""
+    """First pass of ranks in lock-step whose ``schedule()`` call found the request in the queue; only for a
+    recorded load."""
     abort_us: float | None = None
     """Time at which the client disconnected."""
     abort_step: int | None = None
-    """Calls of ``schedule()`` in the trial that had begun when the scheduler dropped it; of a recorded
-    load."""
+    """Number of ``schedule()`` calls in the trial that had begun when the scheduler dropped the request; only
+    for a recorded load."""
     abort_pass: Pass | None = None
-    """First pass whose ``schedule()`` call no longer found it; of a recorded load."""
+    """First pass whose ``schedule()`` call no longer found the request; only for a recorded load."""
     answered_us: float | None = None
-    """Time at which it ended or its client went away, of a recorded load; None if not recorded."""
+    """Time at which the request ended or its client disconnected in a recorded load; None if not recorded."""
     structured: bool = False
-    """Its output follows a grammar."""
+    """Whether the output follows a grammar."""
     after: str | None = None
-    """Request of the turn before in its session: this one is sent ``delay_us`` after the answer to it, and
-    not before ``arrived_us``; None: it waits for no answer."""
+    """Request of the session's previous turn: this request is sent ``delay_us`` after the answer to it, but
+    not before ``arrived_us``. None: it waits for no answer."""
     delay_us: float = 0.0
     draft_acceptance: float | None = None
-    """Share of its speculative tokens that were accepted; None if not recorded, or none were scheduled."""
+    """Share of the request's draft tokens that were accepted; None if not recorded, or none were scheduled.
+    """
 
 
 Source = Literal[
@@ -81,34 +83,35 @@ Source = Literal[
 class Workload:
     """Stream of requests that can be iterated repeatedly, in bounded memory.
 
-    Requests come in the order in which they reach the engine's input queue: by ``arrived_us + front_end_us``.
+    Requests are ordered by the time at which they reach the engine's input queue: ``arrived_us +
+    front_end_us``.
     """
 
     name: str
     source: Source
     prefix_block: int | None
-    """Tokens of each block in ``LoadRequest.prefix``; None if it is unknown which prompts begin alike."""
+    """Tokens of each block in ``LoadRequest.prefix``; None if it is unknown which prompts share a prefix."""
     notes: list[Message]
-    """Notes on what the source does not contain, and the assumptions made."""
+    """Notes on facts that the source lacks, and on the assumptions made."""
     requests: int
     prompt_tokens: int
     output_tokens: int
     last_arrival_us: float
-    """Arrival of the last request, in microseconds after the first."""
+    """Time in microseconds from the first request's arrival to the last one's."""
     read: Callable[[], Iterator[LoadRequest]] = field(repr=False)
     """Function that reads the requests once."""
     began_us: int | None = None
     """Beginning of a recorded load on the trace's clock, in microseconds."""
     of_server: bool = False
-    """Whether it was recorded without trials, so that its begin and end are those of the record."""
+    """Whether the load was recorded without trials, so that it begins and ends with the recording."""
     clients: Clients | None = None
-    """Pattern in which its requests follow answers; None: they come at times of their own."""
+    """Pattern in which requests follow answers; None if they arrive at their own times."""
     later_turns: int = 0
-    """Requests that wait for the answer to the turn before in their session."""
+    """Number of requests that wait for the answer to the session's previous turn."""
 
     @property
     def replayed_clients(self) -> Clients | None:
-        """Its clients, if a replay sends their requests after its own answers."""
+        """Clients, if a replay sends their requests after its own answers; otherwise None."""
         return self.clients if self.clients is not None and self.clients.is_replayed else None
 
     @property
@@ -117,19 +120,19 @@ class Workload:
         return [*self.notes, *([self.clients.note] if self.clients else [])]
 
     def with_clients(self, clients: int) -> "Workload":
-        """Return the load as that of ``clients`` clients with one request open each, whatever its times."""
+        """Return the load of ``clients`` clients with one request open each, whatever the recorded times."""
         arrived, answered = zip(*((request.arrived_us, request.answered_us) for request in self), strict=True)
         return replace(self, clients=as_closed_loop(arrived, answered, clients))
 
     def with_concurrency(self, clients: int) -> "Workload":
-        """Return a closed loop with another number of clients, which think as long as those recorded."""
+        """Return a closed loop with another number of clients and the same think times."""
         if self.clients is None:
             return self
         think_us = tuple(islice(cycle(self.clients.think_us), max(0, self.requests - clients)))
         return replace(self, clients=replace(self.clients, clients=clients, think_us=think_us))
 
     def __iter__(self) -> Iterator[LoadRequest]:
-        """Yield the requests, reading them once more."""
+        """Yield the requests, reading the source once more."""
         return self.read()
 
     def __len__(self) -> int:
@@ -147,7 +150,7 @@ def make_workload(
     of_server: bool = False,
     clients: Clients | None = None,
 ) -> Workload:
-    """Return a workload with the totals of one pass over ``read()``; ``notes`` are taken after that pass."""
+    """Return a workload with the totals of one pass over ``read()``; ``notes`` are taken after the pass."""
     requests = prompt_tokens = output_tokens = later_turns = 0
     last_arrival_us = 0.0
     for request in read():

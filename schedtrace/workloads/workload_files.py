@@ -1,4 +1,4 @@
-"""Workload files of any known format as a load."""
+"""Reader of workload files of any known format."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ OF_ROWS = {
     NO_IDS: "{rows:n row} without block ids: they share no prefix.",
     SPARE_IDS: "{rows:n row} with more block ids than the prompt has blocks: the last ids were ignored.",
 }
-"""Templates of notes on numbers of rows."""
+"""Templates of notes on numbers of rows, by key."""
 
 
 def counted_notes(counts: Counter[str]) -> Iterator[Message]:
@@ -75,7 +75,7 @@ def file_notes(
 
 
 MOST_SORTED = 100_000
-"""Maximum number of requests of a file that is not in order of time, so that they fit into memory."""
+"""Maximum number of requests in a file that is not in order of time, so that the requests fit into memory."""
 
 
 def open_workload(
@@ -94,13 +94,13 @@ def open_workload(
 ) -> Workload:
     """Return the load in a file, whose content determines its format (``docs/workloads.md``).
 
-    The file is read once to check it, and once by each iteration. Rows without prompt or output tokens are
+    The file is read once to check it, and again by each iteration. Rows without prompt or output tokens are
     left out and counted in the notes. Up to ``MOST_SORTED`` requests out of order are sorted by time.
 
     Args:
         path: Path of a regular file.
-        num_prompts: Number of usable requests to take; a file whose times are not used is repeated if it has
-            fewer.
+        num_prompts: Number of usable requests to take; if the file has fewer and its times are not used, it
+            is repeated.
         output_len: Output tokens of every request, instead of the file's.
         rate: Requests per second, to draw the arrival times anew as in ``schedtrace run``.
         burstiness: Shape of the gamma distribution of the gaps at that rate; 1 is Poisson.
@@ -109,7 +109,7 @@ def open_workload(
         prequeue: Whether all requests arrive at 0.
         count_tokens: Function that measures texts; None to estimate 4 characters per token.
         time_unit: Unit of a timed trace in JSON; None to infer it from its rows.
-        prefix_block: Tokens of each block that has an id; None to infer them likewise.
+        prefix_block: Tokens of each block that has an id; None to infer the size from the rows.
 
     Raises:
         InputError: If the file is unreadable, of no known format or without a usable request; ``path:line:
@@ -162,7 +162,7 @@ class _Times:
     speedup: float = 1.0
 
     def arrivals_us(self, rows: Iterator[Row]) -> Iterator[tuple[Row, float]]:
-        """Yield each row with its arrival, the first at 0; of a later turn, its earliest arrival."""
+        """Yield each row with its arrival, the first at 0; a later turn has its earliest possible arrival."""
         if self.drawn:
             times = arrivals_s(self.rate, burstiness=self.burstiness, seed=self.seed)
             earliest_us: dict[str, float] = {}
@@ -182,7 +182,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class _File:
-    """File with the selection of requests to read."""
+    """Workload file with the selection of requests to read."""
 
     path: Path
     kind: WorkloadFormat
@@ -190,15 +190,14 @@ class _File:
     output_len: int | None
     times: _Times
     unsorted_line: int | None = None
-    """Line of the first row that is earlier than the row before it, so that rows must be sorted; None
-    otherwise.
-    """
+    """Line of the first row that is earlier than the row before it, in which case rows must be sorted;
+    otherwise None."""
 
     def requests(self, counts: Counter[str]) -> Iterator[LoadRequest]:
         """Yield the requests, reading the file once.
 
         Raises:
-            _OutOfOrderError: If a row is earlier than the one before it, and ``unsorted_line`` is unknown.
+            _OutOfOrderError: If a row is earlier than the row before it, and ``unsorted_line`` is unknown.
         """
         rows = (
             self._in_order(counts) if self.unsorted_line is None else self._sorted(counts, self.unsorted_line)
@@ -228,7 +227,7 @@ class _File:
         return islice(self._usable(counts), self.num_prompts)
 
     def _usable(self, counts: Counter[str]) -> Iterator[Row]:
-        """Yield rows with tokens; repeat a file whose times are not used for ``num_prompts``."""
+        """Yield rows with tokens; repeat the file for ``num_prompts`` if its times are not used."""
         usable = 0
         while True:
             before = usable

@@ -1,1 +1,4 @@
-"""Documents to sections, one module per kind of document. No module here imports a renderer."""
+"""Conversion of documents to sections, with one module per kind of document.
+
+No module here imports a renderer.
+"""

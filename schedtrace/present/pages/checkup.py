@@ -14,7 +14,7 @@ FIELDS: list[Field[Check]] = [
 
 
 def checkup_page(checkup: Checkup) -> Page[Checkup]:
-    """Return the page of a checkup; its last line counts what is wrong."""
+    """Return the page of a checkup; its last line states how many checks found something wrong."""
     wrong = sum(check.state == "wrong" for check in checkup.checks)
     end = say("{wrong:n check} failed.", wrong=wrong) if wrong else "Nothing is wrong."
     return Page(checkup, lambda shown: [table(shown.checks, FIELDS), Note(end)])

@@ -33,7 +33,7 @@ from schedtrace.present.sections import (
 )
 
 TWO_DIGITS_FRAC = 0.1
-"""Width of an interval above which two digits of a value are not significant."""
+"""Width of an interval above which a value's second digit is not significant."""
 
 
 def _style(metric: MetricChange) -> Style | None:
@@ -78,7 +78,7 @@ METRICS: list[Field[MetricChange]] = [
 
 
 def noise_floors(metrics: list[MetricChange]) -> str:
-    """Return the noise floors, one per figure, in any unit; empty if nothing varies."""
+    """Return the noise floors in any unit, one per figure; empty if no figure varies."""
     floors: dict[str, str] = {}
     for metric in metrics:
         if metric.unit and metric.trials_needed is not None:
@@ -91,7 +91,7 @@ def noise_floors(metrics: list[MetricChange]) -> str:
 
 
 def legend(comparison: Comparison) -> str:
-    """Explain how the figures were judged."""
+    """Explain how the figures are judged."""
     if comparison.compared_by == "requests":
         if not comparison.tests:
             return "One server against one: too few requests, or different loads, so nothing is tested."
@@ -124,7 +124,7 @@ ROWS = {
 
 
 def decisions_sections(decisions: Decisions) -> Iterator[Section]:
-    """Yield the number of equal decisions, then the first step that differs."""
+    """Yield the number of identical decisions, then the first step that differs."""
     yield Note(_alike(decisions), "Decisions of the scheduler:")
     if decisions.first is None:
         return
@@ -133,7 +133,7 @@ def decisions_sections(decisions: Decisions) -> Iterator[Section]:
 
 
 def _alike(decisions: Decisions) -> str:
-    """Return a sentence on the number of trials in which every step was decided alike."""
+    """Return a sentence on the number of trials in which every step was decided identically."""
     compared, alike = decisions.trials_compared, decisions.trials_alike
     if not compared:
         return "not compared: no trial on both sides, or a record without who was scheduled"
@@ -148,7 +148,7 @@ def _alike(decisions: Decisions) -> str:
 
 
 def _decided(divergence: Divergence) -> list[Field[str]]:
-    """Return the field, marked if the sides differ; the numbers of the two steps may always differ."""
+    """Return a field of the two steps, marked if the sides differ; their step numbers may always differ."""
     base, new = divergence.base, divergence.new
 
     def style(key: str) -> Style | None:
@@ -163,7 +163,7 @@ def _decided(divergence: Divergence) -> list[Field[str]]:
 
 
 def _why(divergence: Divergence) -> str:
-    """Return the differing inputs of the decisions."""
+    """Return the inputs in which the two decisions differ."""
     if divergence.base is None or divergence.new is None:
         return f"{'base' if divergence.base is None else 'new'} had nothing more to decide in this trial."
     if not divergence.given:
@@ -235,7 +235,7 @@ SETTINGS: list[Field[ConfigChange]] = [
 
 
 def _origins(change: ConfigChange) -> Text:
-    """Return a sentence on the origins of both values, as far as known."""
+    """Return a sentence on the origins of both values, as far as they are known."""
     if not (change.base_origin and change.new_origin):
         return "given" if change.given else "resolved"
     return say("{base_origin} / {new_origin}", change)

@@ -55,7 +55,7 @@ from schedtrace.present.sections import (
 
 MOST_PARTS, MOST_ROOTS, MOST_ENGINES, MOST_LEFT_OUT = 7, 6, 12, 8
 MOST_NAMED = 3
-"""Engines of one cause whose evidence is shown."""
+"""Number of engines per cause whose evidence is shown."""
 LATENCIES = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 TITLES: dict[FaultKind, str] = {
     "interrupted": "Interrupted",
@@ -272,10 +272,10 @@ MOST_TENANTS, MOST_WAITS = 10, 8
 
 
 def tenant_sections(tenants: FleetTenants, engines: int) -> Iterator[Section]:
-    """Yield the use of a fleet by tenant, and who waited behind whom.
+    """Yield the usage of a fleet by tenant, and which tenants waited for which.
 
     Args:
-        tenants: Use by tenant.
+        tenants: Usage by tenant.
         engines: Number of engines.
     """
     fields: list[Field[FleetTenant]] = [
@@ -334,7 +334,7 @@ def _idle(tenants: FleetTenants) -> Message | str:
 
 MOST_PAIRS, MOST_HELD = 6, 3
 HELD_FROM_FRAC = 0.1
-"""Share of an engine's blocks from which those that transfers hold are shown."""
+"""Share of an engine's blocks above which the blocks that transfers hold are shown."""
 LABELS: dict[TransferPartName, tuple[str, Style]] = {
     "prefill_queue": ("queue at prefill", Style.WARNING),
     "prefill": ("prefill", Style.PREFILL),
@@ -347,7 +347,7 @@ LABELS: dict[TransferPartName, tuple[str, Style]] = {
 
 
 def disaggregated_sections(across: Disaggregated) -> Iterator[Section]:
-    """Yield the sections about requests across engines."""
+    """Yield the sections about requests that one engine prefills and another decodes."""
     if across.parts:
         yield Shares(
             "Time to first token across prefill and decode engines",
@@ -372,7 +372,7 @@ def disaggregated_sections(across: Disaggregated) -> Iterator[Section]:
 
 
 def _ahead(pair: TransferPair) -> str:
-    """Return by how much the decode engine's clock is ahead: ``same``, a range, a bound, or unknown."""
+    """Return how far the decode engine's clock is ahead: ``same``, a range, a bound, or unknown."""
     least, most = (number(bound) for bound in (pair.ahead_least_ms, pair.ahead_most_ms))
     if pair.clock == "same":
         return "same clock"
@@ -447,7 +447,7 @@ def _clock_offsets(pairs: list[TransferPair]) -> Message:
 
 
 def _offset_of(pair: TransferPair) -> Message:
-    """Return by how much at least two clocks differ, or nothing if no offset fits all events."""
+    """Return the least difference between two clocks; nothing if no offset fits all events."""
     if pair.ahead_least_ms is not None and pair.ahead_least_ms > 0:
         least, direction = pair.ahead_least_ms, "ahead of"
     elif pair.ahead_most_ms is not None and pair.ahead_most_ms < 0:

@@ -1,4 +1,4 @@
-"""Page of ``queue``: requests that wait in engines now, the limits that they wait for, and the holders."""
+"""Page of ``queue``: requests that wait in engines now, the limits that refuse them, and the holders."""
 
 import itertools
 from collections import Counter
@@ -82,7 +82,7 @@ def _waiting_for(queue: EngineQueue) -> Iterator[Message]:
 
 
 def _came_since(queue: EngineQueue) -> bool:
-    """Return whether the latest step emptied the waiting queue, with nothing preempted or set aside since."""
+    """Return whether the waiting requests came after the latest step, which left the queue empty."""
     causes = {loop_exit.cause for loop_exit in queue.exits if loop_exit.loop == "waiting"}
     return causes == {Cause.QUEUE_EMPTY} and all(request.state == "waiting" for request in queue.waiting)
 
@@ -107,7 +107,7 @@ def _warnings(queue: EngineQueue) -> Iterator[Text]:
 
 
 def _fields(entries: Sequence[QueueEntry], *, queued: bool) -> list[Field[QueueEntry]]:
-    """Return the columns of either table that are not empty in every row.
+    """Return the columns of a table that have a value in any row.
 
     Args:
         entries: The rows, in their order.

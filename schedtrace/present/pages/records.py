@@ -1,4 +1,4 @@
-"""Records weaker than a trace: what each supports, what it cannot tell, and the command that would."""
+"""Page of records with less data than a trace: what each supports, what it lacks, and what to run for it."""
 
 from collections.abc import Iterator
 

@@ -48,21 +48,22 @@ from schedtrace.present.sections import (
 from schedtrace.timeline.charges import CACHE_RESET
 
 MOST_LINES, WIDTH = 40, 80
-"""Lines and columns of the usual terminal."""
+"""Lines and columns of a usual terminal."""
 MOST_CAUSES = 5
 SHOWN_FROM_FRAC = 0.05
-"""Share below which a root cause is named, not described."""
+"""Share below which a root cause is only named instead of described."""
 NAMED_FROM_FRAC = 0.01
 """Share below which a root cause is only counted among the findings examined."""
 PARTS_OF = {"interruption": "interrupted", "front-end": "front_end"}
-"""Findings whose time is a part of the split without a cause."""
+"""Findings whose time is a part of the split that has no cause."""
 APART_FRAC = 0.04
-"""Share of the requests' time by which two shares must differ to need an explanation."""
+"""Difference between two shares of the requests' time above which the page explains it."""
 MOST_PARTS, FEWER_PARTS = 7, 5
 MOST_ENGINES, EXTREMES = 4, 2
-"""Maximum rows of the engines table; with more engines, those with the most and the fewest requests."""
+"""Maximum number of rows of the engines table, and number of engines with the most and the fewest requests
+that are shown if there are more."""
 OTHERS_LINES = 6
-"""Lines reserved for the other findings."""
+"""Number of lines reserved for the other findings."""
 
 
 def report_page(report: Report, *, full: bool = False, replays: bool = False) -> Page[Report]:
@@ -168,7 +169,7 @@ def time_parts(split: Sequence[TimePart | FleetTimePart], most: int) -> list[Par
 
 
 def _apart(split: list[TimePart], roots: list[Found]) -> Message:
-    """Return why the verdict's share differs from that of the bar with its name, or nothing if close."""
+    """Return why the verdict's share differs from the bar with the same name; nothing if they are close."""
     first = roots[0] if roots else None
     if first is None or first.share_frac is None or first.verdict.arguments.get(QUOTED) is None:
         return NOTHING
@@ -203,8 +204,8 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
 def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[RootCauseSection], list[Found]]:
     """Return the root causes that fit on the screen, and the others.
 
-    The first root cause may weigh less than later ones. Those that weigh more than a described one are
-    described, too, in short form if there is no room.
+    The first root cause may weigh less than later ones. A root cause that weighs more than a described one is
+    always described, in short form if there is no room.
     """
     worth = [root for root in roots if root.leads or root.tail or root.weight >= SHOWN_FROM_FRAC][
         :MOST_CAUSES
@@ -246,7 +247,7 @@ def _cause(place: int, root: Found, engines: int) -> RootCauseSection:
 
 
 def _advised(run: RunReport, roots: list[Found]) -> list[Note]:
-    """Return the advice of a finding that the verdict states and that is too small to be described."""
+    """Return the advice of a finding that the verdict states but that is too small to be described."""
     actions = [action(root.advice[0]) for root in roots if root.verdict in run.verdict and root.advice]
     return [Note(actions[0], "Try:")] if actions else []
 
@@ -276,9 +277,9 @@ def _gain(root: Found) -> Message:
 
 
 def _others(roots: list[Found], room: int) -> Iterator[Note]:
-    """Yield the findings too small to be described; only codes of those that do not fit.
+    """Yield the findings too small to be described; if there is no room, only their codes.
 
-    A finding whose share is not known may be large, and is named.
+    A finding whose share is unknown may be large and is therefore named.
     """
     unknown = [root for root in roots if root.share_frac is None and root.gain is None and root.verdict]
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC or root in unknown]
@@ -298,7 +299,7 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
 
 
 def _named_once(findings: list[Found]) -> Message:
-    """Return a part of the note for findings of one title, the largest first."""
+    """Return a part of the note for findings with the same title, the largest first."""
     first: Found = findings[0]
     count = len(findings)
     if count == 1:
@@ -308,7 +309,7 @@ def _named_once(findings: list[Found]) -> Message:
 
 
 def _commands(run: RunReport, roots: list[Found], *, replays: bool) -> Iterator[Commands]:
-    """Yield the next commands: a replay, all details, one step, one request, the page; ids are untrusted."""
+    """Yield the next commands: a replay, all details, one step, one request, the page."""
     if replays:  # it takes at most whatif.part.MOST_S
         which = "Which setting helps, and how much, by replaying this load (about a minute):"
         yield Commands(which, [shlex.join(["schedtrace", "analyze", run.path, "--predict"])])
@@ -326,7 +327,7 @@ def _commands(run: RunReport, roots: list[Found], *, replays: bool) -> Iterator[
 
 
 def _tested(run: RunReport, *, full: bool) -> Iterator[Note]:
-    """Yield what was tried on a replay of which part of the load, or why nothing was."""
+    """Yield the changes that were tried on a replay, and on which part of the load; or why none was."""
     if run.not_tested:
         yield Note(say("{not_tested}.", run), "Not predicted:")
     if run.tested is None:

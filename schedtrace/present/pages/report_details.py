@@ -55,10 +55,10 @@ from schedtrace.present.sections import (
 
 MOST_ROWS = 10
 MOST_TRIALS = 32
-"""Most trials shown for several engines."""
+"""Maximum number of trials shown for several engines."""
 MOST_ENGINES = 8
 LEAST_STATE_FRAC = 0.01
-"""Share of the requests' time below which a state appears only in JSON."""
+"""Share of the requests' time below which only JSON contains a state."""
 
 
 TRIAL: list[Field[TrialReport]] = [
@@ -82,7 +82,7 @@ FIRST_STEP: list[Field[TrialReport]] = [
 
 
 def trials_table(trials: list[TrialReport], *, log: bool = False) -> Table:
-    """Return a table with a row per trial and engine. A server has no trials, so no first step of a trial.
+    """Return a table with a row per trial and engine.
 
     Args:
         trials: Trials of a run.
@@ -103,7 +103,7 @@ def _trial(trial: TrialReport) -> str:
 
 
 def p50_p99(times: Percentiles | Distribution | None) -> str:
-    """Return the median and p99 in ms, such as ``12.0 / 34.5`` (the heading has the unit), or ``-``."""
+    """Return the median and p99 in ms, such as ``12.0 / 34.5``, without the unit; ``-`` if unknown."""
     return f"{number(times.p50)} / {number(times.p99)}" if times else "-"
 
 
@@ -135,11 +135,11 @@ PARTS = {
     "update": "in update_from_output()",
     "between": "between two steps",
 }
-"""Place where the time of each part of a step goes, in words."""
+"""Phrase for the place where the time of each part of a step is spent."""
 
 
 def step_excess(run: RunReport) -> Facts:
-    """Return the excess of slow steps, and the part of it that nothing in the trace explains."""
+    """Return the excess of slow steps, and the part of it that no feature in the trace explains."""
     several = run.config["engines"] > 1
     sentence = (
         "{slow_steps:n} of {steps:n step} took {excess_ms:ms} longer {where} than their work explains; "
@@ -158,7 +158,7 @@ def _state(share: RequestTime, *, several: bool) -> Message:
 
 
 def engine_time_table(run: RunReport) -> Facts:
-    """Return the table of where the engines' time went, as shares of busy time."""
+    """Return the table of the states in which the engines spent their time, as shares of busy time."""
     several = run.config["engines"] > 1
     facts = []
     ranks = list(dict.fromkeys(share.engine_rank for share in run.engine_time))
@@ -214,7 +214,7 @@ CAPS: list[Field[CapRow]] = [
 
 
 def _line(location: str | None) -> Content:
-    """Return ``scheduler.py:924``; findings and JSON have the whole path."""
+    """Return a short location (``scheduler.py:924``); findings and JSON have the whole path."""
     if location is None:
         return ""
     return Styled(say("{line:code}", line=location.rpartition("/")[2]), Style.DIM)
@@ -247,7 +247,7 @@ DURATIONS: list[Field[tuple[str, Distribution]]] = [
     figure_field("p99", lambda row: number(row[1].p99)),
     figure_field("max", lambda row: number(row[1].max)),
 ]
-"""Table of step durations and times between tokens, each with its name."""
+"""Table of step durations and times between tokens, with a row for each kind."""
 ENGINES: list[Field[EngineFigures]] = [
     Field("engine", lambda row: "all" if row.engine_rank is None else str(row.engine_rank)),
     figure_field("done", lambda row: integer(row.requests_finished)),
@@ -261,7 +261,7 @@ ENGINES: list[Field[EngineFigures]] = [
     figure_field("stalled\nms", lambda row: number(row.stalled_ms)),
 ]
 MOST_SIDE_BY_SIDE = 16
-"""Maximum number of engines shown; with more, those with the most and the fewest requests."""
+"""Maximum number of engines shown; if there are more, those with the most and the fewest requests."""
 
 
 def statistics_sections(statistics: Statistics) -> Iterator[Section]:
@@ -283,10 +283,10 @@ def statistics_sections(statistics: Statistics) -> Iterator[Section]:
 
 
 def engines_table(engines: list[EngineFigures], most: int = MOST_SIDE_BY_SIDE) -> Table:
-    """Return a table of the data-parallel engines and their sum; with many, only the most and least loaded.
+    """Return a table of the data-parallel engines and their sum; of many, only the extremes.
 
     Args:
-        engines: Figures of each engine, and last those of all.
+        engines: Figures of each engine, followed by those of all engines together.
         most: Maximum number of rows, without the row for all.
     """
     *each, whole = engines
@@ -337,7 +337,7 @@ def _counts(statistics: Statistics) -> Iterator[FactRow]:
 
 
 LEAST_SHOWN_FRAC = 0.01
-"""Share of the run below which an estimated cost is not resolved by the model of step times."""
+"""Share of the run below which an estimated cost is within the error of the model of step times."""
 
 
 def trials_page(run: RunReport) -> Page[RunReport]:
@@ -377,7 +377,7 @@ def finding_sections(findings: list[Finding], *, engines: int) -> Iterator[Findi
 
 
 def _strip(run: RunReport) -> Strip:
-    """Return a strip of budget use over the run, with a band below it where requests waited."""
+    """Return a strip of budget use over the run, with a band below it that marks waiting requests."""
     shares = [cell.waiting_frac for cell in run.strip if cell.waiting_frac is not None]
     use = Bars([cell.use_frac for cell in run.strip], Style.GOOD)
     waiting: Bars | str = Bars(shares, Style.WARNING)
@@ -412,7 +412,7 @@ def _finding(finding: Finding, engines: int) -> FindingSection:
 
 
 def _cost(finding: Finding) -> Message:
-    """Return the finding's cost with its certainty; nothing below the resolution of the estimate."""
+    """Return the finding's cost with its certainty; nothing if the cost is within the estimate's error."""
     if finding.cost_ms is None or finding.cost_frac is None:
         return NOTHING
     sure: Text = "measured"
@@ -434,12 +434,12 @@ def _where(finding: Finding, engines: int = 1) -> Message:
 
 
 def step_list(finding: Finding) -> Message:
-    """Return the listed steps that show the finding, as the beginning of a sentence."""
+    """Return the beginning of a sentence with the listed steps that show the finding."""
     return say("{steps}", steps=StepList(finding.steps, whole=len(finding.steps) < MAX_STEPS))
 
 
 def action(advice: Advice) -> Message:
-    """Return the advice with its cost, in whole sentences."""
+    """Return the advice and its cost as whole sentences."""
     end = "" if plain(advice.message).endswith(".") else "."
     return say("{message}{end}[ Costs: {costs}][ {tested}]", advice, end=end)
 
@@ -452,5 +452,5 @@ KIND: list[Field[FindingKind]] = [
 
 
 def catalogue_page(catalogue: Catalogue) -> Page[Catalogue]:
-    """Return the page of all kinds of findings, with the facts that a record must contain for each."""
+    """Return the page of all kinds of findings, each with the facts that a record must contain for it."""
     return Page(catalogue, lambda shown: [table(shown.findings, KIND)])

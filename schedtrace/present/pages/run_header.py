@@ -11,12 +11,12 @@ from schedtrace.present.phrases import EXITS_VIA, phrase
 from schedtrace.present.sections import Content, Field, Note, Section, Style, Styled
 
 MOST_SIZES = 4
-"""Maximum number of sizes shown of a list."""
+"""Maximum number of sizes of a list that are shown."""
 NOTEWORTHY_ORIGINS = frozenset({"overridden"})
 
 
 def noteworthy(settings: list[EffectiveSetting]) -> Message:
-    """Return overridden settings and settings without effect as one line; empty if there are none."""
+    """Return one line on settings that vLLM overrode or that have no effect; empty if there are none."""
     noted = [
         say("{name:code} {value}: {explanation}", setting, value=_value(setting.value))
         for setting in settings
@@ -32,7 +32,7 @@ def _origin(setting: EffectiveSetting) -> Content:
 
 
 def _value(value: SettingValue) -> Message:
-    """Return the value as text: numbers with separators, the ends of a long list, all else unchanged."""
+    """Return the value as text: numbers with separators, long lists by their ends, all else unchanged."""
     if isinstance(value, list):
         shown = [say("{size:n}", size=size) for size in value[:MOST_SIZES]]
         if len(value) <= MOST_SIZES:
@@ -135,7 +135,7 @@ def _workload(workload: dict[str, Any]) -> str:
 
 
 def _switch(value: object) -> str:
-    """Return ``on``, ``off`` or ``unknown``; the trace's settings are free-form."""
+    """Return ``on``, ``off`` or ``unknown``, because any type may be in the trace's settings."""
     return {"True": "on", "False": "off"}.get(str(value), "unknown")
 
 
@@ -156,7 +156,7 @@ def _log_header(run: RunReport) -> Iterator[str]:
 
 
 def log_figures(run: RunReport) -> Iterator[Section]:
-    """Yield figures that have no column in the trials' table; none for a trace of schedtrace."""
+    """Yield figures of a foreign log that have no column in the trials' table."""
     if run.config["exits_via"] is None:
         for trial in run.trials:
             engine = f"engine {trial.engine_rank}: " if len(run.trials) > 1 else ""
@@ -176,7 +176,7 @@ def log_figures(run: RunReport) -> Iterator[Section]:
 
 
 def not_judged(run: RunReport) -> Iterator[Section]:
-    """Yield the rules that could not be judged and the missing facts; none if all were judged."""
+    """Yield the rules that could not be evaluated, with the missing facts."""
     if not run.not_judged:
         return
     yield Note(", ".join(rule.code for rule in run.not_judged), "not judged:")

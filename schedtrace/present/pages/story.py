@@ -1,7 +1,7 @@
 """Pages of a story: of a step, and of a request.
 
-A step: requests and their tokens, exits, waiting requests, and what else would have fitted. A request: its
-history event by event, and where its time went.
+A step's page shows requests and their tokens, exits, waiting requests, and what else would have fitted. A
+request's page shows its history event by event, and where its time went.
 """
 
 from collections import defaultdict
@@ -36,13 +36,13 @@ from schedtrace.present.sections import (
 MOST_LISTED = 20
 LISTED_BY = "--all lists them"
 FEWEST_GROUPED = 4
-"""Fewest equal decodes that share a line; fewer are listed individually."""
+"""Minimum number of equal decodes that share a line; fewer decodes are listed individually."""
 
 
 def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content | Table]:
-    """Yield ordinary decodes on one line if there are many, other requests in a table.
+    """Yield ordinary decodes on one line if there are many, and all other requests in a table.
 
-    With ``everything``, all requests are in the table.
+    If ``everything`` is set, all requests are in the table.
     """
     plain = [share for share in scheduled if _plain(share)]
     grouped = [] if everything or len(plain) < FEWEST_GROUPED else plain
@@ -63,7 +63,7 @@ def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator
 
 
 def _plain(share: Scheduled) -> bool:
-    """Return whether the request is an ordinary decode; large batches have hundreds."""
+    """Return whether the request is an ordinary decode, of which large batches have hundreds."""
     return share.phase == "running" and share.work == "decode" and not share.caps
 
 
@@ -95,7 +95,7 @@ def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
 
     Args:
         story: The step.
-        everything: List every request, however many there are.
+        everything: Whether to list every request, however many there are.
     """
     return Page(story, lambda shown: _step_sections(shown, everything=everything))
 
@@ -202,7 +202,7 @@ def _crowd(story: StepStory, running: int, waiting: int, free: int | None) -> Me
 
 
 def crowd(running: Value, waiting: Value, free: Value | None, total: Value | None) -> Message:
-    """Return requests and KV blocks before or after a step, as values or slots; leave out unknown values."""
+    """Return requests and KV blocks before or after a step, as values or slots, without unknown values."""
     return say(
         "{running} running, {waiting} waiting[, {free}[ of {total}] KV blocks free]",
         running=running,
@@ -215,9 +215,10 @@ def crowd(running: Value, waiting: Value, free: Value | None, total: Value | Non
 def budget_use(
     tokens: Value, budget: Value, left: Value, requests: Value | None, allowed: Value | None = None
 ) -> Message:
-    """Return what a step scheduled; ``requests`` is None if the step scheduled no request.
+    """Return a sentence on the tokens and requests that a step scheduled.
 
-    ``allowed`` is the budget that the settings allow, if ``schedule()`` used less.
+    ``requests`` is None if the step scheduled no request. ``allowed`` is the budget of the settings, if
+    ``schedule()`` worked with a smaller one.
     """
     return say(
         "{used} of {budget} of budget[ ({allowed} are set)], {left} left[, by {requests}]",
@@ -250,7 +251,7 @@ def _finished(leavers: list[Leaver], *, everything: bool) -> Message:
 
 
 def _counted_names(about: list[tuple[str, str, str]], *, everything: bool) -> Message:
-    """Return ``2 requests of 9 tokens: a, b``; ``2 requests: a (9 tokens), b (8 tokens)`` where they differ.
+    """Return ``2 requests of 9 tokens: a, b``, or ``2 requests: a (9 tokens), b (8 tokens)``.
 
     Args:
         about: Ids, each with the clause if it is equal for all, and the clause otherwise.

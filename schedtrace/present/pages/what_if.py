@@ -32,14 +32,14 @@ from schedtrace.present.sections import (
 )
 
 LARGE_FRAC = 0.2
-"""Share of extrapolated steps from which the page of a change warns."""
+"""Share of extrapolated steps above which the page of a change warns."""
 EXTRAPOLATED_FRAC = 0.05
-"""Share of a configuration's extrapolated steps from which the page of a sweep warns."""
+"""Share of a configuration's extrapolated steps above which the page of a sweep warns."""
 MOST_REFUSED = 10
 WORSE_FRAC = 0.02
-"""Smallest relative worsening of a figure that is a cost."""
+"""Smallest relative worsening of a figure that counts as a cost."""
 UNKNOWN = number(None)
-"""Placeholder of a missing value; a column of placeholders is left out."""
+"""Placeholder of a missing value; a column of nothing but placeholders is left out."""
 
 
 def replay_page(replays: Replays) -> Page[Replays]:
@@ -58,11 +58,11 @@ def sweep_page(replays: Replays) -> Page[Replays]:
 
 
 def tried_changes(replays: Replays, *, best: bool) -> Message:
-    """Return every change that was tried, by setting, with what it does to the objective.
+    """Return every change that was tried, by setting, with its effect on the objective.
 
     Args:
         replays: Replays of ``analyze --predict``.
-        best: Only the best value of each setting, and how many were tried.
+        best: Whether to return only the best value of each setting, and how many values were tried.
     """
     by_settings: dict[tuple[str, ...], list[Configuration]] = {}
     for row in replays.configurations:
@@ -81,7 +81,7 @@ def tried_changes(replays: Replays, *, best: bool) -> Message:
 
 
 def _worsening(row: Configuration, objective: str | None) -> float:
-    """Return how much worse the objective is with a change; infinite if it was not replayed."""
+    """Return how much worse a change makes the objective; infinite if the change was not replayed."""
     shown = row.figure(objective or "")
     if shown is None or shown.change_frac is None:
         return math.inf
@@ -89,7 +89,7 @@ def _worsening(row: Configuration, objective: str | None) -> float:
 
 
 def _outcome(row: Configuration, objective: str | None) -> Message:
-    """Return a change with what it does to the objective, or that vLLM or a replay cannot make it."""
+    """Return a change with its effect on the objective, or why it could not be replayed."""
     dropped = [f"without --{name.replace('_', '-')}" for name, value in row.changes.items() if value is None]
     change = " ".join([*as_options(row.changes), *dropped])
     shown = row.figure(objective or "")
@@ -108,7 +108,7 @@ def _release_warning(replays: Replays) -> Iterator[Message]:
 
 
 def _release(version: str) -> str:
-    """Return the release without the build: the CPU build has the same scheduler."""
+    """Return the release without its build, because the CPU build has the same scheduler."""
     return version.partition("+")[0]
 
 
@@ -118,7 +118,7 @@ def _notes(notes: Sequence[Message | str]) -> Iterator[Note]:
 
 
 def _changes(configuration: Configuration, replays: Replays) -> str:
-    """Return changed settings with the values before and after."""
+    """Return the changed settings with the values before and after the change."""
     return ", ".join(
         f"{name} {replays.settings[name]} -> {value}" for name, value in configuration.changes.items()
     )
@@ -186,7 +186,7 @@ def _replay_warnings(replays: Replays, shown: Configuration) -> Iterator[Message
 
 @dataclass(frozen=True)
 class _Row:
-    """Row of a figure: recorded, replayed, and under the change, if there is one."""
+    """Row of a figure: recorded, replayed and, if there is a change, with the change."""
 
     recorded: float | None
     replayed: float | None
@@ -269,7 +269,7 @@ def _proposal(proposal: Configuration, replays: Replays) -> RootCauseSection:
 
 
 def _moved(figures: Sequence[Figure], *, worse: bool) -> str:
-    """Return the times that a change improves, or worsens."""
+    """Return a sentence on the times that a change improves, or on those that it worsens."""
     return ", ".join(
         f"{each.name} {_change(each)}"
         for each in figures
@@ -288,13 +288,13 @@ def _bounds(slo: Sequence[Bound], configuration: Configuration) -> str:
 
 @dataclass(frozen=True)
 class _Column:
-    """Column of a sweep; a column with equal values in all rows becomes a line above the table."""
+    """Column of a sweep; if all rows have the same value, it becomes a line above the table."""
 
     heading: str
-    """Heading, with line breaks for a narrow column."""
+    """Heading of the column, with line breaks to keep the column narrow."""
     text: Callable[[Configuration], str]
     name: str = ""
-    """Name in a sentence; empty if equal to the heading."""
+    """Name for use in a sentence; empty if equal to the heading."""
 
 
 def _sweep(replays: Replays) -> Iterator[Section]:
@@ -364,7 +364,7 @@ def _sweep_warnings(replays: Replays, shown: list[Configuration]) -> Iterator[Me
 
 
 def _setting(name: str, replays: Replays) -> _Column:
-    """Return the column of a setting, with values such as ``4096`` as typed on a command line."""
+    """Return the column of a setting, with values such as ``4096``, as on a command line."""
 
     def formatted_value(row: Configuration) -> str:
         value = row.changes.get(name, replays.settings[name])
@@ -405,7 +405,7 @@ def _latency(heading: str, name: str) -> _Column:
 
 
 def _split(columns: list[_Column], rows: list[Configuration]) -> tuple[list[_Column], list[tuple[str, str]]]:
-    """Return the columns whose rows differ, and the others with their common value."""
+    """Return the columns whose rows differ, and the other columns with their common value."""
     varying, alike = [], []
     for column in columns:
         texts = {column.text(row) for row in rows}
@@ -451,7 +451,7 @@ ENGINES_WORDS = {
 
 
 def fleet_replay_page(replays: Replays) -> Page[Replays]:
-    """Return the page of a fleet's replay: the answer, the figures, and what the answer rests on."""
+    """Return the page of a fleet's replay: the answer, the figures, and the basis of the answer."""
     return Page(replays, _sections)
 
 
@@ -482,7 +482,7 @@ def _sections(replays: Replays) -> Iterator[Section]:
 
 
 def fleet_answer(replays: Replays) -> Message:
-    """Return whether the number of engines would do, or whether the router is to blame."""
+    """Return whether this number of engines is enough, and whether the router is to blame."""
     shown, judged = replays.configurations[1], replays.baseline and replays.baseline.judged_by
     figure = shown.figure(judged or "")
     if figure is None or figure.change_frac is None:

@@ -1,7 +1,8 @@
 """Renderers: one module each, with a function ``render`` of the protocol below, named in ``Format``.
 
-A new renderer is a module here and a member there, or another package's function in the entry point group
-``schedtrace.renderers``. A module is imported only when its format is used, so ``--help`` answers at once.
+A new renderer needs a module here and a member of ``Format``, or another package's function in the entry
+point group ``schedtrace.renderers``. A module is imported only when its format is used, so ``--help`` answers
+at once.
 """
 
 from enum import StrEnum
@@ -19,7 +20,7 @@ ENTRY_POINTS = "schedtrace.renderers"
 
 
 class Format(StrEnum):
-    """The built-in formats, by the names of their modules."""
+    """Built-in formats, by the names of their modules."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
@@ -28,19 +29,19 @@ class Format(StrEnum):
 
 
 class Renderer(Protocol):
-    """A function from a page to a text that ends with a line break."""
+    """Function from a page to a text that ends with a line break."""
 
     def __call__(self, page: "Page[Any]", *, width: int | None = None) -> str:
         """Return the page as text.
 
         Args:
-            page: Document and sections, already made printable.
+            page: Document and sections, which are already printable.
             width: Width in columns, for a renderer that uses it; None for the terminal's.
         """
 
 
 def named_format(name: str) -> str:
-    """Return the name of an existing format.
+    """Return the format's name if there is a renderer for it.
 
     Raises:
         UsageError: If neither schedtrace nor an installed package has a renderer of this name.

@@ -1,7 +1,7 @@
 """Renderer of a page as HTML: a fragment for a larger document, or a document by itself.
 
-Everything is escaped by Jinja2. There is no inline style and no event handler, so the document's policy
-allows its one style sheet, by its hash, and nothing else.
+Jinja2 escapes everything. There is no inline style and no event handler, so the document's policy can allow
+only its one style sheet, by its hash.
 """
 
 from base64 import b64encode
@@ -27,11 +27,11 @@ MOST_BARS = 120
 MOST_RUNS = 240
 """Maximum number of runs in a picture; a reader could not distinguish more."""
 LEAST_BAR = 3
-"""Smallest bar in percent of the height; anything above 0 is visible."""
+"""Height of the smallest bar in percent, so that anything above 0 is visible."""
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a browser breaks the lines
-    """Return a document that loads nothing, because its policy forbids it."""
+    """Return a document that fetches nothing, because its policy forbids fetching."""
     head = next((section for section in page.sections if isinstance(section, Headline)), None)
     return template("html.jinja").render(
         title=f"{plain(head.title)} - schedtrace" if head else "schedtrace",
@@ -42,12 +42,12 @@ def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001
 
 
 def fragment(sections: Iterable[Section], *, rank: int | None = None, level: int = 1) -> Markup:
-    """Return sections as HTML; ``html.css`` contains their style.
+    """Return sections as HTML, whose style is in ``html.css``.
 
     Args:
         sections: Sections of a page, which are printable.
-        rank: Steps and requests become links such as ``#step=264&rank=0`` and ``#request=t1-3``. Steps
-            without an engine of their own are those of this one. None: no links.
+        rank: Rank for links such as ``#step=264&rank=0`` and ``#request=t1-3``, used for steps that name no
+            engine. None for no links.
         level: Level of the headline; headings below it are one level lower.
     """
     module = template("sections.jinja").make_module({"level": level, "linked": rank is not None})
@@ -63,22 +63,22 @@ def style_sheet() -> str:
 
 
 def source_of(text: str) -> str:
-    """Return the source expression that allows an inline style or script in a Content-Security-Policy."""
+    """Return the source expression that allows this inline text in a Content-Security-Policy."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def step_link(step: int, rank: int) -> str:
-    """Return the part of an address that names a step: ``step=264&rank=0``."""
+    """Return the fragment of a URL that names a step: ``step=264&rank=0``."""
     return f"step={step}&rank={rank}"
 
 
 def request_link(request_id: str) -> str:
-    """Return the part of an address that names a request, by its printable id: ``request=t1%2F3``."""
+    """Return the fragment of a URL that names a request, by its printable id: ``request=t1%2F3``."""
     return f"request={quote(request_id, safe='')}"
 
 
 def template(name: str) -> Template:
-    """Return a template of this folder, or of the page with a timeline."""
+    """Return a template from this folder, or from that of the page with a timeline."""
     return _environment().get_template(name)
 
 
@@ -105,7 +105,7 @@ def _environment() -> Environment:
 
 
 def _text(content: Text | Styled, rank: int | None) -> Markup:
-    """Return a text with its names marked and, with a rank, linked."""
+    """Return a text with its names marked and, if a rank is set, linked."""
     if isinstance(content, Styled):
         tag = "strong" if content.style is Style.STRONG else "span"
         inner = _text(content.text, rank)
@@ -152,13 +152,13 @@ def _steps_cell(cell: str, rank: int | None) -> Markup:
 
 
 def _tops(bars: Bars) -> list[int]:
-    """Return where each bar ends, in percent from the top."""
+    """Return where each bar ends, in percent of the height from the top."""
     heights = highest(bars, MOST_BARS)
     return [100 - max(LEAST_BAR, int(settled(100 * height, 0))) if height > 0 else 100 for height in heights]
 
 
 def _runs(states: States) -> list[tuple[str, str, int, int]]:
-    """Return the word, style, first cell and number of cells of each drawn run."""
+    """Return word, style, first cell and number of cells for each series of equal states."""
     runs, at = [], 0
     for state, group in groupby(state_characters(states, MOST_RUNS)):
         cells = len(list(group))

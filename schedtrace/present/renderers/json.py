@@ -1,4 +1,4 @@
-"""Renderer of a page as JSON: its document, each sentence as an object with its ``text``."""
+"""Renderer of a page as JSON: the page's document, with each sentence as an object with its ``text``."""
 
 import re
 from typing import Any
@@ -12,11 +12,12 @@ from schedtrace.present.sections import Page
 
 _VALUE = r'(?:"(?:[^"\\]|\\.)*"|[-+.\w]+)'
 _FLAT = re.compile(rf'\[\n\s+{_VALUE}(?:,\n\s+{_VALUE})*\n\s+\]|\{{\n\s+"text": {_VALUE}\n\s+\}}')
-"""List of plain values, or a sentence, over several lines; no line ends within a text."""
+"""Pattern of a list of plain values, or of a sentence, spread over several lines; no text contains a line
+break."""
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # of the protocol
-    """Return the document as one JSON object; strings from a trace stay exactly as they are."""
+    """Return the document as one JSON object; strings from a trace stay unchanged."""
     indented = msgspec.json.format(json_of(_with_texts(page.document)), indent=2).decode()
     return _FLAT.sub(_on_one_line, indented) + "\n"
 

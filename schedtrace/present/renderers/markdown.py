@@ -31,15 +31,15 @@ from schedtrace.present.sections import (
 _SPECIAL = re.compile(
     r"[\\`*\[\]~#@$]|<[a-z/!?]|&[#\w]|(?<![^\W_])_|_(?![^\W_])|://|www\.|:[\w+-]+:", re.IGNORECASE
 )
-"""Characters that Markdown, or a site that renders it, could interpret."""
+"""Pattern of characters that Markdown, or a site that renders it, could interpret."""
 _BEGINS_BLOCK = re.compile(r"[-+]+$|=+$|>|\||\d+[.)]$")
-"""Beginnings of a line that Markdown could read as a list, a quotation, a rule or a heading."""
+"""Pattern of beginnings of a line that Markdown could read as a list, a quotation, a rule or a heading."""
 _NAMES = (Request, CauseWord, Setting, Code)
-"""Styles of arguments that are names and stay unchanged."""
+"""Styles of arguments that are names and therefore stay unchanged."""
 
 
 def code(value: object) -> str:
-    """Return a code span: its content has no special meaning and cannot end it."""
+    """Return a code span, whose content has no special meaning and cannot end it."""
     text = str(value)
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     inner = f" {text} " if text[:1] == "`" or text[-1:] == "`" or not text.strip() else text
@@ -68,19 +68,19 @@ def prose(text: str | Message) -> str:
 
 
 def paragraph(text: str | Message) -> str:
-    """Return text for the start of a line, which begins no list, quotation, rule or heading."""
+    """Return text for the start of a line, where it begins no list, quotation, rule or heading."""
     written = prose(text).strip(" ")
     first, space, rest = written.partition(" ")
     return code(first) + space + rest if rest and _BEGINS_BLOCK.match(first) else written
 
 
 def cell(markdown: str) -> str:
-    """Return Markdown for a cell of a table, which ends neither the cell nor the line."""
+    """Return Markdown for a table's cell, which ends neither the cell nor the line."""
     return " ".join(markdown.replace("|", "\\|").split())
 
 
 WIDTH = 60
-"""Width of pictures, in characters."""
+"""Width of pictures in characters."""
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a site breaks the lines

@@ -1,6 +1,6 @@
-"""Renderer of a page as text for a terminal of any width, without cropped text or needlessly broken words.
+"""Renderer of a page as text for a terminal of any width; text is never cropped, words rarely broken.
 
-What is printed is text, never markup, emoji names or patterns to colour.
+All strings are printed literally: rich interprets no markup, emoji names or patterns in them.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ from schedtrace.present.sections import (
 
 
 def make_console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console for one of the standard streams; the only place where one is made.
+    """Return a console for one of the standard streams; no other code makes consoles.
 
     Args:
         stderr: Whether to use stderr instead of stdout.
@@ -72,7 +72,7 @@ def written(content: Content) -> Text:
 
 
 def drawn(picture: Cell | States, width: int) -> Text:
-    """Return a text, or a picture of at most this width."""
+    """Return a text, or a picture of at most this width, as rich text."""
     if isinstance(picture, Bars):
         return Text(bar_characters(picture, width), style=STYLES[picture.style])
     if isinstance(picture, States):
@@ -84,7 +84,7 @@ def drawn(picture: Cell | States, width: int) -> Text:
 
 
 def longest_word(text: Text) -> int:
-    """Return the width of the longest word, the least width that does not break it."""
+    """Return the length of the longest word, which is the least width that does not break it."""
     return max((Text(word).cell_len for word in text.plain.split()), default=0)
 
 
@@ -94,16 +94,16 @@ def longest_line(text: Text) -> int:
 
 
 GAPS = (2, 1)
-"""Spaces between two columns to try: the first with which the table fits is used."""
+"""Numbers of spaces between two columns; the first one with which the table fits is used."""
 LEAST_BARS = 8
 SHORT = 24
-"""Width up to which a column holds names and figures; wider columns are prose, which may be folded."""
+"""Maximum width of a column of names and figures; wider columns are prose, which may be folded."""
 
 
 def table_view(table: Table, width: int) -> RenderableType:
     """Return the table at any width: columns side by side if they fit, else a block per row.
 
-    No word or figure of it is broken unless it is longer than a line.
+    No word or figure is broken unless it is longer than a line.
     """
     least = [_width(table, at, narrow=True) for at in range(len(table.columns))]
     most = [_width(table, at, narrow=False) for at in range(len(table.columns))]
@@ -126,7 +126,7 @@ def table_view(table: Table, width: int) -> RenderableType:
 
 
 def least_width(table: Table) -> int:
-    """Return the width below which a word would be broken even in blocks."""
+    """Return the width below which a word would be broken even if the table is printed as blocks."""
     words = [longest_word(drawn(cell, LEAST_BARS)) for row in table.rows for cell in row]
     return INDENT + max(words, default=0)
 
@@ -146,7 +146,7 @@ def _width(table: Table, at: int, *, narrow: bool) -> int:
 
 
 def _shared(least: list[int], most: list[int], room: int) -> list[int]:
-    """Return widths: each column's minimum, then the needs of short columns, then shares for long columns."""
+    """Return the columns' widths: minimums, then what short columns need, then shares for long columns."""
     widths, spare = [*least], room - sum(least)
     for at, wanted in enumerate(most):
         if wanted <= SHORT:
@@ -161,7 +161,7 @@ def _shared(least: list[int], most: list[int], room: int) -> list[int]:
 
 
 def _blocks(table: Table, width: int) -> Iterator[RenderableType]:
-    """Yield each row as a block: its first cell, then every other cell preceded by its column heading."""
+    """Yield each row as a block: its first cell, then every other cell after its column heading."""
     first, *further = ((column.heading.replace("\n", " "), column) for column in table.columns)
     before = f"{first[0]} " if first[1].numeric else ""
     if first[0] and not before:
@@ -186,7 +186,7 @@ LABELS = 9
 """Labels of facts, and levels of findings."""
 BAND_LABELS = 12
 SHARE, BAR = 6, 30
-"""Columns of a share in percent, and of the bar of a whole."""
+"""Columns for a share in percent, and for the bar of a whole."""
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:

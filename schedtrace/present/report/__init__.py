@@ -1,1 +1,1 @@
-"""The report page: the documents' words beside a timeline to zoom into, in one HTML file."""
+"""Report page in one HTML file: the documents' words beside a timeline to zoom into."""

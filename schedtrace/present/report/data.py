@@ -1,7 +1,7 @@
-"""Timelines as the columns that the page draws: steps, requests' states, preemptions; and findings' marks.
+"""Columns that the report page draws: steps, requests' states, preemptions; and findings' marks.
 
-A row of ``steps`` is one step or, in a trace of more than ``MOST_ROWS``, several in a row: then those around
-findings stay single steps, and the page says so.
+A row of ``steps`` is one step or, in a trace of more than ``MOST_ROWS`` steps, several consecutive steps. In
+the latter case, steps around findings keep a row each, and the page states that rows are merged.
 """
 
 from collections.abc import Collection, Iterator
@@ -28,15 +28,16 @@ from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import Timeline
 
 MOST_STORIES, FEWEST_STORIES = 40, 6
-"""Numbers of steps and requests shown in full; fewer for a long trace, where each takes half a second."""
+"""Maximum and minimum number of steps and requests shown in full; fewer for a long trace, where each takes
+half a second."""
 
 
 @dataclass
 class Named:
-    """Steps and requests that findings name, the most important finding's first; they are shown in full."""
+    """Steps and requests that findings name, most important finding first; they are shown in full."""
 
     steps: dict[int, list[int]] = field(default_factory=dict)
-    """Steps by rank, each once."""
+    """Steps by rank, each listed once."""
     requests: list[str] = field(default_factory=list)
     examples: list[tuple[int, int]] = field(default_factory=list)
     """Rank and number of the first step of each finding."""
@@ -75,7 +76,7 @@ def marked(report: RunReport) -> list[dict[str, Any]]:
 
 
 def step_ranges(steps: list[int]) -> list[list[int]]:
-    """Return the first and last step of each run of successive steps."""
+    """Return the first and last step of each series of consecutive steps."""
     ordered = sorted(set(steps))
     if not ordered:
         return []
@@ -98,16 +99,17 @@ def _requests(finding: Finding) -> Iterator[str]:
 
 
 MOST_REQUESTS, MOST_PIECES = 8_000, 50_000
-"""Maximum numbers of requests, and of pieces of their histories, in a page."""
+"""Maximum numbers of requests, and of pieces of their histories, on a page."""
 
 
 def lives_of(
     timeline: Timeline, steps: pl.DataFrame, named: Collection[str], engines: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return requests to draw, by arrival, with ``first_us`` and ``pieces``; and the pieces of all histories.
+    """Return the requests to draw, by arrival, and the pieces of their histories.
 
-    Pieces are rows of ``request_states``. Consecutive waits whose cause is always that of the current step
-    become one piece, ``by_step``. For a long queue, this is most of the table.
+    The requests have the columns ``first_us`` and ``pieces``. Pieces are rows of ``request_states``.
+    Consecutive waits, each with the cause of the step at that time, become one piece, ``by_step``, which
+    replaces most of the table if the queue is long.
     """
     run_of_cause = steps.select(
         pl.col("step").cast(pl.Int64), cause_of_step="cause", same=pl.col("cause").rle_id()
@@ -151,20 +153,20 @@ def lives_of(
 
 
 DETAIL = 500
-"""Number of steps before and after each step that a finding names that keep a row each."""
+"""Number of steps on either side of a step that a finding names that keep a row each."""
 
 
 def merged_steps(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
-    """Merge steps into at most about ``most`` rows; ``count`` is the number of steps of a row.
+    """Merge steps into about ``most`` rows; ``count`` is the number of steps in a row.
 
     ``offered_tokens`` is the token budget of the steps that scheduled anything. A row of several steps has
-    the sum of their tokens and preemptions, their highest numbers of running and waiting requests, KV blocks
-    and requests, and their most frequent cause. No row spans the end of a trial.
+    the sum of their tokens and preemptions, their highest numbers of running, waiting and scheduled requests
+    and of KV blocks, and their most frequent cause. No row spans the end of a trial.
 
     Args:
         steps: Rows of ``per_step``.
-        named: Steps that keep a row each, as do ``DETAIL`` steps on either side; at most half of the rows go
-            to them.
+        named: Steps that keep a row each, like ``DETAIL`` steps on either side; these take at most half of
+            the rows.
         most: Approximate maximum number of rows.
     """
     steps = steps.with_columns(
@@ -213,20 +215,21 @@ STATES = (
     "not_recorded",
 )
 BY_STEP, NO_CAUSE = 1, 0
-"""Codes of causes: 0 is none, 1 the cause of the step then, from 2 a place in ``TimelineChart.causes``."""
+"""Codes of causes: 0 is none, 1 is the cause of the step at that time, and from 2 on a place in
+``TimelineChart.causes``."""
 FIRST_CAUSE = 2
 
 
 @dataclass
 class TimelineChart:
-    """Data that the page draws, from one run or two."""
+    """Data that the page draws, from one or two runs."""
 
     packed: Packed = field(default_factory=Packed)
     engines: list[dict[str, Any]] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
-    """Words of causes; columns have their places in it, ``UNKNOWN`` for none."""
+    """Words of causes; columns contain places in this list, and ``UNKNOWN`` for none."""
     notes: list[str] = field(default_factory=list)
-    """Notes on omissions, for the reader."""
+    """Notes for the reader on what was left out."""
 
     def add_engine(
         self, timeline: Timeline, *, run: int, offset_us: int, named: Named, engines: int = 1
@@ -235,8 +238,9 @@ class TimelineChart:
 
         Args:
             timeline: Timeline of the engine.
-            run: Index of the run: 0, or 1 for the second of two.
-            offset_us: Microseconds to add to its times for the clock of the run's first engine.
+            run: Index of the run: 0, or 1 for the second of two runs.
+            offset_us: Microseconds to add to the timeline's times to put them on the clock of the run's first
+                engine.
             named: Steps and requests that the run's findings name, which are shown in full.
             engines: Number of the run's engines that share the page.
         """
@@ -323,7 +327,7 @@ class TimelineChart:
 
 
 def engines_of(run: Run, timelines: Timelines) -> Iterator[tuple[Timeline, int]]:
-    """Yield the timeline and the offset of each engine that the page has room for."""
+    """Yield the timeline and the clock offset of each engine for which the page has room."""
     headers = run.traces.headers[:MOST_ENGINES]
     for place, header in enumerate(headers):
         yield timelines.at(place), offset(header, headers[0]).us

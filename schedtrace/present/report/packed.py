@@ -1,8 +1,8 @@
-"""Columns of whole numbers and of texts, packed into one string that the page embeds and its script unpacks.
+"""Columns of integers and of texts, packed into one string that the page embeds and its script unpacks.
 
-Each number is written as its zigzag code (0, -1, 1, -2, ... to 0, 1, 2, 3, ...) in 7 bits a byte, the lowest
-first, the high bit for "more follows" (as protobuf's ``sint64``). Texts are UTF-8 between NUL characters. All
-bytes are deflated and written as base64.
+Each number is written as its zigzag code (0, -1, 1, -2, ... become 0, 1, 2, 3, ...) with 7 bits per byte, the
+lowest first; the high bit means that more bytes follow (as in protobuf's ``sint64``). Texts are UTF-8 between
+NUL characters. All bytes are deflated and written as base64.
 """
 
 import base64
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 UNKNOWN = -1
-"""Stands for null: every recorded figure is at least 0."""
+"""Value that stands for null, because every recorded figure is at least 0."""
 LEVEL = 6
 BITS, MORE = 7, 128
 SEPARATOR = "\0"
@@ -28,12 +28,12 @@ class Packed:
     """Columns under their names, in the order in which they were added."""
 
     directory: list[tuple[str, int, str]] = field(default_factory=list)
-    """Name; number of values or, of texts, of bytes; and how they are written: ``values``, ``differences``
-    (of each value to the one before) or ``texts``."""
+    """Name of each column; its number of values or, for texts, of bytes; and its encoding: ``values``,
+    ``differences`` (of each value from the one before) or ``texts``."""
     _bytes: list[bytes] = field(default_factory=list)
 
     def add(self, name: str, values: pl.Series, *, differences: bool = True) -> None:
-        """Add whole numbers; null becomes ``UNKNOWN``.
+        """Add integers; null becomes ``UNKNOWN``.
 
         Args:
             name: Name in the page.
@@ -47,13 +47,13 @@ class Packed:
         self._bytes.append(_varints(numbers.to_numpy()))
 
     def add_texts(self, name: str, texts: Iterable[str]) -> None:
-        """Add texts, which have no NUL character."""
+        """Add texts, which must not contain a NUL character."""
         written = SEPARATOR.join(texts).encode()
         self.directory.append((name, len(written), "texts"))
         self._bytes.append(written)
 
     def packed_text(self) -> str:
-        """Return all columns, as raw deflate in base64."""
+        """Return all columns as raw deflate in base64."""
         deflate = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
         packed = deflate.compress(b"".join(self._bytes)) + deflate.flush()
         return base64.b64encode(packed).decode()

@@ -1,7 +1,7 @@
 """HTML page of a run: the verdict, the timeline with its data, and the report's sections, in one file.
 
-Its policy allows the one style and the one script that stand in it, by their hashes, and nothing else: the
-page fetches nothing, and markup in a stranger's text could do nothing even if it were not escaped.
+The page's policy allows only its own style and script, by their hashes. The page therefore fetches nothing,
+and markup in untrusted text would be harmless even if it were not escaped.
 """
 
 import json
@@ -47,9 +47,9 @@ from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
 SCRIPTS = ("../sentence.js", "model.js", "panels.js", "requests.js", "words.js", "moves.js")
-"""Parts of the page's only script."""
+"""Files of which the page's only script consists."""
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
-"""Characters that could end the element that holds the data, or a line of it."""
+"""Pattern of characters that could end the element with the data, or a line of it."""
 
 
 def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
@@ -58,7 +58,7 @@ def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
     Args:
         report: Report of ``analyze``.
         run: The run.
-        timelines: Timelines that the report was made from.
+        timelines: Timelines from which the report was made.
     """
     names, texts = named(report), dict[str, str]()
     chart = TimelineChart()
@@ -91,7 +91,7 @@ def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
 
 
 def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
-    """Return the page of two runs on one time axis, each from its first request.
+    """Return the page of two runs on one time axis, on which each begins with its first request.
 
     Args:
         comparison: Comparison of ``diff``.
@@ -132,7 +132,7 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
 
 
 def _unrepeated(sections: list[Section]) -> Iterator[Section]:
-    """Yield sections except the verdict and its warnings, which appear above the timeline."""
+    """Yield the sections except the verdict and its warnings, which are shown above the timeline."""
     for section in sections:
         if isinstance(section, Headline):
             yield replace(section, title="Comparison", about="", warnings=[])
@@ -141,7 +141,7 @@ def _unrepeated(sections: list[Section]) -> Iterator[Section]:
 
 
 def _stories(run: Run, timeline: Timeline, names: Named) -> dict[str, str]:
-    """Return the pages of an engine's steps and requests that findings name, warm-up included."""
+    """Return the pages of an engine's steps and requests that findings name, including the warm-up."""
     if Fact.TIMES not in timeline.facts:
         return {}
     place = [header.engine_rank for header in run.traces.headers].index(timeline.rank)
@@ -157,16 +157,16 @@ def _stories(run: Run, timeline: Timeline, names: Named) -> dict[str, str]:
 def stories(
     run: Run, timeline: Timeline, steps: Iterable[tuple[int, int]], request_ids: Iterable[str]
 ) -> dict[str, str]:
-    """Return fragments by the part of an address that leads to them: ``step=264``, ``request=t1-3``.
+    """Return HTML fragments by the address that leads to them: ``step=264``, ``request=t1-3``.
 
     Args:
         run: A run.
-        timeline: One of its engines, of a whole trace (``make_timeline(..., whole=True)``).
-        steps: Its rank and the number of each step.
-        request_ids: Whole ids; those of other engines are left out.
+        timeline: Timeline of one engine of the run, for the whole trace (``make_timeline(..., whole=True)``).
+        steps: Rank and number of each step.
+        request_ids: Whole ids; ids of other engines' requests are left out.
 
     Raises:
-        UsageError: If there is no such step.
+        UsageError: If the engine has no such step.
     """
     explained, traced_ids = StepStories(run, timeline), timeline.request_states["request_id"]
     pages: dict[str, Page[Any]] = {
@@ -233,9 +233,9 @@ def _document(
 
 
 def in_script(data: Any) -> str:
-    """Return JSON for a script element: nothing in it ends the element.
+    """Return JSON for a script element, which nothing in the JSON can end.
 
     Raises:
-        ValueError: If a number in it is not finite.
+        ValueError: If a number is not finite.
     """
     return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPED)

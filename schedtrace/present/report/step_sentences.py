@@ -1,8 +1,8 @@
 """Sentences of ``schedtrace step`` for every step of the page: templates, and columns that fill them.
 
-A page with 50,000 steps cannot contain 50,000 texts. These are the sentences of ``explain/step.py``, made
-once per kind, with slots for what differs. A value that a sentence shares with its step is written as a
-difference, which is mostly 0.
+A page with 50,000 steps cannot contain 50,000 texts. The sentences of ``explain/step.py`` are made once per
+kind, with slots for the values that differ. A value that a sentence usually shares with its step is written
+as the difference from the step's value, which is mostly 0.
 """
 
 from collections.abc import Callable, Iterable
@@ -40,11 +40,11 @@ class Words:
 
 STOP = ("request_ids", "count", "blocks_needed", "blocks_free", "budget_left")
 VICTIM = ("request_id", "for_request_id", "lost_tokens", "blocks_needed", "blocks_freed", "num_preemptions")
-"""Columns that fill the sentences."""
+"""Columns that fill the sentences about preempted requests."""
 
 
 def step_words(timeline: Timeline) -> dict[str, Words]:
-    """Return every sentence of ``stops`` and ``victims`` for all steps, in time linear in the exits.
+    """Return every sentence of ``stops`` and ``preempted`` for all steps, in time linear in the exits.
 
     ``stops`` with the columns ``STOP`` and slots ``requests`` (``request_ids``, of ``count``), ``needed``,
     ``free`` and ``left``; ``preempted`` with ``VICTIM`` and slots ``victim``, ``for``, ``lost``, ``needed``,
@@ -97,10 +97,11 @@ Parts = list[str | dict[str, Any]]
 def step_templates(words: dict[str, Words]) -> dict[str, list[Parts]]:
     """Return the templates of the lines of ``schedtrace step``.
 
-    ``used``: with ``tokens``, ``budget``, ``left`` and ``requests``; the second where nobody was scheduled.
-    ``crowd``, before and after a step: with ``running``, ``waiting``, ``free`` and ``total`` (KV blocks); the
-    second where only the free blocks are known, the third where no blocks are. ``stops`` and ``preempted``:
-    those of ``words``, in their order.
+    ``used`` has the slots ``tokens``, ``budget``, ``left`` and ``requests``; its second template is for steps
+    that scheduled no request. ``crowd``, for before and after a step, has ``running``, ``waiting``, ``free``
+    and ``total`` (KV blocks); its second template is for steps of which only the free blocks are known, the
+    third for those without known blocks. ``stops`` and ``preempted`` are the templates of ``words``, in their
+    order.
     """
     tokens, left, running, waiting, free, total = (
         Slot(name, "number") for name in ("tokens", "left", "running", "waiting", "free", "total")
@@ -120,7 +121,7 @@ def step_templates(words: dict[str, Words]) -> dict[str, list[Parts]]:
 
 
 def template_parts(template: Message) -> Parts:
-    """Return a template with everything but its slots written, in printable form."""
+    """Return a template in printable form, in which everything except its slots is filled in."""
     written: Parts = []
     for text, value in pieces(template):
         if isinstance(value, Slot):
@@ -135,9 +136,9 @@ def template_parts(template: Message) -> Parts:
 
 
 MOST_NAMED = MOST_REQUESTS + 1
-"""Maximum number of requests named in a sentence; the rest are counted."""
+"""Maximum number of requests named in a sentence; all further ones are counted."""
 NOT_DRAWN = -2
-"""Index of a request that is not on the page."""
+"""Index of a request that the page does not draw."""
 
 
 def add_words(
@@ -146,15 +147,15 @@ def add_words(
     """Add the columns that fill the sentences of an engine's steps; return their templates.
 
     Columns ``<name>stops.*``: ``step``, ``template``, ``count``, ``needed``; ``free`` and ``left``: the
-    step's free blocks and unused tokens minus the sentence's; ``named``: how many of ``request`` are its.
-    Columns ``<name>preempted.*``: ``step``, ``template``, ``victim``, ``for``, ``lost``, ``needed``,
-    ``freed``, ``times``. Requests are places in ``ids``.
+    step's free blocks and unused tokens minus the sentence's; ``named``: number of entries of ``request``
+    that belong to the sentence. Columns ``<name>preempted.*``: ``step``, ``template``, ``victim``, ``for``,
+    ``lost``, ``needed``, ``freed``, ``times``. Requests are places in ``ids``.
 
     Args:
-        packed: Columns of the page, to which these are added.
-        name: Name of the engine in it.
+        packed: Columns of the page, to which the new columns are added.
+        name: Name of the engine in ``packed``.
         timeline: Timeline of the engine.
-        rows: The page's steps; those that are not rows of their own get no words.
+        rows: Rows of the page's steps; merged steps get no words.
         ids: Requests of the page.
     """
     single = rows.filter(pl.col("count") == 1).select(
@@ -194,7 +195,7 @@ def add_words(
 
 
 def _places(names: pl.Series, ids: pl.Series) -> pl.Series:
-    """Return the place of each request among the page's requests; null stays null."""
+    """Return the place of each request among the page's requests; null for null."""
     place = names.replace_strict(
         ids, pl.int_range(len(ids), eager=True), default=NOT_DRAWN, return_dtype=pl.Int64
     )
