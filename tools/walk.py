@@ -1,21 +1,26 @@
 """How far a reader walks through the code to follow a run: files entered, and returns to files left before.
 
-``python tools/walk.py [RUN]`` follows two calls in this process, as a reader does who looks up each function
+``python tools/walk.py [RUN]`` follows four calls in this process, as a reader does who looks up each function
 when it is first called:
 
 * ``schedtrace step RUN N``: the files of ``schedtrace/`` in which a function is called,
 * ``one_engine`` on the run's first timeline, made first: the functions of ``schedtrace/timeline/`` in the
   order of their first calls. Calls in a row that are in one file are one stay there; a return is a stay in a
   file that was visited before. A second figure leaves out what imports no other file of ``timeline/`` but
-  ``frames.py``: the frames themselves, sums over spans, and the fit of step times.
+  ``frames.py``: the frames themselves, sums over spans, and the fit of step times,
+* a steady step of four decodes from the wrapped ``schedule()`` to the frame on disk: the functions of
+  ``schedtrace/record/`` that it calls, with those of the writer's round; ``update_from_output`` is left out,
+* a step that admits a request, likewise.
 """
 
 import contextlib
 import inspect
 import io
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from types import FrameType
 
@@ -67,8 +72,41 @@ def step_command(run: Path, number: int) -> None:
         app(["step", str(run), str(number)], standalone_mode=False)
 
 
+def captured_steps() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield two steps of vLLM's scheduler, recorded in parts as on a server; the writer's rounds run here."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    from schedtrace.record import trace_files, writer
+    from schedtrace.record.disguise import RECORDERS
+    from schedtrace.record.traced import traced_class
+    from schedtrace.simulate import Driver
+
+    writer.DRAIN_EVERY_S, trace_files.FRAME_S = 3600, 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["SCHEDTRACE_DIR"] = folder
+        engine = Driver(traced_class)
+        work = RECORDERS[engine.scheduler].writer._work
+
+        def step() -> None:
+            engine.schedule()
+            profile = sys.getprofile()
+            sys.setprofile(None)
+            engine.update()
+            sys.setprofile(profile)
+            work(last=False)
+            work(last=False)  # ends the frame
+
+        for number in range(4):
+            engine.add(f"r{number}", 40, 100)
+        for _ in range(5):
+            engine.step()
+            work(last=False)
+        yield "captured step", step
+        engine.add("late", 40, 100)
+        yield "captured step with an admission", step
+
+
 def main() -> None:
-    """Print both walks, and with ``--list`` each function of them."""
+    """Print the walks, and with ``--list`` each function of them."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--list"]
     path = Path(arguments[0]) if arguments else SAMPLE
     run = read_run(path)
@@ -82,11 +120,12 @@ def main() -> None:
             lambda: one_engine(make_timeline(trace, run.manifest), run.manifest, engines=run.engines),
         ),
     ]
-    for name, package, call in walks:
+    steps = ((name, PACKAGE / "record", call) for name, call in captured_steps())
+    for name, package, call in chain(walks, steps):
         with first_calls(package) as functions:
             call()
         print(f"{name}: {summary(functions)}")
-        if package != PACKAGE:
+        if package.name == "timeline":
             inner = [function for function in functions if function[0] not in LEAVES]
             print(f"{name} without {', '.join(LEAVES)}: {summary(inner)}")
         if "--list" in sys.argv:
