@@ -23,9 +23,11 @@ from schedtrace.model.trace import (
 )
 from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.record.capture import (
+    NOBODY,
     Capture,
     Dropped,
     DummyPass,
+    Happened,
     Result,
     Rows,
     SideEvents,
@@ -36,7 +38,7 @@ from schedtrace.record.capture import (
 from schedtrace.record.facts import FIELDS, Prefixes
 from schedtrace.record.live.queue_copy import PresentRequests, present_entry
 from schedtrace.record.marks.exits import Noted, to_lines
-from schedtrace.record.metrics.tally import OutputTimes, Tally
+from schedtrace.record.metrics.tally import Tally
 from schedtrace.record.otel.histories import Histories
 from schedtrace.record.request_lives import RequestLives
 from schedtrace.record.step_lines import Deltas, LatestRows
@@ -57,10 +59,6 @@ class TraceProgress:
         """Number of the step after the latest step."""
         self.latest_us = 0
         """End of the latest call, or time of the latest other event, in microseconds."""
-
-    def note_latest_step(self, step: int, us: int) -> None:
-        """Take a step that ended at this time as the latest step."""
-        self.next_step, self.latest_us = step + 1, us
 
 
 class LatestExits:
@@ -148,16 +146,25 @@ class Assembler:
 
     def step_line(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
         """Return the line of one ``schedule()`` call, in full or as a delta, with its output if known."""
-        arrived, finished = self.note_lives(capture.side_events)
-        self._preempted(capture.preempted)
-        for aside in capture.happened.set_aside if capture.happened else ():
-            self._lives.note_waiting(aside.request_id, aside.wanted_tokens)
         start_us = self._us(capture.start_ns)
-        changes = self._follow_rows(capture, start_us)
+        event_fields: dict[str, Any] = {}  # of a steady step, usually none
+        if capture.side_events is not NOBODY:
+            event_fields |= self.side_fields(capture.side_events)
+        if capture.preempted:
+            self._preempted(capture.preempted)
+            event_fields["preempted"] = [preemption for preemption, _ in capture.preempted]
+        if capture.happened is not None:
+            event_fields |= self._fact_fields(capture.happened)
+        changes: RowChanges | None = None
+        if capture.rows is None:
+            self._rows.steady_steps += 1
+        else:
+            changes = self._row_changes(capture, capture.rows, start_us)
+        capture.ids = self._rows.ids
         if capture.state is not self._state:
             self._state = capture.state
             self._state_fields = dict(zip(FIELDS, capture.state, strict=True))
-        self.progress.note_latest_step(capture.step, self._us(capture.end_ns))
+        self.progress.next_step, self.progress.latest_us = capture.step + 1, self._us(capture.end_ns)
         step = Step(
             step=capture.step,
             trial=self.progress.trial,
@@ -167,21 +174,17 @@ class Assembler:
             remaining_budget=capture.token_budget,
             total_requests=len(capture.ids),
             max_num_running_reqs=capture.max_num_running_reqs,
-            num_running_before=capture.running_before,
-            num_running_after=capture.running_after,
-            num_waiting_before=capture.waiting_before,
-            num_waiting_after=capture.waiting_after,
-            num_not_ready_after=capture.not_ready_after,
-            waiting_tokens_after=self._lives.waiting_tokens(capture.waiting_after),
+            num_running_before=capture.num_running_before,
+            num_running_after=capture.num_running_after,
+            num_waiting_before=capture.num_waiting_before,
+            num_waiting_after=capture.num_waiting_after,
+            num_not_ready_after=capture.num_not_ready_after,
+            waiting_tokens_after=self._lives.waiting_tokens(capture.num_waiting_after),
             kv_blocks_total=capture.kv_blocks_total,
-            kv_blocks_free_before=capture.free_before,
-            kv_blocks_free_after=capture.free_after,
-            preempted=[preemption for preemption, _ in capture.preempted],
-            arrived=arrived,
-            finished=finished,
-            **self.pass_fields(capture.side_events),
+            kv_blocks_free_before=capture.kv_blocks_free_before,
+            kv_blocks_free_after=capture.kv_blocks_free_after,
             **self._state_fields,
-            **({} if capture.happened is None else capture.happened.step_fields()),
+            **event_fields,
         )
         self._count(step, capture.rows)
         step.exits, step.caps = self.latest_exits.exits_and_caps(capture, step.remaining_budget)
@@ -190,23 +193,27 @@ class Assembler:
             step.output_us, step.update_us = output.output_us, output.update_us
             step.output_tokens = output.output_tokens
             step.execute_after_us, step.execute_us = output.execute_after_us, output.execute_us
-        self._write_facts_ids(step)
         line = self._line(capture, step, changes)
-        self.write_ids(step.arrived, step.finished, step.preempted)
+        if event_fields:
+            self.write_ids(step.arrived, step.finished, step.preempted)
         if self.tally is not None:
-            if capture.rows is None:
-                self.tally.note_step(step, admitted=())
-            else:
-                ids, left = self._ids, self._rows.left
-                self.tally.note_step(
-                    step,
-                    admitted=[ids[name] for name in self._rows.phases],
-                    left=[(ids[name], name) for name, _ in left if self._lives.find(name) is not None],
-                    scheduled=capture.rows.scheduled,
-                )
-            if self.histories is not None:
-                self.histories.add_step(step, self.tally.causes, capture.rows, self._rows)
+            self._add_to_totals(self.tally, step, capture.rows)
         return line
+
+    def _add_to_totals(self, tally: Tally, step: Step, rows: Rows | None) -> None:
+        """Add a step to the totals, and to the histories if there are any."""
+        if rows is None:
+            tally.note_step(step, admitted=())
+        else:
+            ids, left = self._ids, self._rows.left
+            tally.note_step(
+                step,
+                admitted=[ids[name] for name in self._rows.phases],
+                left=[(ids[name], name) for name, _ in left if self._lives.find(name) is not None],
+                scheduled=rows.scheduled,
+            )
+        if self.histories is not None:
+            self.histories.add_step(step, tally.causes, rows, self._rows)
 
     def count_with(self, tally: Tally | None) -> None:
         """Add the next lines to these totals, which begin with the requests that are there now."""
@@ -221,45 +228,38 @@ class Assembler:
         if histories is not None:
             histories.begin_recording(wall_anchor_us, self._ids.__getitem__)
 
-    def _follow_rows(self, capture: Capture, start_us: int) -> RowChanges | None:
+    def _row_changes(self, capture: Capture, rows: Rows, start_us: int) -> RowChanges | None:
         """Advance to the requests of the next step; return the changes if ``RowChanges`` can express them."""
-        changes: RowChanges | None = None
-        if capture.rows is None:
-            self._rows.follow_steady()
-        else:
-            if self._after_dropped:
-                self._after_dropped = False
-                for request_id in capture.rows.ids:  # the dropped steps may have admitted them
-                    self._lives.life_by_id(request_id).unseen = True
-                    self._lives.note_running(request_id)
-                if self.tally is not None:
-                    self.tally.resume_with(self._ids.written_ids(capture.rows.ids))
-            changes = self._rows.row_changes(capture.rows, self._phases(capture.rows, start_us))
-            self._lives.keep_tokens(self._rows.left, capture.rows.scheduled, capture.start_ns)
-        capture.ids = self._rows.ids
+        if self._after_dropped:
+            self._after_dropped = False
+            for request_id in rows.ids:  # the dropped steps may have admitted them
+                self._lives.life_by_id(request_id).unseen = True
+                self._lives.note_running(request_id)
+            if self.tally is not None:
+                self.tally.resume_with(self._ids.written_ids(rows.ids))
+        changes = self._rows.row_changes(rows, self._phases(rows, start_us))
+        self._lives.keep_tokens(self._rows.left, rows.scheduled, capture.start_ns)
         return changes
 
-    def _write_facts_ids(self, step: Step) -> None:
-        """Replace the ids in the facts other than decisions."""
-        self._write_preemptors(step.preempted)
-        self._ids.replace_ids(step.admitted, step.kv_loads, step.grammars, step.refusals, step.set_aside)
-        for refusal in step.refusals:
+    def _fact_fields(self, happened: Happened) -> dict[str, Any]:
+        """Return the facts other than decisions as fields of a line."""
+        for aside in happened.set_aside:
+            self._lives.note_waiting(aside.request_id, aside.wanted_tokens)
+        fields = happened.step_fields()
+        self._ids.replace_ids(*fields.values())
+        for refusal in fields["refusals"]:
             refusal.holders = self._ids.written_ids(refusal.holders)
             refusal.finished_holders = self._ids.written_ids(refusal.finished_holders)
-
-    def _write_preemptors(self, preempted: Sequence[Preemption]) -> None:
-        """Replace the ids of the requests for which others were preempted."""
-        for preemption in preempted:
-            if preemption.for_request_id is not None:
-                preemption.for_request_id = self._ids[preemption.for_request_id]
+        return fields
 
     def _line(self, capture: Capture, step: Step, changes: RowChanges | None) -> Step | dict[str, Any]:
         """Return a delta, unless a full line is due or ``RowChanges`` cannot express the changes."""
         if changes is not None:
             self._ids.replace_ids(changes.added)
-        if self._deltas.has_base and not capture.full and (changes is not None or capture.rows is None):
+        has_base = self._deltas.latest is not None
+        if has_base and not capture.full and (changes is not None or capture.rows is None):
             return self._deltas.delta(step, changes)
-        if self._deltas.has_base and not self._full_lines:
+        if has_base and not self._full_lines:
             step.changes = changes
         self._deltas.set_base(step)
         step.requests = self._rows.current_requests()
@@ -270,7 +270,7 @@ class Assembler:
         """Return the line that replaces dropped steps; the next step is written in full."""
         self._deltas = Deltas()
         self._after_dropped = True
-        self.progress.note_latest_step(dropped.last_step, self._us(dropped.end_ns))
+        self.progress.next_step, self.progress.latest_us = dropped.last_step + 1, self._us(dropped.end_ns)
         side_events = dropped.side_events
         self._arrive(side_events.arrived)
         for request_id, computed, start_ns in dropped.started:
@@ -343,44 +343,41 @@ class Assembler:
     def _output(self, capture: Capture, result: Result) -> Output:
         """Return the output of a step."""
         back_us = self._us(result.back_ns)
-        tokens = self._lives.got_tokens(result, capture.ids, back_us)
+        output = Output(
+            step=capture.step,
+            output_us=back_us,
+            update_us=(result.done_ns - result.back_ns) // 1000,
+            output_tokens=self._lives.got_tokens(result, capture.ids, back_us),
+        )
         if capture.rows is not None and capture.rows.drafts:
             self._lives.got_drafts(result, capture.rows.drafts)
-        return Output(output_tokens=tokens, **self._output_times(capture, result)._asdict())
-
-    def _output_times(self, capture: Capture, result: Result) -> OutputTimes:
-        """Return the times of a step's output."""
-        execute_after_us = execute_us = None  # not known
         if result.execution is not None:
             _, began_ns, ended_ns = result.execution
-            execute_after_us = (began_ns - capture.start_ns) // 1000
-            execute_us = (ended_ns - began_ns) // 1000
-        update_us = (result.done_ns - result.back_ns) // 1000
-        return OutputTimes(capture.step, self._us(result.back_ns), update_us, execute_after_us, execute_us)
+            output.execute_after_us = (began_ns - capture.start_ns) // 1000
+            output.execute_us = (ended_ns - began_ns) // 1000
+        return output
 
     def events_line(self, side_events: SideEvents, at_us: int) -> Events:
         """Return the line of events that do not belong to a step."""
-        arrived, finished = self.note_lives(side_events)
+        fields = self.side_fields(side_events)
         self.progress.latest_us = at_us
-        self.write_ids(arrived, finished)
-        line = Events(
-            at_us=at_us,
-            trial=self.progress.trial,
-            arrived=arrived,
-            finished=finished,
-            **self.pass_fields(side_events),
-        )
+        line = Events(at_us=at_us, trial=self.progress.trial, **fields)
+        self.write_ids(line.arrived, line.finished)
         if self.tally is not None:
             self.tally.note_events(line)
         if self.histories is not None:
             self.histories.add_events(line)
         return line
 
-    def note_lives(self, side_events: SideEvents) -> tuple[list[Arrival], list[Finish]]:
-        """Note the requests that arrived and left; finished requests get the times of their life."""
+    def side_fields(self, side_events: SideEvents) -> dict[str, Any]:
+        """Return events between two calls as fields of a line; note the requests that arrived and left."""
         self._arrive(side_events.arrived)
         self._leave(side_events.finished)
-        return list(side_events.arrived), list(side_events.finished)
+        return {
+            "arrived": list(side_events.arrived),
+            "finished": list(side_events.finished),
+            **self.pass_fields(side_events),
+        }
 
     def _arrive(self, arrived: Sequence[Arrival]) -> None:
         for arrival in arrived:
@@ -426,6 +423,9 @@ class Assembler:
         self, arrived: Sequence[Arrival], finished: Sequence[Finish], preempted: Sequence[Preemption] = ()
     ) -> None:
         """Replace the ids that clients chose with their written form; forget the ids of finished requests."""
+        for preemption in preempted:
+            if preemption.for_request_id is not None:
+                preemption.for_request_id = self._ids[preemption.for_request_id]
         gone = [finish.request_id for finish in finished]
         self._ids.replace_ids(arrived, finished, preempted)
         for arrival in arrived:

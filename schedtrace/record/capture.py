@@ -119,25 +119,41 @@ class Capture:
     """
 
     __slots__ = (
-        *("step", "start_ns", "end_ns", "token_budget", "max_num_running_reqs"),
-        *("running_before", "running_after", "waiting_before", "waiting_after", "not_ready_after"),
-        *("kv_blocks_total", "free_before", "free_after", "rows", "full", "events", "side_events"),
+        *("step", "start_ns", "end_ns", "throttled", "token_budget", "max_num_running_reqs"),
+        *(
+            "num_running_before",
+            "num_running_after",
+            "num_waiting_before",
+            "num_waiting_after",
+            "num_not_ready_after",
+        ),
+        *(
+            "kv_blocks_total",
+            "kv_blocks_free_before",
+            "kv_blocks_free_after",
+            "rows",
+            "full",
+            "events",
+            "side_events",
+        ),
         *("inferred", "preempted", "state", "happened", "ids", "result"),
     )
 
     step: int
     start_ns: int
     end_ns: int
+    throttled: Any
+    """First argument of the call: ``throttle_prefills``, or anything in a user's own class."""
     token_budget: int
     max_num_running_reqs: int
-    running_before: int
-    running_after: int
-    waiting_before: int
-    waiting_after: int
-    not_ready_after: int
+    num_running_before: int
+    num_running_after: int
+    num_waiting_before: int
+    num_waiting_after: int
+    num_not_ready_after: int
     kv_blocks_total: int | None
-    free_before: int | None
-    free_after: int | None
+    kv_blocks_free_before: int | None
+    kv_blocks_free_after: int | None
     rows: Rows | None
     """Requests of the step; None for a steady step, which schedules the same requests in the same order as
     the step before and gives one token to each, after each has advanced by one token.

@@ -37,7 +37,8 @@ class Inputs:
         self._received: dict[str, tuple[int, int, int | None]] = {}
         self._aborts: dict[str, int] = {}
         self._submitted: dict[str, int] = {}
-        self._grammars: deque[Grammar] = deque(maxlen=MOST_KEPT)
+        self.compiled: deque[Grammar] = deque(maxlen=MOST_KEPT)
+        """Grammars compiled since the last call of ``grammars``."""
 
     def note_prepared(self, request: Any, began_ns: int) -> None:
         """Note that the input thread has made a ``Request`` from a client's message."""
@@ -62,7 +63,7 @@ class Inputs:
     def grammar_compiled(self, request: Any, began_ns: int, *, failed: bool) -> None:
         """Note that a thread has compiled a grammar."""
         submitted = self._submitted.pop(request.request_id, None)
-        self._grammars.append(
+        self.compiled.append(
             Grammar(
                 request_id=request.request_id,
                 submitted_us=None if submitted is None else self._us(submitted),
@@ -91,14 +92,9 @@ class Inputs:
     def grammars(self) -> list[Grammar]:
         """Return the grammars compiled since the last call."""
         taken: list[Grammar] = []
-        while self._grammars:
-            taken.append(self._grammars.popleft())
+        while self.compiled:
+            taken.append(self.compiled.popleft())
         return taken
-
-    @property
-    def has_grammars(self) -> bool:
-        """Whether any grammar has been compiled since the last call of ``grammars``."""
-        return bool(self._grammars)
 
 
 def _keep(times: dict[str, Any], request_id: str, value: Any) -> None:

@@ -275,64 +275,7 @@ FIELDS = (
     "kv_loads_parked",
     "throttle_prefills",
 )
-"""Names of the values, in order; they are fields of ``Step``."""
-
-
-class StateReader:
-    """Reader of one scheduler's state; values that its release of vLLM lacks are None.
-
-    Args:
-        scheduler: vLLM's, just built.
-    """
-
-    __slots__ = ("_defers", "_encoder", "_paused", "_pool", "_scheduler", "engine")
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-        self._defers = hasattr(scheduler, "deferred_frees")
-        self._paused = hasattr(scheduler, "num_waiting_for_streaming_input")
-        encoder = getattr(scheduler, "encoder_cache_manager", None)
-        used = getattr(encoder, "cache_size", 0) and hasattr(encoder, "num_freeable_slots")
-        self._encoder = encoder if used else None
-        pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
-        block_map = getattr(pool, "cached_block_hash_to_block", None)
-        caches = getattr(pool, "enable_caching", False) and (
-            type(block_map) is dict or is_own_class(type(block_map))
-        )
-        self._pool = pool if caches else None
-        self.engine: Any = None
-        """The ``EngineCore`` whose ranks run in lock-step; None until it is known."""
-
-    @property
-    def prefix_keys(self) -> int | None:
-        """Number of block hashes in the prefix cache; None without prefix caching."""
-        return None if self._pool is None else len(self._pool.cached_block_hash_to_block)
-
-    def state_after_schedule(self, running: int, waiting: int, parked: int | None, throttled: Any) -> State:
-        """Return the values right after ``schedule()``.
-
-        Args:
-            running: Number of requests in ``running``.
-            waiting: Number of requests in all waiting queues.
-            parked: Number of requests that wait for KV blocks from another engine.
-            throttled: First argument of the call, which may have another meaning in a user's own class.
-        """
-        scheduler, encoder, engine = self._scheduler, self._encoder, self.engine
-        deferred = None
-        if self._defers:
-            deferred = sum(len(blocks) for _, blocks in frees) if (frees := scheduler.deferred_frees) else 0
-        return (
-            len(scheduler.requests) - running - waiting,
-            deferred,
-            None if encoder is None else encoder.num_free_slots,
-            None if encoder is None else encoder.num_freeable_slots,
-            scheduler.num_waiting_for_streaming_input if self._paused else None,
-            self.prefix_keys,
-            None if engine is None else engine.current_wave,
-            None if engine is None else engine.step_counter,
-            parked,
-            throttled if isinstance(throttled, bool) else None,
-        )
+"""Names of the values of a scheduler's state, in order; they are fields of ``Step``."""
 
 
 class SchedulerFacts:
@@ -346,10 +289,20 @@ class SchedulerFacts:
     def __init__(self, scheduler: Any, since_anchor: Callable[[int], int]) -> None:
         self._us = since_anchor
         self._state: State = ()
-        self._reader = StateReader(scheduler)
+        self._defers = hasattr(scheduler, "deferred_frees")
+        self._has_sessions = hasattr(scheduler, "num_waiting_for_streaming_input")
+        encoder = getattr(scheduler, "encoder_cache_manager", None)
+        used = getattr(encoder, "cache_size", 0) and hasattr(encoder, "num_freeable_slots")
+        self._encoder = encoder if used else None
+        pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
+        block_map = getattr(pool, "cached_block_hash_to_block", None)
+        caches = getattr(pool, "enable_caching", False) and (
+            type(block_map) is dict or is_own_class(type(block_map))
+        )
+        self._pool = pool if caches else None
+        self._engine: Any = None
+        """The ``EngineCore`` whose ranks run in lock-step; None until it is known."""
         self.salt = Salt()
-        self.throttled: Any = None
-        """``throttle_prefills`` of the current call; None if this release does not pass it."""
         self._refused: str | None = None
         self._refusals: list[allocation.RefusedHead] = []
         self.inputs = Inputs(since_anchor)
@@ -360,12 +313,12 @@ class SchedulerFacts:
     @property
     def prefix_keys(self) -> int | None:
         """Number of block hashes in the prefix cache now; None without prefix caching."""
-        return self._reader.prefix_keys
+        return None if self._pool is None else len(self._pool.cached_block_hash_to_block)
 
     def engine_is(self, engine: Any) -> None:
         """Set the ``EngineCore`` around this scheduler; ranks in lock-step have a wave and a step counter."""
         if hasattr(engine, "current_wave") and hasattr(engine, "step_counter"):
-            self._reader.engine = engine
+            self._engine = engine
 
     def arrival_fields(self, request: Any) -> dict[str, Any]:
         """Return the fields of an ``Arrival``, before the request enters the queue."""
@@ -389,16 +342,33 @@ class SchedulerFacts:
         if (taken := allocation.refused_head(scheduler, request.request_id, arguments)) is not None:
             self._refusals.append(taken)
 
+    def state_after_schedule(self, capture: Capture, scheduler: Any) -> State:
+        """Return the values right after ``schedule()``; None for those that this release of vLLM lacks."""
+        encoder, engine = self._encoder, self._engine
+        deferred = None
+        if self._defers:
+            deferred = sum(len(blocks) for _, blocks in frees) if (frees := scheduler.deferred_frees) else 0
+        return (
+            len(scheduler.requests) - capture.num_running_after - capture.num_waiting_after,
+            deferred,
+            None if encoder is None else encoder.num_free_slots,
+            None if encoder is None else encoder.num_freeable_slots,
+            scheduler.num_waiting_for_streaming_input if self._has_sessions else None,
+            self.prefix_keys,
+            None if engine is None else engine.current_wave,
+            None if engine is None else engine.step_counter,
+            self.kv_loads.parked,
+            capture.throttled if isinstance(capture.throttled, bool) else None,
+        )
+
     def note_call(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
         """Note the events of the call that just ended and of the time before it; usually there are none."""
-        state = self._reader.state_after_schedule(
-            capture.running_after, capture.waiting_after, self.kv_loads.parked, self.throttled
-        )
+        state = self.state_after_schedule(capture, scheduler)
         if state != self._state:
             self._state = state
         capture.state = self._state
         new, loads = output.scheduled_new_reqs, self.kv_loads
-        if not (new or self._refusals or loads.used or self.inputs.has_grammars):
+        if not (new or self._refusals or loads.used or self.inputs.compiled):
             return
         if loads.used:
             loads.note_begun(scheduler, events, self._us(capture.end_ns))

@@ -97,7 +97,7 @@ class InferredExits:
         self, scheduler: Any, budget_left: int, preempted: int
     ) -> tuple[ExitKind, Cause, Any, str | None]:
         """Return the kind and cause of the exit, its request, and further recorded facts."""
-        if self._queues.waiting_count(scheduler) == 0:
+        if self._queues.num_waiting(scheduler) == 0:
             return "condition", Cause.QUEUE_EMPTY, None, None
         if preempted:
             return "gate", Cause.PREEMPTED_THIS_STEP, None, None

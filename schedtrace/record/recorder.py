@@ -50,13 +50,12 @@ class Recorder:
             self._free_blocks = pool.get_num_free_blocks
         self._departures = None if is_own_class(traced) else Departures()
         self._queues = Queues(scheduler)
-        self.num_waiting, self._num_not_ready = self._queues.waiting_count, self._queues.num_not_ready
+        self.num_waiting, self._num_not_ready = self._queues.num_waiting, self._queues.num_not_ready
         self._steady = SteadySteps(never=full_lines)
         self._only_samples = only_samples(scheduler)
         self._steps = 0
         self._call = Capture()
         """Capture of the current or latest call."""
-        self.in_schedule = False
         self.events: list[Noted] | None = None
         """Events that the marks noted in the current ``schedule()`` call; None outside such a call."""
         self.queued = True
@@ -83,19 +82,18 @@ class Recorder:
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:
         """Note the state before the call, and whether the call was to hold back new prefills."""
         try:
-            self.facts.throttled = throttled
             call = self._call = Capture()
-            call.running_before = running = len(scheduler.running)
-            call.waiting_before = waiting = self.num_waiting(scheduler)
-            call.free_before = self._free_blocks()
+            call.throttled = throttled
+            call.num_running_before = running = len(scheduler.running)
+            call.num_waiting_before = waiting = self.num_waiting(scheduler)
+            call.kv_blocks_free_before = self._free_blocks()
             call.side_events = self.writer.take_events()
             call.step = self._steps
             self._steps += 1
             if self._expects_inference:
                 self._inference.begin(scheduler, running, waiting)
-            self.events = []
             self.queued = waiting > 0
-            self.in_schedule = True
+            self.events = []
             call.start_ns = self.clock()
         except Exception as error:
             self._fail("before schedule()", error)
@@ -104,7 +102,7 @@ class Recorder:
         """Note what the call decided; the state is read at once, because it changes later."""
         end_ns = self.clock()
         try:
-            events = self._end_call()
+            events, self.events = self.events, None
             if events is None:
                 return
             capture = self._call
@@ -117,18 +115,18 @@ class Recorder:
             capture.events = None if repeated and rows is None else events
             capture.token_budget = scheduler.max_num_scheduled_tokens
             capture.max_num_running_reqs = scheduler.max_num_running_reqs
-            capture.running_after = len(scheduler.running)
-            capture.waiting_after = self.num_waiting(scheduler)
-            capture.not_ready_after = self._num_not_ready(scheduler)
+            capture.num_running_after = len(scheduler.running)
+            capture.num_waiting_after = self.num_waiting(scheduler)
+            capture.num_not_ready_after = self._num_not_ready(scheduler)
             capture.kv_blocks_total = getattr(self._block_pool, "num_gpu_blocks", None)
-            capture.free_after = self._free_blocks()
+            capture.kv_blocks_free_after = self._free_blocks()
             try:
                 self.facts.note_call(capture, scheduler, output, events)
             except Exception as error:
                 self._facts_failed(error)
-            self._note_departures(scheduler, capture)
-            if self._preempted:
-                capture.preempted, self._preempted = self._preempted, []
+            if self._departures is not None:
+                self._note_departures(self._departures, scheduler, capture)
+            capture.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
                 self._infer(scheduler, output, capture, events)
             if not self.writer.put_step(capture):
@@ -141,12 +139,10 @@ class Recorder:
         except Exception as error:
             self._fail("after schedule()", error)
 
-    def _note_departures(self, scheduler: Any, capture: Capture) -> None:
+    def _note_departures(self, departures: Departures, scheduler: Any, capture: Capture) -> None:
         """Note requests that have stopped running in a way that vLLM's own schedulers do not use."""
-        if self._departures is None:
-            return
         try:
-            aside, gone = self._departures.unexplained(scheduler)
+            aside, gone = departures.unexplained(scheduler)
             for request in gone:
                 self._note_finish(request, "UNKNOWN")
             if aside:
@@ -187,7 +183,7 @@ class Recorder:
     def schedule_raised(self, raised: BaseException) -> None:
         """Forget a call that raised; arrivals and departures before it are recorded with the next call."""
         try:
-            events = self._end_call()
+            events, self.events = self.events, None
             self._inference.release()
             self._preempted.clear()
             self._steady.start_over()
@@ -254,19 +250,20 @@ class Recorder:
         self.left += 1
         try:
             self.queued = True
+            events = self.events
             count = getattr(request, "num_preemptions", None)
             preemption = Preemption(
                 request_id=request.request_id,
                 lost_tokens=request.num_computed_tokens,
                 num_preemptions=None if count is None else count + 1,
-                in_schedule=self.in_schedule,
+                in_schedule=events is not None,
                 policy=policy(scheduler),
             )
-            if events := self.events:
+            if events:
                 if (latest := latest_preemption(events)) is not None:
                     preemption.for_request_id = latest.request_id
                     preemption.blocks_needed = None if latest.refusal is None else latest.refusal.needed
-            elif self.in_schedule and (caller := sys._getframe(2)).f_code.co_name == "schedule":
+            elif events is not None and (caller := sys._getframe(2)).f_code.co_name == "schedule":
                 wants = caller.f_locals.get("request")
                 preemption.for_request_id = getattr(wants, "request_id", None)
             self._preempted.append((preemption, request.num_tokens))
@@ -323,7 +320,7 @@ class Recorder:
             prompt_tokens=request.num_prompt_tokens,
             output_tokens=request.num_output_tokens,
             num_preemptions=getattr(request, "num_preemptions", None),
-            in_schedule=self.in_schedule,
+            in_schedule=self.events is not None,
         )
         try:
             self.facts.add_finish_facts(finish)
@@ -406,12 +403,6 @@ class Recorder:
         self.active = False
         self.writer.close()
 
-    def _end_call(self) -> list[Noted] | None:
-        """Return the events of the call that ends here, None if it is not watched, and stop collecting."""
-        watched, self.in_schedule = self.in_schedule, False
-        events, self.events = self.events, None
-        return events if watched else None
-
     def _warn_once(self, what: str, error: Exception) -> None:
         if what not in self._warned:
             self._warned.add(what)
@@ -424,7 +415,7 @@ class Recorder:
 
     def _fail(self, where: str, error: Exception) -> None:
         """Stop recording, and report it once in the log and in the trace; the engine continues."""
-        self.in_schedule = False
+        self.events = None
         self._in_flight.clear()
         with contextlib.suppress(Exception):
             self._inference.release()

@@ -22,15 +22,12 @@ class LatestRows:
         """Phases of the requests that are not ``running`` in the latest step that is not steady."""
         self.left: list[tuple[str, int]] = []
         """Requests that are not in that step and were in the one before, with their computed tokens."""
-        self._steady = 0
-
-    def follow_steady(self) -> None:
-        """Count a steady step."""
-        self._steady += 1
+        self.steady_steps = 0
+        """Number of steady steps since."""
 
     def token_counts(self) -> tuple[list[int], list[int]]:
         """Return the computed and the scheduled tokens of each request in the latest step."""
-        if not self._steady:
+        if not self.steady_steps:
             return self._computed, self._scheduled
         return [tokens - 1 for tokens in self._expected()], [1] * len(self.ids)
 
@@ -40,7 +37,7 @@ class LatestRows:
 
     def _expected(self) -> list[int]:
         """Return the computed tokens of each request in the next step, if it is steady."""
-        done = self._steady
+        done = self.steady_steps
         return [
             computed + scheduled + done
             for computed, scheduled in zip(self._computed, self._scheduled, strict=True)
@@ -57,7 +54,7 @@ class LatestRows:
         self.ids = rows.ids + [request_id for request_id, _ in rows.new] if rows.new else rows.ids
         self._computed = rows.computed + [tokens for _, tokens in rows.new] if rows.new else rows.computed
         self._scheduled = list(map(rows.scheduled.__getitem__, self.ids))
-        self._drafts, self.phases, self._steady = rows.drafts, phases, 0
+        self._drafts, self.phases, self.steady_steps = rows.drafts, phases, 0
         changes = RowChanges()
         remaining, self.left = before, []
         if self.ids[: len(before)] != before:
@@ -92,7 +89,7 @@ class LatestRows:
         if first == len(self.ids):
             return []
         computed, scheduled = self.token_counts()
-        drafts, phases = ({}, {}) if self._steady else (self._drafts, self.phases)
+        drafts, phases = ({}, {}) if self.steady_steps else (self._drafts, self.phases)
         return [
             ScheduledRequest(
                 request_id, before, tokens, phases.get(request_id, "running"), drafts.get(request_id, 0)
@@ -113,17 +110,13 @@ class Deltas:
     """Latest step, which is the base of the next delta."""
 
     def __init__(self) -> None:
-        self._latest: Step | None = None
+        self.latest: Step | None = None
+        """Step that the next delta is based on; None if it must be written in full."""
         self._carried: tuple[Any, ...] = ()
-
-    @property
-    def has_base(self) -> bool:
-        """Whether there is a step that a delta can be based on."""
-        return self._latest is not None
 
     def set_base(self, step: Step) -> None:
         """Take a step with a full line as the latest step."""
-        self._latest, self._carried = step, _carried(step)
+        self.latest, self._carried = step, _carried(step)
 
     def delta(self, step: Step, changes: RowChanges | None) -> dict[str, Any]:
         """Return the ``Delta`` of a step as a dict, ready to be encoded.
@@ -135,7 +128,7 @@ class Deltas:
         Raises:
             ValueError: If no step came before.
         """
-        before, carried_before = self._latest, self._carried
+        before, carried_before = self.latest, self._carried
         if before is None:
             msg = "no step came before"
             raise ValueError(msg)

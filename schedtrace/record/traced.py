@@ -82,7 +82,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
         def schedule(self, *args: object, **kwargs: object) -> Any:
             recorder = recorder_by_id(id(self))
             if (
-                recorder is None or not recorder.active or recorder.in_schedule
+                recorder is None or not recorder.active or recorder.events is not None
             ):  # a call within one is part of it
                 return super().schedule(*args, **kwargs)
             recorder.schedule_begins(self, args[0] if args else kwargs.get("throttle_prefills"))

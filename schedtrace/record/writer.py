@@ -189,12 +189,9 @@ class Writer:
             what = "dummy batches, all-reduces of the ranks, pauses or sent KV blocks"
             self.notice(f"the disk is too slow: {what} are missing")
 
-    def _anything(self) -> bool:
-        return any(self._side_events)
-
     def take_events(self) -> SideEvents:
         """Return all arrivals and departures since the last call."""
-        return SideEvents(*map(_drain, self._side_events)) if self._anything() else NOBODY
+        return SideEvents(*map(_drain, self._side_events)) if any(self._side_events) else NOBODY
 
     def give_back(self, side_events: SideEvents) -> None:
         """Return events that were taken for a step that was not made."""
@@ -331,7 +328,7 @@ class Writer:
                 shared = 0
         lines += self._idle_events(last=last)
         self._write(lines)
-        now_us, complete = self._now_us(), not (self._pending or self._anything())
+        now_us, complete = self._now_us(), not (self._pending or any(self._side_events))
         self.measuring.end_round(now_us, self.since_anchor, complete=complete)
 
     def _noted(self) -> list[Notice]:
@@ -359,13 +356,13 @@ class Writer:
     def _idle_events(self, *, last: bool) -> list[AnyLine]:
         """Return the arrivals and departures that have been in no step for half a second."""
         now = time.monotonic_ns()
-        if self._pending or not (self._dropping or self._anything()):
+        if self._pending or not (self._dropping or any(self._side_events)):
             self._last_events_ns = now
             return []
         if not last and now - self._last_events_ns < WRITE_LATEST_NS:
             return []
         lines: list[AnyLine] = [self._assembler.dropped(dropped) for dropped in _drain(self._dropping)]
-        if self._anything():
+        if any(self._side_events):
             lines.append(self._assembler.events_line(self.take_events(), self._now_us()))
         return lines
 

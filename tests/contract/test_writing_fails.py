@@ -20,7 +20,7 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.mark.parametrize(
-    "broken", ["writer.Assembler.step_line", "writer.Assembler.note_lives", "assemble.to_lines"]
+    "broken", ["writer.Assembler.step_line", "writer.Assembler.side_fields", "assemble.to_lines"]
 )
 def test_an_error_in_the_writers_thread_stops_the_recording_only(
     broken, plain, recording, warnings, monkeypatch

@@ -49,7 +49,7 @@ def costs(running: int) -> dict[str, float]:
     scheduler, manager = engine.scheduler, engine.scheduler.kv_cache_manager
     facts, prefixes = SchedulerFacts(scheduler, lambda ns: ns // 1000), Prefixes()
     steady = SimpleNamespace(scheduled_new_reqs=[], num_scheduled_tokens=output.num_scheduled_tokens)
-    capture = SimpleNamespace(running_after=running, waiting_after=0, end_ns=0)
+    capture = SimpleNamespace(num_running_after=running, num_waiting_after=0, end_ns=0, throttled=None)
     head = engine.make_request("head", prompt=4000, max_tokens=4)
     arguments = ((head, 4000), {"num_new_computed_tokens": 0, "num_lookahead_tokens": 0})
     new = [SimpleNamespace(req_id="r3", num_computed_tokens=0)]

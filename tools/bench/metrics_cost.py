@@ -34,7 +34,7 @@ NOTHING = "nothing"
 class Nothing:
     """A recorder whose hooks do nothing."""
 
-    active, in_schedule, queued, left, clock = True, False, False, 0, time.monotonic_ns
+    active, queued, left, clock = True, False, 0, time.monotonic_ns
 
     def __init__(self):
         self.events = []

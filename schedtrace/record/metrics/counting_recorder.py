@@ -30,6 +30,7 @@ class StepCounts(Capture):
     """Capture of a ``schedule()`` call without its requests."""
 
     __slots__ = ("admitted", "decode", "idle", "ran", "recomputed", "requests", "tokens")
+    ids = ()
 
     requests: int
     """Number of requests that the step scheduled."""
@@ -62,6 +63,7 @@ class SteadyStep(Capture):
     __slots__ = ()
     side_events = NOBODY
     preempted = ()
+    ids = ()
     rows = None
 
     def __init__(self, step: int, start_ns: int, end_ns: int) -> None:
@@ -79,7 +81,7 @@ class StepCounter(Assembler):
 
     def step_line(self, capture: Capture, result: Result | None) -> dict[str, Any]:
         """Add a step to the totals; return an empty delta, because no line is written."""
-        self.progress.note_latest_step(capture.step, self._us(capture.end_ns))
+        self.progress.next_step, self.progress.latest_us = capture.step + 1, self._us(capture.end_ns)
         if isinstance(capture, StepCounts):
             step = self._latest = self._counted(capture)
             if self.tally is not None:
@@ -109,7 +111,7 @@ class StepCounter(Assembler):
             token_budget=capture.token_budget,
             remaining_budget=remaining,
             total_requests=capture.requests,
-            num_waiting_after=capture.waiting_after,
+            num_waiting_after=capture.num_waiting_after,
             decode_tokens=capture.decode,
             recomputed_tokens=capture.recomputed,
             exits=exits,
@@ -118,14 +120,13 @@ class StepCounter(Assembler):
             finished=list(side_events.finished),
             dummy_us=sum(dummy.ended_ns - dummy.began_ns for dummy in side_events.dummies) // 1000,
         )
-        self._write_preemptors(step.preempted)
         self.write_ids(step.arrived, step.finished, step.preempted)
         return step
 
     def output(self, capture: Capture, result: Result) -> dict[str, Any]:
         """Add the times of an output that came back late; return an empty line, as for a step."""
         if self.tally is not None:
-            self.tally.note_output(self._output_times(capture, result))
+            self.tally.note_output(self._output(capture, result))
         return {}
 
     def _add_counts(self, tally: Tally, step: CountedStep, capture: StepCounts) -> None:
@@ -225,7 +226,7 @@ class CountingRecorder(Recorder):
 
     def latest_call(self) -> Capture:
         """Return the capture of the current or latest call; on the writer's thread."""
-        if not self.in_schedule:
+        if self.events is None:
             return self._call
         return StepCounts(self._steps, self._start_ns, self._start_ns, NOBODY)
 
@@ -240,16 +241,15 @@ class CountingRecorder(Recorder):
             except Exception as error:
                 self._fail("before schedule()", error)
         if self.active:
-            self.events = []
             self._start_ns = self.clock()
-            self.in_schedule = True
+            self.events = []
 
     def schedule_ended(self, scheduler: Any, output: Any) -> None:
         """Count what the call decided; note only its times if it decided what the call before it did."""
         end_ns = self.clock()
         try:
-            events, self.events = self.events, None
-            if events is None or not self.in_schedule:
+            events = self.events
+            if events is None:
                 return
             running = len(scheduler.running)
             if (
@@ -263,7 +263,7 @@ class CountingRecorder(Recorder):
             ):
                 call: Capture = SteadyStep(self._steps, self._start_ns, end_ns)
                 self._steps += 1
-                self._call, self.in_schedule = call, False
+                self._call, self.events = call, None
             else:
                 call = self._changed_step(scheduler, output, events, end_ns)
             if not self.writer.put_step(call):
@@ -279,14 +279,14 @@ class CountingRecorder(Recorder):
     def _changed_step(self, scheduler: Any, output: Any, events: list[Noted], end_ns: int) -> StepCounts:
         """Return the capture of a step that differs from the step before it."""
         call = self._call = self._next_call(end_ns)
-        self.in_schedule = False  # after the call is there for the writer's thread
+        self.events = None  # after the call is there for the writer's thread
         if events != self._events or self._dropped:
             self._events, self._ended_waiting = events, "waiting" in ended_loops(events)
             call.events = events
         call.requests = requests = len(output.num_scheduled_tokens)
         call.token_budget = scheduler.max_num_scheduled_tokens
         call.tokens = call.decode = self._tokens = output.total_num_scheduled_tokens
-        call.waiting_after = waiting = self._count_waiting(scheduler)
+        call.num_waiting_after = waiting = self._count_waiting(scheduler)
         self.queued = waiting > 0
         running, self._present = len(scheduler.running), len(scheduler.requests)
         if (

@@ -62,18 +62,15 @@ class Measuring:
         if meter is not self._current:
             self._current = meter
             self._assembler.count_with(None if meter is None else meter.new_tally())
-        histories = self._histories
+        histories = None if meter is None else meter.histories
         if histories is not self._followed:
             self._followed = histories
             self._assembler.follow_with(histories, self._wall_anchor_us)
 
-    @property
-    def _histories(self) -> Histories | None:
-        return None if self.meter is None else self.meter.histories
-
     def keep_trace_context(self, request: Any) -> None:
         """Keep the trace context of a request that arrives, if spans are made (on the engine's thread)."""
-        histories = self._histories
+        meter = self.meter
+        histories = None if meter is None else meter.histories
         if histories is not None and (headers := getattr(request, "trace_headers", None)):
             histories.contexts.append((request.request_id, headers))
 

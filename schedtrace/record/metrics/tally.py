@@ -229,16 +229,6 @@ class CountedStep(NamedTuple):
     set_aside: Sequence[SetAside] = ()
 
 
-class OutputTimes(NamedTuple):
-    """Times of a step's output; fields mean what they mean in ``Output``."""
-
-    step: int
-    output_us: int
-    update_us: int
-    execute_after_us: int | None
-    execute_us: int | None
-
-
 @dataclass(slots=True)
 class _Unscheduled:
     """A running request that the latest step gave nothing."""
@@ -554,7 +544,7 @@ class Tally:
         self.stalled_us[cause] += stalled_us - waits.counted_us
         waits.counted_us = stalled_us
 
-    def note_output(self, back: Step | Output | OutputTimes) -> None:
+    def note_output(self, back: Step | Output) -> None:
         """Add the device's time of a step, and that of its update, if its output is back."""
         if back.output_us is None:
             return

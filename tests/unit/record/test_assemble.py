@@ -77,14 +77,14 @@ def capture(number, requests=None, *, full=False, events=None, side_events=NOBOD
         end_ns=at(10_000 * number + 150) + 999,
         token_budget=1000,
         max_num_running_reqs=8,
-        running_before=1,
-        running_after=2,
-        waiting_before=waiting[0],
-        waiting_after=waiting[1],
-        not_ready_after=0,
+        num_running_before=1,
+        num_running_after=2,
+        num_waiting_before=waiting[0],
+        num_waiting_after=waiting[1],
+        num_not_ready_after=0,
         kv_blocks_total=50,
-        free_before=40,
-        free_after=30,
+        kv_blocks_free_before=40,
+        kv_blocks_free_after=30,
         rows=requests,
         full=full,
         events=events,
@@ -280,7 +280,7 @@ def test_drafts_are_counted(assembler):
     assert (line.draft_tokens, line.output_tokens) == (5, 5)
     assert [row.draft_tokens for row in line.requests] == [3, 2]
     end = Finish("a", "STOPPED", 1, 1, 1)
-    engine.note_lives(came(finished=[end]))
+    engine.side_fields(came(finished=[end]))
     assert (end.drafts, end.drafts_accepted, end.drafts_invalid) == (3, 1, None)
 
 

@@ -127,12 +127,12 @@ def test_grammars_are_taken_once(clock, noted):
     clock(9_000)
     noted.grammar_compiled(SimpleNamespace(request_id="a"), 3_000, failed=False)
     noted.grammar_compiled(SimpleNamespace(request_id="b"), 4_000, failed=True)
-    assert noted.has_grammars is True
+    assert noted.compiled
     assert noted.grammars() == [
         Grammar("a", submitted_us=2, started_us=3, compiled_us=9),
         Grammar("b", submitted_us=None, started_us=4, compiled_us=9, failed=True),
     ]
-    assert (noted.grammars(), noted.has_grammars) == ([], False)
+    assert noted.grammars() == []
 
 
 def test_of_grammars_that_nobody_takes_the_latest_are_kept(clock, noted):

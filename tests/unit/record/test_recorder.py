@@ -149,21 +149,19 @@ def test_a_capture_has_the_state_before_and_after_the_call(recorder_of, writer):
     recorder = recorder_of(scheduler)
     writer.side_events = SideEvents([Arrival("a", 0, 0, 10)])
     recorder.schedule_begins(scheduler)
-    assert (recorder.events, recorder.queued, recorder.in_schedule) == (
-        [], True, True,
-    )  # fmt: skip
+    assert (recorder.events, recorder.queued) == ([], True)
     scheduler.waiting, scheduler.free = Queue([request("c")]), 30
     scheduler.running += [request("a"), request("b")]
     recorder.schedule_ended(scheduler, output({"a": 5, "b": 9}, {"b": 20}, new=[("a", 4)]))
     [capture] = writer.captures
     assert (capture.step, capture.start_ns, capture.end_ns) == (0, 1000, 2000)
     assert (capture.token_budget, capture.max_num_running_reqs, capture.kv_blocks_total) == (1000, 8, 50)
-    assert (capture.running_before, capture.running_after) == (1, 3)
-    assert (capture.waiting_before, capture.waiting_after, capture.not_ready_after) == (3, 1, 0)
-    assert (capture.free_before, capture.free_after) == (40, 30)
+    assert (capture.num_running_before, capture.num_running_after) == (1, 3)
+    assert (capture.num_waiting_before, capture.num_waiting_after, capture.num_not_ready_after) == (3, 1, 0)
+    assert (capture.kv_blocks_free_before, capture.kv_blocks_free_after) == (40, 30)
     assert (capture.rows.ids, capture.rows.computed, capture.rows.new) == (["b"], [20], [("a", 4)])
     assert (capture.side_events, capture.full) == (writer.side_events, False)
-    assert (recorder.in_schedule, recorder.events) == (False, None)
+    assert recorder.events is None
 
 
 def test_nobody_waiting_is_known_before_the_call(recorder_of):
@@ -236,9 +234,9 @@ def test_a_call_that_raised_is_told_and_gives_back_who_came(recorder, scheduler,
         [writer.side_events],
         ["step 0 is missing: ValueError('no')"],
     )
-    assert (recorder.in_schedule, recorder.active) == (False, True)
+    assert (recorder.events, recorder.active) == (None, True)
     called(recorder, scheduler, output({"a": 1}, {"a": 10}))
-    assert [(capture.step, capture.preempted) for capture in writer.captures] == [(1, ())]
+    assert [(capture.step, capture.preempted) for capture in writer.captures] == [(1, [])]
 
 
 def test_an_output_is_matched_with_its_step(recorder, scheduler, writer):
@@ -368,7 +366,7 @@ def test_an_error_of_ours_ends_recording_with_one_notice(recorder, scheduler, wr
     recorder.schedule_begins(scheduler)
     [notice] = writer.notices
     assert notice.startswith("recording stopped before schedule(): AttributeError")
-    assert (recorder.active, recorder.in_schedule) == (False, False)
+    assert (recorder.active, recorder.events) == (False, None)
     recorder.request_arrives(scheduler, request("a"))
     recorder.request_freed(request("a"))
     recorder.request_preempted(scheduler, request("a"))

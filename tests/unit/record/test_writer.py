@@ -75,9 +75,9 @@ def capture(number, *, ids=(), full=True, ended_ns=None, side_events=NOBODY):
     rows = Rows(list(ids), [0] * len(ids), dict.fromkeys(ids, 1), (), [], {})
     return capture_of(
         step=number, start_ns=ended_ns - 1000, end_ns=ended_ns, token_budget=1000, max_num_running_reqs=8,
-        running_before=0, running_after=0, waiting_before=0, waiting_after=0, not_ready_after=0,
-        kv_blocks_total=50, free_before=40, free_after=40, rows=rows, full=full, events=[],
-        side_events=side_events,
+        num_running_before=0, num_running_after=0, num_waiting_before=0, num_waiting_after=0,
+        num_not_ready_after=0, kv_blocks_total=50, kv_blocks_free_before=40, kv_blocks_free_after=40,
+        rows=rows, full=full, events=[], side_events=side_events,
     )  # fmt: skip
 
 
