@@ -64,8 +64,8 @@ class EngineFrames:
     * ``busy_us``: time from the moment at which the step could begin on the device to its output,
     * ``context_tokens``: tokens that the step's requests had computed before it (``step_time.py``),
     * ``eligible_after``: waiting requests that are not known to wait for anything but a limit,
-    * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_guard``, ``waiting_location``,
-      ``waiting_via``: the exit that ended the loop over the waiting queue. If the loop reached the end of the
+    * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_location``, ``waiting_via``:
+      the exit that ended the loop over the waiting queue. If the loop reached the end of the
       queue and skipped every remaining request, this is the most frequent of those skips.
     """
 

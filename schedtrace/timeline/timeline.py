@@ -501,7 +501,7 @@ def _with_step(trace: Trace, rows: pl.LazyFrame, column: str) -> pl.DataFrame:
 
 def _waiting_ends(exits: pl.DataFrame) -> pl.DataFrame:
     """Return for every step the exit that shows why the waiting queue was not emptied."""
-    columns = ("cause", "detail", "guard", "location", "via")
+    columns = ("cause", "detail", "location", "via")
     ended = pl.col("kind") != "continue"
     often = pl.col("count").sum().over("step", "cause", "location")
     return (
