@@ -1,1 +1,1 @@
-"""The command line: options to one library call to one page, printed in a format; one file per command."""
+"""Command line with one file per command: options, one library call, and a page printed in a format."""

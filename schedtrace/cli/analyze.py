@@ -1,4 +1,4 @@
-"""``schedtrace analyze``: what happened in a run, and why; also for records weaker than a trace."""
+"""``schedtrace analyze``: what limited a run, and why; also for records with less data than a trace."""
 
 import stat
 import sys
@@ -153,7 +153,7 @@ def _replay(
     clients: int | None = None,
     progress: "Progress" = lambda *_: None,
 ) -> "tuple[list[Finding], Replays | str]":
-    """Try changes on replays; report findings unchanged, with the reason, where a replay is impossible."""
+    """Try changes on replays; if a replay is impossible, return the findings unchanged, with the reason."""
     require_vllm()
     from schedtrace.whatif.advice import judged
     from schedtrace.whatif.prediction import recorded_load
@@ -169,7 +169,7 @@ _PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 def piped(paths: list[Path], stack: ExitStack) -> dict[Path, str]:
-    """Return the paths to read by name; a pipe is written to a temporary file first, as kinds need rereading.
+    """Return the paths to read; a pipe is first copied to a temporary file, because it must be read again.
 
     Args:
         paths: Paths as on the command line; ``-`` is standard input.
@@ -202,7 +202,7 @@ def piped(paths: list[Path], stack: ExitStack) -> dict[Path, str]:
 
 @contextmanager
 def _errors_by_name(names: Mapping[Path, str]) -> Iterator[None]:
-    """Name a pipe as on the command line in errors about its temporary file."""
+    """Rename a pipe's temporary file in errors to the name on the command line."""
     try:
         yield
     except InputError as error:
@@ -231,12 +231,12 @@ def show_records(
     Args:
         records: Records to show; if there are none, nothing is printed.
         output_format: Name of the format.
-        of_traces: Options of the command line that apply only to traces, with their values.
-        runs: Reports that are shown already.
+        of_traces: Options that apply only to traces, with their values.
+        runs: Reports that have already been shown.
 
     Raises:
         UsageError: If an option is set that applies only to traces.
-        InputError: If ``--fail-on`` asks for a judgement.
+        InputError: If ``--fail-on`` is set, because such records allow no judgement.
     """
     from schedtrace.diagnose.records import compare_with_trace
     from schedtrace.model.records import Records

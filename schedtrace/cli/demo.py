@@ -11,7 +11,7 @@ from schedtrace.cli.report import report
 from schedtrace.errors import UsageError
 
 RUN = "kv"
-"""Name of the recorded run, in the package and in the folder that gets a copy."""
+"""Name of the recorded run in the package, and of its copy in the folder."""
 PAGE = "report.html"
 
 
@@ -50,10 +50,10 @@ def demo(
 
 
 def _copied_run(folder: Path | None) -> Path:
-    """Return a copy of the package's run, outside the package, for the commands that the report names.
+    """Copy the package's run to a folder, for the commands that the report names; return the copy.
 
     Raises:
-        UsageError: If the folder holds something already, or cannot be made.
+        UsageError: If the folder is not empty, or cannot be created.
     """
     import tempfile
     from importlib.resources import files

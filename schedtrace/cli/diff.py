@@ -69,7 +69,7 @@ def diff(
 
 
 def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) -> None:
-    """Raise UsageError for options that typer took for the runs to compare, or that no command has."""
+    """Raise UsageError for options that typer took for runs to compare, or that no command has."""
     from schedtrace.engine.vllm_config import suggestion
 
     if run:
@@ -88,7 +88,7 @@ def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) ->
 def _run_both(
     context: typer.Context, files: list[Path], interleave: bool | None, output: Path, force: bool
 ) -> list[Path]:
-    """Make the two runs; both get the options that follow the files on the command line."""
+    """Execute the two runs; both get the options that follow the files on the command line."""
     from schedtrace.cli.loads import print_notes
     from schedtrace.cli.run import as_command, make_plan, merge, run_plans
     from schedtrace.engine.plan import both_fit, make_folders

@@ -40,7 +40,7 @@ def engines(
 
 
 def _lines(name: str, status: "Status") -> Iterator[str]:
-    """Yield what a person should know about an engine that answers."""
+    """Yield the lines for the user about an engine that answers."""
     from schedtrace.model.printable import shortened
 
     load = f"{status.running:,} running, {status.waiting:,} waiting"

@@ -15,7 +15,7 @@ WRITTEN = {
     ExportKind.CHROME: "events",
     ExportKind.MOONCAKE: "requests",
 }
-"""Units of the files that are not tables."""
+"""Unit of the entries in each kind of file that is not a table."""
 
 
 def export(

@@ -1,4 +1,4 @@
-"""``schedtrace fleet``: many engines, one answer."""
+"""``schedtrace fleet``: a report on many engines."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -154,10 +154,10 @@ def fleet(
 
 
 def _require_one_engine(*, output: Path | None, tenant: str | None) -> None:
-    """Refuse options about all engines in combination with ``--engine``.
+    """Refuse options about all engines if ``--engine`` is set.
 
     Raises:
-        UsageError: If one of them was given.
+        UsageError: If such an option is set.
     """
     if output is not None:
         msg = "--output writes the summaries of all engines: give it without --engine"
@@ -184,5 +184,5 @@ def _replayed(paths: list[str], engines: int | None, router: str | None) -> "Pag
 
 
 def _absolute(path: str) -> str:
-    """Return a local path as the workers of a cluster find it; an address as it is."""
+    """Return a local path in absolute form, for the workers of a cluster; an address unchanged."""
     return path if "://" in path else str(Path(path).absolute())

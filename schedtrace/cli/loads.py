@@ -1,4 +1,4 @@
-"""Loads of commands: options of unrecorded loads, the loads that they describe, and recorded loads."""
+"""Loads for commands: options that describe an unrecorded load, and recorded loads."""
 
 import functools
 import inspect
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from schedtrace.workloads.workload import Workload
 
 MAX_SEED = 2**32 - 1
-"""Largest seed, which is NumPy's; vLLM seeds NumPy, too."""
+"""Largest seed that NumPy accepts; vLLM also seeds NumPy."""
 Dataset = Annotated[
     str, typer.Option(help="'random', or a workload file in one of the formats in docs/workloads.md.")
 ]
@@ -89,10 +89,10 @@ OF_FILES = ("speedup", "time_unit", "prefix_block")
 
 
 def with_load_options(*, after: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of ``load_options``, which it reads from its context (``load_of``).
+    """Give a command the options of ``load_options``, which ``load_of`` reads from the context.
 
     Args:
-        after: The command's own parameter after which they appear in its help.
+        after: The command's own parameter after which the options appear in its help.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -127,7 +127,7 @@ def load_of(context: typer.Context, source: str) -> "Workload":
         source: ``random``, or a file of the field.
 
     Raises:
-        UsageError: If an option was given that does not go with the source.
+        UsageError: If an option is set that does not apply to the source.
         InputError: If the file cannot be read.
     """
     from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN, DEFAULT_PROMPTS, random_workload

@@ -39,7 +39,7 @@ from schedtrace.model.printable import capped, shortened
 from schedtrace.version import __version__
 
 LONGEST_ARGUMENT = 1000
-"""Maximum characters of an argument that is quoted in full; paths may be long."""
+"""Maximum number of characters of an argument that is quoted in full; paths may be long."""
 LONGEST_MESSAGE = 4000
 
 
@@ -85,7 +85,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     ASK: (replay.replay, advise.advise, sweep.sweep, simulate.simulate),
     LIVE: (engines.engines, probe.probe, queue.queue, watch.watch),
 }
-"""Commands by their heading in ``--help``; each is called like its function."""
+"""Commands by their heading in ``--help``, each under its function's name."""
 PASSES_OPTIONS_TO_VLLM = (run.run, simulate.simulate, diff.diff)
 for _heading, _functions in COMMANDS.items():
     for _function in _functions:
@@ -113,12 +113,12 @@ def global_options(
 
 @cache
 def all_commands() -> Any:
-    """Return the command line as one group, which takes Typer longer to build than most commands to run."""
+    """Return the command line as one group; building it takes Typer longer than most commands run."""
     return typer.main.get_command(app)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit code; every deliberate error is a line on stderr."""
+    """Run the command line and return the exit code; deliberate errors become one line on stderr."""
     forget_absurd_terminal()
     command = all_commands()
     command_line = sys.argv[1:] if arguments is None else arguments
@@ -145,13 +145,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Discard buffered output that cannot be written: Python would retry it at exit, and exit with 120."""
+    """Discard buffered output that cannot be written, which Python would retry at exit."""
     with suppress(io.UnsupportedOperation):  # an output in memory, of a caller in Python, is never full
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _cut(message: str, command_line: list[str]) -> str:
-    """Return the message with the long arguments that it quotes, and their values, shortened as ids are."""
+    """Return the message with long arguments, and their values, shortened as ids are."""
     parts = {part for argument in command_line for part in (argument, *argument.split("="))}
     for part in sorted(parts, key=len, reverse=True):
         if len(part) > LONGEST_ARGUMENT:
@@ -168,7 +168,8 @@ def _tell(message: str, code: int, *details: str) -> int:
 def open_closed_streams() -> None:
     """Put the null device in place of stdin, stdout and stderr that were closed (``>&-``).
 
-    Otherwise a file that is opened later would get their number, and schedtrace's output.
+    Otherwise a file that is opened later would get the descriptor of a closed stream, and thus schedtrace's
+    output.
     """
     while (file := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  # stderr
         os.set_inheritable(file, True)

@@ -1,7 +1,7 @@
 """Shared parts of commands: options, reading runs, and printing.
 
-Data are untrusted: a page makes its sections from a printable copy of its document, a line is escaped before
-it is printed, and rich never interprets markup or emoji names in either.
+Data is untrusted: a page makes its sections from a printable copy of its document, single lines are escaped
+before they are printed, and rich interprets neither markup nor emoji names.
 """
 
 import os
@@ -98,19 +98,19 @@ Label = Annotated[str | None, typer.Option(help="Name of the run folder (default
 ReplaceRun = Annotated[bool, typer.Option(help="Replace a run folder of the same name.")]
 
 WITH_OPTIONS_OF_VLLM = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of a command that passes other options on to vLLM."""
+"""Settings for a command that passes unknown options on to vLLM."""
 
 
 LONGEST_PATH = 4096
 """Maximum bytes of a path: Linux's ``PATH_MAX``."""
 LARGEST_INT, LARGEST_FLOAT = 2**53, 1e15
-"""Largest values of an option without a smaller bound of its own."""
+"""Largest values of an option that has no smaller bound of its own."""
 WIDEST = 10_000
-"""Columns or lines of a terminal."""
+"""Maximum number of columns or lines of a terminal."""
 
 
 class Command(TyperCommand):
-    """Command whose values are always within bounds, whatever the user types."""
+    """Command that checks the bounds of all values that the user typed."""
 
     def invoke(self, ctx: Any) -> Any:
         """Check all values, then run the command."""
@@ -122,14 +122,14 @@ class Command(TyperCommand):
 
 
 def checked(name: str, value: Any) -> Any:
-    """Return the value of an option or argument; in paths, the home replaces ``~``.
+    """Return the checked value of an option or argument; in paths, ``~`` is replaced with the home.
 
     Args:
         name: Name of the option or argument, for the user.
         value: Value as parsed from the command line or a configuration file.
 
     Raises:
-        UsageError: If it is out of bounds.
+        UsageError: If the value is out of bounds.
         InputError: If a path is below the home of a user who does not exist.
     """
     if isinstance(value, list | tuple):
@@ -152,7 +152,7 @@ def checked(name: str, value: Any) -> Any:
 
 
 def forget_absurd_terminal() -> None:
-    """Remove an impossible terminal size from the environment, so that it is determined anew."""
+    """Remove an impossible terminal size from the environment, so that the size is determined anew."""
     for name in ("COLUMNS", "LINES"):
         text = os.environ.get(name, "")
         if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) <= WIDEST:
@@ -185,7 +185,7 @@ def seconds(option: str, text: str | None) -> float | None:
     """Return the time of an option, in seconds; None if the option is not set.
 
     Raises:
-        UsageError: If it is not a time.
+        UsageError: If the text is not a time.
     """
     us = _microseconds(option, text)
     return None if us is None else us / 1e6
@@ -233,7 +233,7 @@ def trace_bounds(text: str | None) -> str | None:
 
 
 def option_names(context: "typer.Context") -> list[str]:
-    """Return the options of a command, with both forms of its switches."""
+    """Return the names of a command's options, with both forms of its switches."""
     return [name for option in context.command.params for name in (*option.opts, *option.secondary_opts)]
 
 
@@ -244,12 +244,12 @@ def was_given(context: typer.Context, name: str) -> bool:
 
 
 def processes(jobs: int | None) -> int:
-    """Return the number of processes for ``--jobs``: one per processor unless it is set."""
+    """Return the number of processes for ``--jobs``; if it is not set, one per processor."""
     return jobs or os.cpu_count() or 1
 
 
 def changes_of_ranks(data_parallel_size: int | None, router: str | None) -> dict[str, Any]:
-    """Return these options as changes of settings."""
+    """Return these options as changed settings."""
     options = {"data_parallel_size": data_parallel_size, "router": router}
     return {name: value for name, value in options.items() if value is not None}
 
@@ -283,7 +283,7 @@ def runs_at(paths: list[Path], *, several: type[SchedtraceError] = UsageError) -
         several: Error to raise if a path contains several runs.
 
     Raises:
-        InputError: If there is no run, or it cannot be read.
+        InputError: If there is no run, or the run cannot be read.
     """
     from schedtrace.read.run import find_runs
 
@@ -311,16 +311,16 @@ def stderr_console() -> "Console":
 
 
 def show(page: "Page[Any]", output_format: str = Format.TEXT) -> None:
-    """Print a page on stdout, as wide as the terminal; a pipe gets text 100 columns wide.
+    """Print a page on stdout, as wide as the terminal; in a pipe, text is 100 columns wide.
 
-    The text is not written by rich, which would turn a closed pipe into exit code 1.
+    rich does not write the text itself, because it would turn a closed pipe into exit code 1.
     """
     width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "100"))
     print_escaped(renderer(output_format)(page, width=width))
 
 
 def show_trials(folder: Path) -> "RunReport":
-    """Print the figures of a run's trials; return its report."""
+    """Print the figures of a run's trials, and return its report."""
     from schedtrace.diagnose.analyze import analyze_run
     from schedtrace.present.pages.report_details import trials_page
     from schedtrace.read.run import read_run
@@ -331,13 +331,13 @@ def show_trials(folder: Path) -> "RunReport":
 
 
 def print_escaped(text: str) -> None:
-    """Print text on stdout whose parts are already escaped."""
+    """Print a text on stdout whose parts have already been escaped."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def is_terminal() -> bool:
-    """Return whether all three streams are a terminal: a full screen reads stdin and draws on stderr."""
+    """Return whether all three streams are terminals: a full screen reads stdin and draws on stderr."""
     return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 

@@ -45,11 +45,11 @@ def queue(
 
 
 FASTEST_S = 1.0
-"""Shortest time between two lines of an engine, which is held up for each."""
+"""Minimum time between two lines about an engine, because each line delays it."""
 
 
 def _follow(engine: str | None, every: str) -> None:
-    """Print the queues until the reader has seen enough."""
+    """Print the queues until the user interrupts the command."""
     from schedtrace.engine.running_engines import follow_queues
     from schedtrace.model.printable import json_of
 

@@ -91,14 +91,14 @@ def run(
 
 
 def as_command() -> Any:
-    """Return ``run`` as a command of its own, for commands that take its options."""
+    """Return ``run`` as a separate command, for commands that accept its options."""
     app = typer.Typer()
     app.command("run", cls=Command, context_settings=WITH_OPTIONS_OF_VLLM)(run)
     return typer.main.get_command(app)
 
 
 def merge(context: typer.Context, config: Path | None) -> "tuple[dict[str, Any], list[Given]]":
-    """Return the effective options and vLLM's arguments: command line over file over defaults."""
+    """Return the effective options and vLLM's arguments; the command line overrides the file."""
     from schedtrace.engine.plan import Given
 
     from_file = read_yaml(config) if config else {}
@@ -116,11 +116,11 @@ def merge(context: typer.Context, config: Path | None) -> "tuple[dict[str, Any],
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a ``--config`` file: one mapping of option names to values; underscores may stand for dashes.
+    """Return the content of a ``--config`` file: option names with values; underscores may replace dashes.
 
     Raises:
         InputError: If the file cannot be read.
-        UsageError: If it is not such a mapping.
+        UsageError: If the file is not such a mapping.
     """
     import yaml
 
@@ -139,7 +139,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def as_arguments(options: dict[str, Any]) -> list[str]:
-    """Return YAML options as arguments: true is ``--x``, false ``--no-x``, a mapping is JSON."""
+    """Return YAML options as arguments: true becomes ``--x``, false ``--no-x``, and a mapping JSON."""
     import json
 
     arguments = []
@@ -162,7 +162,7 @@ def make_plan(
         options: Options of schedtrace.
         engine_args: vLLM's arguments.
         command: Command line as typed.
-        also: Further options of the command, for suggestions.
+        also: Further options of the command, which messages may suggest.
     """
     import msgspec
 
@@ -218,7 +218,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
 
 
 def _end_when_the_terminal_hangs_up() -> None:
-    """Shut down in order when the terminal hangs up, because writing to it would raise."""
+    """Shut down properly when the terminal hangs up, because writing to it would fail."""
     to_terminal = [file for file in (1, 2) if os.isatty(file)]
 
     def hung_up(_signal: int, _frame: Any) -> NoReturn:

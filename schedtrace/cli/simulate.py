@@ -104,7 +104,7 @@ def _loads(context: typer.Context, dataset: str, arrivals_of: Path | None) -> "l
 
 
 def _workload(context: typer.Context, load: "Workload", notes: list[str]) -> Any:
-    """Return the load as ``run.json`` has it."""
+    """Return the load in the form that ``run.json`` contains."""
     from schedtrace.model.manifest import RunWorkload as Work
     from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN
 
@@ -148,7 +148,7 @@ def _manifest(folder: Path, shape: Any, device: Any, workload: Any) -> Any:
 
 
 def _show(played: Any, times: Any, options: dict[str, Any], fitted: int | None) -> None:
-    """Print the trials' figures, their assumptions, and the next command."""
+    """Print the trials' figures, the assumptions behind them, and the next command."""
     from schedtrace.present.phrases import plain
     from schedtrace.step_times.roofline import MOST_BLOCKS
     from schedtrace.whatif.replays import gathering_notes

@@ -131,7 +131,7 @@ def _varied(vary: list[str]) -> dict[str, list[Any]]:
 
 
 class _Swept(NamedTuple):
-    """Load with its engine, and how close a replay comes to the recording."""
+    """Load of a sweep, with its engine and the accuracy of its replay."""
 
     label: str
     work: "Work"
@@ -148,7 +148,7 @@ def _swept(
     step_times: Path | None,
     clients: int | None,
 ) -> _Swept:
-    """Return what a sweep is about."""
+    """Return the load, the engine and the accuracy of a sweep's replay."""
     from schedtrace.step_times.fitted import load_fit as load_times
     from schedtrace.step_times.roofline import gpu as gpu_of
     from schedtrace.step_times.shapes import shape

@@ -2,7 +2,8 @@
 
 Requests reach vLLM's engine in one of two ways, as in vLLM itself: ``OfflineFrontEnd``, ``OnlineFrontEnd``.
 
-stdout and stderr belong to vLLM's log. ``supervise`` starts it below its guards (``process_guard``).
+stdout and stderr belong to vLLM's log. ``supervise`` starts this process below its guards
+(``process_guard``).
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class FrontEnd(ABC):
         return self._engine.engine_core
 
     def tokenizer(self) -> Any:
-        """Return vLLM's tokenizer; None if it runs without one."""
+        """Return vLLM's tokenizer; None if vLLM runs without a tokenizer."""
         to_0_11 = not hasattr(self._engine, "input_processor")
         return (self._engine.processor if to_0_11 else self._engine.input_processor).tokenizer
 
@@ -54,7 +55,7 @@ class FrontEnd(ABC):
 
     @abstractmethod
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache; False if blocks are still in use."""
+        """Empty the prefix cache; return False if blocks are still in use."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -78,7 +79,7 @@ def _sampling(request: PromptRequest, *, detokenize: bool) -> Any:
 
 
 def _shut_down(engine: Any) -> None:
-    """Give the engine core time to end in order; releases before 0.14 accept no timeout."""
+    """Give the engine core time to end properly; releases before 0.14 accept no timeout."""
     try:
         engine.shutdown(timeout=SHUTDOWN_S)
     except TypeError:
@@ -111,7 +112,7 @@ class _Tally:
 
 
 class OfflineFrontEnd(FrontEnd):
-    """``LLMEngine``, driven as by ``LLM.generate``: first all requests, then the outputs.
+    """Front end ``LLMEngine``, driven as by ``LLM.generate``: first all requests, then the outputs.
 
     Args:
         config: vLLM's resolved configuration.
@@ -155,7 +156,7 @@ class OfflineFrontEnd(FrontEnd):
 
 
 class OnlineFrontEnd(FrontEnd):
-    """``AsyncLLM``, used as by ``vllm serve``: requests come individually, at a rate.
+    """Front end ``AsyncLLM``, used as by ``vllm serve``: requests come individually, at a rate.
 
     Args:
         config: vLLM's resolved configuration.
@@ -218,7 +219,7 @@ class OnlineFrontEnd(FrontEnd):
         return tally.result(trial, time.perf_counter() - start)
 
     def _due(self, requests: list[PromptRequest]) -> list[float]:
-        """Return the seconds after the start at which each request is handed over at the earliest."""
+        """Return the earliest time, in seconds after the start, at which each request is handed over."""
         drawn = arrivals_s(self._rate, burstiness=self._burstiness, seed=self._seed)
         return [
             request.at_s if request.at_s is not None else 0.0 if request.after is not None else next(drawn)
@@ -242,7 +243,7 @@ def watch_engine_core(client: Any) -> None:
     """Raise ``EngineError`` in the main thread as soon as vLLM's client detects that its engine core is dead.
 
     Args:
-        client: vLLM's ``MPClient``; one that runs the engine in this process has nothing to watch.
+        client: vLLM's ``MPClient``; nothing is watched if it runs the engine in this process.
     """
     resources = getattr(client, "resources", None)
     if resources is None:
@@ -329,7 +330,7 @@ def _end_as_asked() -> None:
 
 
 class EngineSession:
-    """An engine and its workload."""
+    """Engine of a run, with its workload."""
 
     def __init__(self, run: run_spec.RunSpec, send: Any) -> None:
         self._run, self._send = run, send
@@ -434,7 +435,7 @@ class EngineSession:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the informative part of an exception's text, in one line."""
+    """Return the informative part of an exception's text as one line."""
     text = f"{type(error).__name__}: {reason_of(error)[:600]}"
     if "infer device type" in text:
         return (

@@ -1,6 +1,7 @@
 """Checks before a recording: of this environment, of engines on this machine, and of a server by its URL.
 
-Checks that need vLLM run in a separate process (``vllm_probe.py``).
+Checks that need vLLM, such as whether the marks fit its source, run in a separate process
+(``vllm_probe.py``).
 """
 
 import json
@@ -35,16 +36,16 @@ from schedtrace.version import __version__
 PLUGINS = "vllm.general_plugins"
 """Group of entry points from which vLLM loads its plugins."""
 VLLM_PLUGINS = "VLLM_PLUGINS"
-"""vLLM's variable with the names of the plugins to load, separated by commas; unset: all."""
+"""Variable of vLLM with the names of the plugins to load, separated by commas; if unset, vLLM loads all."""
 PROBE_S = 600.0
-"""Deadline in seconds of the process that imports vLLM."""
+"""Time limit in seconds for the process that imports vLLM."""
 GPUS_S = 5.0
 URL_S = 5.0
-"""Deadline in seconds of one answer over HTTP, from the connection to its last byte."""
+"""Time limit in seconds for one answer over HTTP, from the connection to its last byte."""
 MOST_BYTES = 8 * 2**20
-"""Bytes of an answer over HTTP that are read."""
+"""Maximum number of bytes of an answer over HTTP that are read."""
 EXTRAS = {"textual": "watch", "perfetto": "export --to perfetto", "ray": "sweep on Ray"}
-"""Optional packages and what needs them."""
+"""Optional packages, and the features that need them."""
 THERE = "run schedtrace doctor in its environment"
 INSTALL = "pip install 'schedtrace[vllm]', or install schedtrace in your server's environment"
 
@@ -53,7 +54,7 @@ def environment_checks(scheduler: str | None = None) -> list[Check]:
     """Return the checks of this Python, this user and this machine.
 
     Args:
-        scheduler: A scheduler class to check beside vLLM's own, as ``package.module.Class``.
+        scheduler: Scheduler class to check in addition to vLLM's own, as ``package.module.Class``.
     """
     from importlib.util import find_spec
 
@@ -82,7 +83,7 @@ def _release(name: str, version: str, advice: str = "") -> Check:
 
 
 def _probe(scheduler: str | None) -> list[Check]:
-    """Return the checks that need vLLM, made in another process."""
+    """Return the checks that need vLLM, which another process makes."""
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     own = {name: value for name, value in os.environ.items() if not name.startswith(switches.SWITCH)}
     with tempfile.TemporaryDirectory(prefix="schedtrace-doctor-") as folder:
@@ -108,7 +109,7 @@ def _probe(scheduler: str | None) -> list[Check]:
 
 
 def _plugin(*, has_vllm: bool) -> Check:
-    """Return whether vLLM's processes load schedtrace."""
+    """Check whether vLLM's processes load schedtrace."""
     points = [point for point in metadata.entry_points(group=PLUGINS) if point.name == "schedtrace"]
     if not points:
         text = "vLLM would not load schedtrace: no installed package has its entry point"
@@ -127,7 +128,7 @@ def _plugin(*, has_vllm: bool) -> Check:
 
 
 def _settings() -> Iterator[Check]:
-    """Yield checks of the environment variables that a server started here would get."""
+    """Yield checks of the environment variables that a server started in this shell would get."""
     try:
         if not switches.is_on(switches.SWITCH, default=True):
             text = f"{switches.SWITCH} is off: nothing is recorded, and nobody can attach"
@@ -152,7 +153,7 @@ def _settings() -> Iterator[Check]:
 
 
 def _socket() -> Check:
-    """Return whether engines of this user can be asked."""
+    """Check whether this user's engines can be queried."""
     user = os.geteuid()
     folder = live.socket_folder(user)
     if (why := live.squatted(folder, user)) is not None:
@@ -167,7 +168,7 @@ def _socket() -> Check:
 
 
 def _disk() -> Check:
-    """Return whether a recording has room where it would be written."""
+    """Check whether the disk has room for a recording."""
     folder = Path(switches.environment_value(switches.DIR) or "logs").expanduser().absolute()
     limits = None
     with suppress(switches.NotUnderstoodError):
@@ -179,8 +180,8 @@ def disk_check(folder: Path, most_bytes: int | None) -> Check:
     """Check whether a folder, or its nearest parent that exists, can take a recording.
 
     Args:
-        folder: Folder in which run folders would be made.
-        most_bytes: Bytes that a recording keeps of one engine; None: no bound.
+        folder: Folder in which run folders would be created.
+        most_bytes: Maximum bytes that a recording keeps per engine; None for no bound.
     """
     place = next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
     if not os.access(place, os.W_OK | os.X_OK):
@@ -198,7 +199,7 @@ def disk_check(folder: Path, most_bytes: int | None) -> Check:
 
 
 def _clocks() -> Check:
-    """Return how well times of a trace can be compared, between processes and between hosts."""
+    """Check how precisely times can be compared between processes and between hosts."""
     resolution_ns = time.get_clock_info("monotonic").resolution * 1e9
     anchor, error_us = read_anchor(), wall_max_error_us()
     text = (
@@ -225,7 +226,7 @@ def _extras() -> Check:
 
 
 def _gpus() -> str:
-    """Return the GPUs that NVIDIA's driver lists; empty if there are none, or none can be seen."""
+    """Return the GPUs that NVIDIA's driver lists; empty if there are none or none is visible."""
     with suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]  # by its own path
         done = subprocess.run(command, capture_output=True, text=True, timeout=GPUS_S, check=True)
@@ -234,7 +235,7 @@ def _gpus() -> str:
 
 
 def _engines() -> Check:
-    """Return which engines run on this machine."""
+    """Check which engines run on this machine."""
     listening = listening_engines()
     pids = ", ".join(str(engine.status.pid) for engine in listening.engines)
     silent = [*listening.silent.values(), *listening.notes]
@@ -254,7 +255,7 @@ def engine_checks(target: str) -> list[Check]:
         target: Process id of an engine, or of a process above it.
 
     Raises:
-        UsageError: If it is not a process id.
+        UsageError: If ``target`` is not a process id.
         InputError: If there is no such process, or it is not a server of vLLM.
     """
     if process_id(target) is None:
@@ -273,7 +274,7 @@ def engine_checks(target: str) -> list[Check]:
 
 
 def _why_silent(target: str) -> str:
-    """Return which variable in a process's environment keeps schedtrace out; empty if none can be read."""
+    """Return which variable in a process's environment disables schedtrace; empty if unknown or none."""
     with suppress(OSError):
         pairs = Path(f"/proc/{target}/environ").read_bytes().decode(errors="replace").split("\0")
         values = dict(pair.partition("=")[::2] for pair in pairs)
@@ -314,7 +315,7 @@ def url_checks(url: str) -> list[Check]:
     """Return the release and the load that a server reports over HTTP.
 
     Raises:
-        UsageError: If it is not the URL of a server.
+        UsageError: If ``url`` is not the URL of a server.
     """
     base = server_address(url, "/metrics", "/v1")
     return [_version_check(base), *_metrics_checks(base)]
@@ -334,7 +335,7 @@ def _version_check(base: str) -> Check:
 
 
 def _metrics_checks(base: str) -> Iterator[Check]:
-    """Yield the load that the metrics show, and what they cannot show."""
+    """Yield the load that the metrics show, and a note on what they cannot show."""
     try:
         text = _fetched(f"{base}/metrics").decode(errors="replace")
     except (OSError, ValueError) as error:

@@ -1,8 +1,8 @@
 """Execution of plans: one (``schedtrace run``), or two in alternation (``schedtrace diff --run``).
 
-Whether a recording is complete is seen from its traces, because a full disk may prevent any other message. An
-engine that was shut down in order has ended each trace with an ``end`` line. A trace without one is cut off,
-unless it contains the end of every request: then the engine was only killed during its shutdown.
+The traces themselves show whether a recording is complete, because a full disk may prevent any other message.
+An engine that shuts down properly ends each trace with an ``end`` line. A trace without this line is cut off,
+unless it contains the end of every request; in that case, the engine was killed during its shutdown.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ class Observer(Protocol):
     """Observer that shows the progress of a run."""
 
     def phase(self, plan: Plan, name: str) -> None:
-        """Note a phase of start-up or shutdown."""
+        """Report a phase of start-up or shutdown."""
 
     def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None:
         """Report the number of finished requests of a trial (0 is the warm-up)."""
 
     def trial_done(self, plan: Plan, result: TrialResult) -> None:
-        """Note that a trial is over."""
+        """Report that a trial is over."""
 
 
 def execute_plans(plans: list[Plan], observer: Observer, *, interleave: bool = True) -> None:
@@ -50,7 +50,7 @@ def execute_plans(plans: list[Plan], observer: Observer, *, interleave: bool = T
     Raises:
         SchedtraceError: If an engine did not start or died, or its trace is incomplete; the recording is
             kept.
-        KeyboardInterrupt: After the engines were shut down in order.
+        KeyboardInterrupt: After the engines were shut down properly.
     """
     groups = [plans] if interleave else [[plan] for plan in plans]
     for group in groups:
@@ -94,7 +94,7 @@ def _require_whole(engines: list[tuple[Plan, EngineProcess]]) -> None:
 
 
 def _remove_unused(plans: list[Plan], error: SchedtraceError) -> None:
-    """Remove folders with no useful content, so that their names can be used again."""
+    """Remove folders without useful content, so that their names can be used again."""
     for plan in plans:
         if isinstance(error, UsageError) and not traces_in(plan.folder):
             shutil.rmtree(plan.folder, ignore_errors=True)
@@ -116,7 +116,7 @@ def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
 
 
 def _require_recording(plan: Plan, engine: EngineProcess) -> None:
-    """Raise RecordingError if there is no trace file although the scheduler exists."""
+    """Raise RecordingError if the scheduler exists but no trace file does."""
     plan.traces = begun_traces(plan.folder)
     if plan.traces:
         return
@@ -134,7 +134,7 @@ def _require_recording(plan: Plan, engine: EngineProcess) -> None:
 
 
 def _note(plan: Plan, ready: run_spec.Ready) -> None:
-    """Write the started engine's information into the manifest."""
+    """Store the started engine's information in the manifest."""
     manifest, run = plan.manifest, plan.spec
     for name in set(manifest.__struct_fields__).intersection(ready.__struct_fields__):
         setattr(manifest, name, getattr(ready, name))
@@ -203,12 +203,12 @@ _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
 def begun_traces(folder: Path) -> list[Path]:
-    """Return the traces that have begun: the engine writes the first line before it is ready."""
+    """Return the traces that have begun; an engine writes the first line before it is ready."""
     return [path for path in traces_in(folder) if any(file.stat().st_size for file in files_of(path))]
 
 
 def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None:
-    """Check between trials whether a recording has stopped, as far as that is visible then.
+    """Check between trials whether a recording has stopped, as far as this is visible at that time.
 
     Raises:
         RecordingError: If it has stopped; the text states what was recorded, what is missing and what to do.
@@ -220,7 +220,7 @@ def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None
 
 
 def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
-    """Check after an orderly shutdown that every trace is complete and has every step.
+    """Check after a proper shutdown that every trace is complete and has every step.
 
     Raises:
         RecordingError: If a trace is incomplete; the text states what was recorded, what is missing and what
@@ -243,7 +243,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _require_begin(path: Path) -> None:
-    """Raise RecordingError for a plain trace that its recorder had to begin again."""
+    """Raise RecordingError if the recorder had to begin a plain trace again."""
     if is_in_parts(path):
         return
     try:
@@ -257,7 +257,7 @@ def _require_begin(path: Path) -> None:
 
 
 def _all_finished(traces: list[Path], manifest: Manifest) -> bool:
-    """Return whether every trial ran, no step before the last is missing, and all requests have ended."""
+    """Return whether every trial ran, all steps are present, and all requests have ended."""
     finished: Counter[int] = Counter()
     for trace in map(_trace, traces):
         if trace is None or trace.problems.missing_steps or trace.notices[len(trace.header.notices) :]:
@@ -288,7 +288,7 @@ def _see(path: Path) -> str:
 
 
 def _how_far(step: int | None, trial: int | None, manifest: Manifest) -> str:
-    """Return a sentence on how much was recorded, and what is missing."""
+    """Return a sentence on how much was recorded and what is missing."""
     asked = manifest.trials_asked or 1
     if step is None:
         return f"no step was recorded; missing: {_trials(1, asked)}"
@@ -304,7 +304,7 @@ def _trials(first: int, last: int) -> str:
 
 
 def _trace(path: Path) -> "Trace | None":
-    """Return the trace as far as it is readable; None if nothing is."""
+    """Return the readable part of a trace; None if nothing is readable."""
     from schedtrace.read.lines import ReadOptions
     from schedtrace.read.trace import read_trace
 
@@ -315,7 +315,7 @@ def _trace(path: Path) -> "Trace | None":
 
 
 def _reason(path: Path, log: Path) -> str:
-    """Return the reason, from the writer's message in vLLM's log or in the trace, or from the disk."""
+    """Return why a recording stopped, according to vLLM's log, the trace, or the disk."""
     why = _why(path, log)
     if why is None:
         notice = _last_line(path)
@@ -336,7 +336,7 @@ def _why(path: Path, log: Path) -> str | None:
 
 
 def _last_line(path: Path) -> dict[str, object]:
-    """Return the last line if it is complete."""
+    """Return the last line of a file if the line is complete."""
     from schedtrace.read.decompress import ZstdFrames  # as _trace: not before it is needed
 
     try:

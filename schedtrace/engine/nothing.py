@@ -1,1 +1,1 @@
-"""Empty script for an engine, in place of one that no process waits for (``unprepared.py``)."""
+"""Empty script, in place of the script for an engine that nobody waits for any more (``unprepared.py``)."""

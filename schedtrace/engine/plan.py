@@ -1,7 +1,8 @@
 """Plan of a run: a checked specification and a separate folder.
 
-Lengths that no engine can serve are refused before one is started, but only those that vLLM certainly refuses
-or cuts. If its answer depends on more than the arguments and the model's local ``config.json``, vLLM decides.
+Lengths that no engine can serve are refused before an engine is started, but only if vLLM would certainly
+refuse or cut them. If vLLM's answer depends on more than the arguments and the model's local ``config.json``,
+the decision is left to vLLM.
 """
 
 import importlib.util
@@ -38,16 +39,16 @@ from schedtrace.model.printable import encodable, hide_in_text, without_secrets
 from schedtrace.version import __version__
 
 MAX_MEMORY_SHARE = 0.95
-"""Share of a GPU's memory for the engines of both runs together."""
+"""Maximum share of a GPU's memory that the engines of both runs take together."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """Arguments for vLLM from one place."""
+    """Arguments for vLLM that come from one place."""
 
     arguments: list[str]
     place: str = ""
-    """Beginning of messages; empty on the command line."""
+    """Place, as the beginning of messages; empty for the command line."""
 
 
 @dataclass
@@ -59,12 +60,12 @@ class Plan:
     label: str
     command: list[str]
     parts: list[Given] = field(default_factory=list)
-    """Arguments for vLLM by place, to report where a wrong argument is."""
+    """Arguments for vLLM by their place, which messages about a wrong argument name."""
     notes: list[str] = field(default_factory=list)
     """Notes on the workload."""
     manifest: Manifest = field(init=False)
     traces: list[Path] = field(default_factory=list)
-    """Traces of the run's engines, once these have started."""
+    """Traces of the run's engines, once the engines have started."""
 
     def __post_init__(self) -> None:
         self.manifest = Manifest(
@@ -83,7 +84,7 @@ class Plan:
         """Write the manifest with a new status.
 
         Raises:
-            RecordingError: If it cannot be written; the previous manifest stays.
+            RecordingError: If the manifest cannot be written; the previous one stays.
         """
         self.manifest.status = status
         self.manifest.error = error and hide_in_text(error)
@@ -110,7 +111,7 @@ def check_arguments(parts: list[Given], own: Iterable[str] = OWN_OPTIONS) -> Non
 
 
 def check_run(run: RunSpec) -> list[Message]:
-    """Check a specification before anything is started, and return the notes on its workload.
+    """Check a specification before anything is started; return the notes on its workload.
 
     Raises:
         SchedtraceError: If something is wrong; the text is one line for the user.
@@ -140,9 +141,9 @@ def check_run(run: RunSpec) -> list[Message]:
 
 
 def both_fit(plans: list[Plan]) -> bool:
-    """Return whether both engines fit: on a CPU or simulated always, on a GPU if their memory shares do.
+    """Return whether both engines fit: always on a CPU or simulated, on a GPU by their memory shares.
 
-    Each vLLM engine takes ``--gpu-memory-utilization`` of the device; its default is nearly all of it.
+    Each vLLM engine takes the share ``--gpu-memory-utilization`` of the device, by default nearly all of it.
     """
     if is_cpu_build() or all(plan.spec.executor == "simulated" for plan in plans):
         return True
@@ -171,7 +172,7 @@ def make_folders(folders: list[Path], *, force: bool) -> None:
     """Create empty run folders; all are checked before the first is changed.
 
     Raises:
-        UsageError: If a folder is not empty and ``force`` is not set, or it cannot be created.
+        UsageError: If a folder is not empty and ``force`` is not set, or a folder cannot be created.
     """
     for prepare in (partial(_require_empty, force=force), _make):
         for folder in folders:
@@ -207,7 +208,7 @@ def _make(folder: Path) -> None:
 
 
 _PLAIN_ATTENTION = {"llama", "qwen2", "qwen3", "mistral"}
-"""Model types whose layers keep keys and values of every token, unless they have a window."""
+"""Model types whose layers keep keys and values of every token, unless the layers have a window."""
 
 _SPREADING = (
     *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
@@ -220,7 +221,7 @@ def check_kv_memory(arguments: list[str], config: dict[str, Any], *, longest: in
     """Refuse a KV cache without room for one request of ``longest`` tokens.
 
     Raises:
-        UsageError: If the cache is too small; the text states what would be enough.
+        UsageError: If the cache is too small; the text states a sufficient size.
     """
     memory = number_of(arguments, "--kv-cache-memory-bytes")
     per_token = _least_bytes_per_token(arguments, config)
@@ -235,10 +236,10 @@ def check_kv_memory(arguments: list[str], config: dict[str, Any], *, longest: in
 
 
 def check_kv_blocks(arguments: list[str], config: dict[str, Any], *, longest: int) -> None:
-    """Refuse a number of blocks that the run's longest request can never get.
+    """Refuse a number of blocks that is too small for the run's longest request.
 
     Raises:
-        UsageError: If the number is too small; the text states what would be enough.
+        UsageError: If the number is too small; the text states a sufficient number.
     """
     blocks, size = number_of(arguments, "--num-gpu-blocks-override"), number_of(arguments, "--block-size")
     if blocks is None or size is None or size < 1 or not _is_plain(arguments, config):
@@ -254,7 +255,7 @@ def check_kv_blocks(arguments: list[str], config: dict[str, Any], *, longest: in
 
 
 def _least_bytes_per_token(arguments: list[str], config: dict[str, Any]) -> int | None:
-    """Return the least KV cache bytes of one token; None if they do not depend only on tokens."""
+    """Return the minimum KV cache bytes per token; None if they depend on more than the tokens."""
     kv_dtype = option_of(arguments, "--kv-cache-dtype") or "auto"
     itemsize = 1 if kv_dtype.startswith("fp8") else 2 if kv_dtype in {"auto", "bfloat16", "float16"} else None
     sizes: list[Any] = [
@@ -272,7 +273,7 @@ def _are_counts(*values: Any) -> bool:
 
 
 def _is_plain(arguments: list[str], config: dict[str, Any]) -> bool:
-    """Return whether a single device keeps every token of a request in every layer."""
+    """Return whether a single device keeps the KV of every token of a request, in every layer."""
     windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
     plain = config.get("model_type") in _PLAIN_ATTENTION and not windowed and "layer_types" not in config
     return plain and not any_given(arguments, _SPREADING)
@@ -286,8 +287,8 @@ _KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
     *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
 )
-"""Keys of ``config.json`` in which vLLM looks for a model's length. It takes the smallest, but
-``model_max_length`` over all."""
+"""Keys of ``config.json`` in which vLLM looks for a model's length. vLLM takes the smallest value, but
+``model_max_length`` has precedence."""
 
 _CHANGES_THE_MODEL = (
     *("--hf-overrides", "--hf-config-path", "--config-format", "--runner", "--disable-sliding-window"),
@@ -299,7 +300,7 @@ _UNSCALED_ROPE = {"default", "llama3"}
 
 
 class Limit(NamedTuple):
-    """Maximum tokens of one request, prompt and output together."""
+    """Maximum number of tokens of one request, prompt and output together, and where the limit comes from."""
 
     tokens: int
     source: str
@@ -309,7 +310,8 @@ def check_lengths(run: RunSpec, prompts: list[Prompt]) -> None:
     """Refuse a run whose requests or engine cannot work.
 
     Raises:
-        UsageError: If something does not fit; the text states the origin of the limit and what to change.
+        UsageError: If a length or a limit does not fit; the text states the origin of the limit and what to
+            change.
     """
     arguments = run.engine_args
     config = model_config(arguments)
@@ -330,7 +332,7 @@ def check_lengths(run: RunSpec, prompts: list[Prompt]) -> None:
 
 
 def _tokens(prompt: Prompt) -> int:
-    """Return the minimum number of tokens; a text has one, because only the tokenizer knows its length."""
+    """Return a prompt's minimum number of tokens: 1 for a text, whose length only the tokenizer knows."""
     return (prompt.input_len or 1) + (prompt.output_len or 1)
 
 
@@ -347,7 +349,7 @@ def _check_given(limit: Limit, own: Limit | None) -> None:
 
 
 def _check_longest(run: RunSpec, longest: Prompt, limit: Limit) -> None:
-    """Refuse a request beyond the limit: vLLM fails on a longer prompt and silently cuts a longer output."""
+    """Refuse a request over the limit: vLLM fails on its prompt, or silently cuts its output."""
     if _tokens(longest) <= limit.tokens:
         return
     of_data, lower = f"{run.dataset}: ", "the lengths in it, or --output-len"
@@ -376,7 +378,7 @@ def _check_budget(arguments: list[str], limit: Limit) -> None:
 
 
 def own_limit(arguments: list[str], config: dict[str, Any]) -> Limit | None:
-    """Return the model's own length; None if ``config.json`` alone does not determine it."""
+    """Return the model's own maximum length; None if ``config.json`` alone does not determine it."""
     nested = any(
         isinstance(value, dict) and name.endswith("config") and name != "quantization_config"
         for name, value in config.items()
@@ -406,7 +408,7 @@ def _rope_kind(config: dict[str, Any]) -> object:
 
 
 def model_config(arguments: list[str]) -> dict[str, Any]:
-    """Return the model's ``config.json``; empty if it is not local or cannot be read."""
+    """Return the model's ``config.json``; empty if the model is not local or the file cannot be read."""
     try:
         content = json.loads((Path(str(model_of(arguments))) / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -5,9 +5,9 @@
     command -> outer guard -> inner guard -> engine process (``child``) -> all that vLLM starts
 
 Linux gives orphans to their nearest ancestor that adopts them (``PR_SET_CHILD_SUBREAPER``), whatever thread,
-fork, exec or session they come from. So every process of the run is below a guard, and vLLM needs no change.
-Each guard waits for the process below it. The inner guard also detects the end of the command and of the
-outer guard, through pipes that only these hold open. Whichever process is killed, a guard remains.
+fork, exec or session they come from. Every process of the run is therefore below a guard, and vLLM needs no
+change. Each guard waits for the process below it. The inner guard also detects the end of the command and of
+the outer guard, through pipes that only these hold open. Whichever process is killed, a guard remains.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from schedtrace.record.processes import children
 from schedtrace.record.switches import RUN_DIR
 
 GRACE_S = 1.0
-"""Seconds between SIGTERM and SIGKILL, for the engine process and then for the processes that it left."""
+"""Seconds between SIGTERM and SIGKILL, for the engine process and then for the processes that it leaves
+behind."""
 LOOK_EVERY_S = 0.02
 GUARD_NAME = "VLLM::Guard"
-"""Process name like vLLM's, so that killing schedtrace by name leaves the guards, which then end vLLM's
-processes.
-"""
+"""Process name that resembles vLLM's, so that killing schedtrace by name spares the guards, which then end
+vLLM's processes."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def guard_engine() -> None:
-    """Become both guards and the engine process."""
+    """Turn this process into both guards and the engine process."""
     events, ends = int(sys.argv[1]), [sys.stdin.fileno()]
     for watched in ([], ends):
         _take_orphans()
@@ -55,17 +55,18 @@ def guard_engine() -> None:
 
 
 def _take_orphans() -> None:
-    """Adopt orphans below; a fork does not inherit this."""
+    """Adopt orphans among the descendants; a forked process does not inherit this setting."""
     with contextlib.suppress(AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _guard(child: int, watched: Sequence[int]) -> NoReturn:
-    """Wait for the process below, end the processes that it leaves, and exit with its status.
+    """Wait for the child, end the processes that it leaves behind, and exit with its status.
 
     Args:
-        child: The process below.
-        watched: Pipes, one end of which only the processes above hold: with one of these, the child must end.
+        child: Process to guard.
+        watched: Pipes whose other ends only the processes above hold; if one of these processes ends, the
+            child must end.
     """
     ended = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -93,7 +94,7 @@ def _guard(child: int, watched: Sequence[int]) -> NoReturn:
 
 
 def _end_when_left(child: int, watched: Sequence[int], ended: threading.Event) -> None:
-    """End the child in order or, if it does not end, at once."""
+    """End the child when a process above has ended: properly or, if that takes long, at once."""
     _hung_up(watched, timeout_ms=None)
     if not ended.is_set():
         _send(child, signal.SIGTERM)
@@ -102,7 +103,7 @@ def _end_when_left(child: int, watched: Sequence[int], ended: threading.Event) -
 
 
 def _end_children() -> None:
-    """End all processes below, generation by generation: orphans become children of this process."""
+    """End all descendants, generation by generation: orphans become children of this process."""
     asked: set[int] = set()
     until = time.monotonic() + GRACE_S
     with contextlib.suppress(ChildProcessError):  # none is left
@@ -125,7 +126,7 @@ def _send(pid: int, number: int) -> None:
 
 
 def _hung_up(ends: Sequence[int], *, timeout_ms: int | None) -> bool:
-    """Return whether the other end of one of these pipes is closed."""
+    """Return whether the other end of any of these pipes is closed."""
     poll = select.poll()
     for end in ends:
         poll.register(end, 0)
@@ -133,7 +134,7 @@ def _hung_up(ends: Sequence[int], *, timeout_ms: int | None) -> bool:
 
 
 def _note_that_the_command_is_gone() -> None:
-    """Write into ``run.json`` how the run ended, unless the command did."""
+    """Write into ``run.json`` how the run ended, unless the command has already done so."""
     from schedtrace.errors import InputError
     from schedtrace.model.manifest import read_manifest, write_manifest
 

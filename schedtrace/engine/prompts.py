@@ -21,22 +21,23 @@ DEFAULT_RANDOM_OUTPUT_LEN = random_load.DEFAULT_OUTPUT_LEN
 
 
 class Prompt(msgspec.Struct, kw_only=True):
-    """A request before it is tokenized: a text, or a number of random tokens."""
+    """Request before it is tokenized: a text, or a number of random tokens."""
 
     text: str | None = None
     input_len: int | None = None
     output_len: int | None = None
     completion: str | None = None
-    """Completion; without ``output_len``, its length is the number of tokens to generate."""
+    """Text of the answer; if ``output_len`` is missing, its length is the number of tokens to generate."""
     priority: int = 0
     data_parallel_rank: int | None = None
-    """Data-parallel rank that gets it; None if vLLM's front end chooses."""
+    """Data-parallel rank that gets the request; None if vLLM's front end chooses."""
     at_s: float | None = None
-    """Time at which it is sent, since the trial began; None: ``request_rate`` decides."""
+    """Time since the trial began at which the request is sent; None: ``request_rate`` determines it."""
     after: int | None = None
-    """Place of the request whose answer it waits for, as a turn of a session; None: it waits for none."""
+    """Place of the request whose answer this one waits for, as a turn of a session; None: it waits for no
+    answer."""
     delay_s: float = 0.0
-    """Time from that answer until it is sent."""
+    """Time from that answer until the request is sent."""
 
 
 class PromptSet(NamedTuple):
@@ -75,7 +76,7 @@ def read_prompts(spec: RunSpec) -> PromptSet:
 
 
 def _sent_as_texts(spec: RunSpec, path: Path, kind: WorkloadFormat) -> PromptSet:
-    """Return the requests of a file of prompts without times."""
+    """Return the requests of a file with prompts but without times."""
     _refuse_options_of_files(spec)
     counts: Counter[str] = Counter()
     rows = kind.prompts(path, counts) if kind.prompts is not None else iter(())
@@ -110,7 +111,7 @@ def _refuse_options_of_files(spec: RunSpec) -> None:
 
 
 def _sent_by_length(spec: RunSpec, path: Path, kind: WorkloadFormat) -> PromptSet:
-    """Return the requests of a file of lengths, and when each arrives or whose answer it waits for."""
+    """Return the requests of a file with lengths, and when or after which answer each is sent."""
     own_times = kind.timed and spec.request_rate is None and not spec.at_once and not spec.prequeue
     if spec.speedup is not None and not kind.timed:
         _refuse_options_of_files(spec)
@@ -182,13 +183,14 @@ class PromptRequest(msgspec.Struct):
 
     prompt: Any
     input_tokens: int | None
-    """Length of the prompt; None for a text, which the front end tokenizes as in production."""
+    """Number of prompt tokens; None for a text, which the front end tokenizes as in production."""
     output_len: int
     priority: int
     data_parallel_rank: int | None = None
     at_s: float | None = None
     after: int | None = None
-    """Place of the request whose answer it waits for, and then ``delay_s``; None: it waits for none."""
+    """Place of the request whose answer this one waits for, before ``delay_s``; None: it waits for no answer.
+    """
     delay_s: float = 0.0
 
 

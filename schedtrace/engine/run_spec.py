@@ -24,18 +24,19 @@ class RunSpec(msgspec.Struct, kw_only=True):
     """Data set: ``random``, or a workload file."""
     input_len: Positive = 1024
     output_len: Positive | None = None
-    """Tokens to generate; None: 128 for random prompts, the data set's own lengths otherwise."""
+    """Number of tokens to generate; None: 128 for random prompts, otherwise the data set's own lengths."""
     num_prompts: Positive | None = None
-    """Number of prompts; None for 1000 random ones, or all of a data set."""
+    """Number of prompts; None for 1000 random prompts, or for all prompts of a data set."""
     range_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     request_rate: AboveZero | None = None
-    """Requests per second; None for the file's own times, or at once if it has none, or with ``at_once``."""
+    """Requests per second; None for the file's own times, or for all at once if the file has none or
+    ``at_once`` is set."""
     at_once: bool = False
     """Whether ``--request-rate inf`` is set."""
     speedup: AboveZero | None = None
-    """Divisor of the gaps between the file's own times."""
+    """Factor by which the gaps between the file's own times are shortened."""
     time_unit: Literal["s", "ms", "us"] | None = None
-    """Unit of the file's times (and ``prefix_block`` of its ids); None to infer it."""
+    """Unit of the file's times; None to infer it. ``prefix_block`` does the same for its block ids."""
     prefix_block: Positive | None = None
     burstiness: AboveZero = 1.0
     trials: Positive = 1
@@ -45,13 +46,14 @@ class RunSpec(msgspec.Struct, kw_only=True):
     keep_prefix_cache: bool = False
     hash_ids: bool = False
     lines: Literal["delta", "full"] | None = None
-    """Whether lines are written in full or as changes; None as in ``SCHEDTRACE_LINES``, else ``delta``."""
+    """``full`` or ``delta``: how lines are written; None for the value of ``SCHEDTRACE_LINES``, or else
+    ``delta``."""
     trace: str | None = None
-    """Bounds of the trace, in the syntax of ``model.trace_bounds``; None: a plain file without bounds."""
+    """Bounds of the trace, in the syntax of ``model.trace_bounds``; None for a plain file without bounds."""
     executor: Literal["simulated"] | None = None
-    """Executor; None for vLLM's own, with the model."""
+    """Executor to use; None for vLLM's own, which runs the model."""
     gpu: str | None = None
-    """GPU of the simulated executor, to which the next two fields also refer."""
+    """GPU of the simulated executor; the next two fields also refer to this executor."""
     step_times: str | None = None
     """File of saved step times."""
     noise: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
@@ -102,19 +104,19 @@ class TrialDone(msgspec.Struct, tag="trial"):
 
 
 class Stopped(msgspec.Struct, tag="stopped"):
-    """Event: the engine has shut down in order."""
+    """Event: the engine has shut down properly."""
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """Event: the engine process gives up."""
+    """Event: the engine process has failed."""
 
     message: str
     usage: bool = False
-    """Whether the arguments were wrong, rather than the engine broken."""
+    """Whether the arguments were wrong; otherwise the engine failed."""
 
 
 class RunTrial(msgspec.Struct, tag="run_trial"):
-    """Command: run this trial (0: the warm-up)."""
+    """Command: run this trial (0 is the warm-up)."""
 
     trial: int
 
@@ -124,7 +126,7 @@ class StopCommand(msgspec.Struct, tag="stop"):
 
 
 class Start(msgspec.Struct, tag="start"):
-    """Command, the first: start the engine."""
+    """First command: start the engine."""
 
     spec: RunSpec
 
@@ -137,7 +139,7 @@ _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**2
 
 
 def option_of(engine_args: list[str], name: str) -> str | None:
-    """Return the last value of ``--name``, written with dashes or underscores, or None."""
+    """Return the last value of ``--name``, written with dashes or underscores; None if it is absent."""
     option_value = None
     for at, argument in enumerate(engine_args):
         key, _, value = argument.partition("=")
@@ -147,22 +149,22 @@ def option_of(engine_args: list[str], name: str) -> str | None:
 
 
 def any_given(engine_args: list[str], names: Iterable[str]) -> bool:
-    """Return whether one of these options is set, with a value, as a flag, or in parts (``--name.key``)."""
+    """Return whether any of these options is set: with a value, as a flag, or in parts (``--name.key``)."""
     keys = {re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-") for argument in engine_args}
     return not keys.isdisjoint(names)
 
 
 def switched_off(engine_args: list[str], name: str) -> bool:
-    """Return whether ``--no-name`` is set, and not ``--name`` after it."""
+    """Return whether ``--no-name`` is set and no ``--name`` follows it."""
     off = f"--no-{name.removeprefix('--')}"
     switches = [key for argument in engine_args if (key := argument.replace("_", "-")) in {name, off}]
     return switches[-1:] == [off]
 
 
 def number_of(engine_args: list[str], name: str) -> int | None:
-    """Return the whole number of ``--name`` as vLLM reads it: ``16k``, ``1G``; ``auto`` is -1.
+    """Return the integer value of ``--name`` as vLLM reads it: ``16k``, ``1G``; ``auto`` is -1.
 
-    None if the option is absent or not such a number; vLLM then reports it.
+    None if the option is absent or has no such value; vLLM then reports the error.
     """
     text = (option_of(engine_args, name) or "").strip()
     if text.lower() == "auto":
@@ -174,7 +176,7 @@ def number_of(engine_args: list[str], name: str) -> int | None:
 
 
 def first_number(engine_args: list[str], *names: str) -> int:
-    """Return the whole number of an option with several names; 1 if it is absent or not a number."""
+    """Return the integer value of an option with several names; 1 if it is absent or not a number."""
     return next((number for name in names if (number := number_of(engine_args, name))), 1)
 
 
@@ -184,7 +186,7 @@ def model_of(engine_args: list[str]) -> str | None:
 
 
 def model_is_local(engine_args: list[str]) -> bool:
-    """Return whether model and tokenizer are both in a local folder."""
+    """Return whether both model and tokenizer are in local folders."""
     model = model_of(engine_args)
     elsewhere = any(argument.startswith("--tokenizer") for argument in engine_args)
     return model is not None and Path(model).is_dir() and not elsewhere

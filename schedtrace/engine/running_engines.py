@@ -1,4 +1,4 @@
-"""Engines on this machine, discovered and queried through the sockets on which they listen.
+"""Discovery of engines on this machine, and queries over the sockets on which they listen.
 
 ``probe_engines`` judges their health, for a person or an orchestrator that restarts dead and stalled engines.
 """
@@ -40,11 +40,11 @@ from schedtrace.record.processes import (
 )
 
 STATUS_S = 2.0
-"""Deadline in seconds for an answer that needs nothing from the engine's own thread."""
+"""Time limit in seconds for an answer that needs nothing from the engine's own thread."""
 ACT_S = 60.0
-"""Deadline in seconds for an answer that waits for the end of a step."""
+"""Time limit in seconds for an answer that waits for the end of a step."""
 MOST_SOCKETS = 256
-"""Maximum number of a user's processes that are asked; each engine and each worker has one."""
+"""Maximum number of a user's processes that are queried; each engine and each worker has a socket."""
 MOST_NOTES = 20
 MOST_AT_ONCE = 64
 LONGEST_WHY = 1500
@@ -53,7 +53,7 @@ _T = TypeVar("_T", bound=AnyAnswer)
 
 
 class NoAnswerError(EngineError):
-    """Error: an engine did not confirm a request, which it may or may not carry out."""
+    """Error: an engine did not confirm a request, so whether it carries out the request is unknown."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class RunningEngine:
     socket: Path
     status: Status
     here: int
-    """Process id as seen from here; 0 if it cannot be seen."""
+    """Process id in this PID namespace; 0 if the process is not visible in it."""
 
     @property
     def display_name(self) -> str:
@@ -72,7 +72,7 @@ class RunningEngine:
 
     @property
     def server(self) -> int:
-        """Process that started the engine, as ``server_of`` returns it."""
+        """Process that started the engine, as returned by ``server_of``."""
         return server_of(self.here) if self.here else self.status.pid
 
     def answer_to(self, question: AnyAsk, expected: type[_T], timeout_s: float | None = None) -> _T:
@@ -81,11 +81,11 @@ class RunningEngine:
         Args:
             question: Question to send.
             expected: Kind of the answer.
-            timeout_s: Deadline for the whole answer (default: ``ACT_S``).
+            timeout_s: Time limit for the whole answer (default: ``ACT_S``).
 
         Raises:
             EngineError: If the engine refuses.
-            NoAnswerError: If it does not answer, or its reply does not answer the question.
+            NoAnswerError: If the engine does not answer, or its reply is not an answer to the question.
         """
         timeout_s = ACT_S if timeout_s is None else timeout_s
         try:
@@ -106,15 +106,15 @@ class RunningEngine:
 
 
 class Listening(NamedTuple):
-    """Engines that listen, and those that do not answer."""
+    """Engines that listen, and engines that do not answer."""
 
     engines: list[RunningEngine]
     silent: dict[int, str]
-    """Process ids of engines that do not answer, with a description of what they do."""
+    """Process ids of engines that do not answer, each with a description of what the engine does."""
     notes: list[str] = []  # noqa: RUF012  # never changed
-    """Notes for the user on sockets that are left out, and the reasons."""
+    """Notes for the user on sockets that were left out, with the reasons."""
     silent_here: dict[int, int] = {}  # noqa: RUF012  # never changed
-    """Process ids, as seen from here, of those that do not answer."""
+    """Process ids, in this PID namespace, of the engines that do not answer."""
 
     def with_pids(self, pids: Container[int]) -> "Listening":
         """Return the engines with these process ids."""
@@ -123,17 +123,18 @@ class Listening(NamedTuple):
         return Listening(engines, silent, silent_here=self.silent_here)
 
     def require_answers(self) -> None:
-        """Raise EngineError if an engine does not answer."""
+        """Raise EngineError if any engine does not answer."""
         if self.silent:
             raise engine_error(list(self.silent.values()))
 
 
 class _Found(NamedTuple):
-    """Outcome of a question at one socket; all fields are None if there is nothing of interest."""
+    """Result of querying one socket; all fields are None if there is nothing of interest."""
 
     engine: RunningEngine | None = None
     silent: tuple[int, str, int] | None = None
-    """Process id of its socket, what it does instead of answering, and its process id as seen from here."""
+    """Process id in the socket's name, a description of what the process does instead of answering, and its
+    id in this PID namespace."""
     note: str | None = None
 
 
@@ -142,7 +143,7 @@ def _where(pid: int, here: int) -> str:
 
 
 def listening_engines() -> Listening:
-    """Ask all engines of this user (for root, of all users) at once; remove the sockets of dead processes."""
+    """Query all engines of this user (for root, of all users) at once; remove sockets of dead processes."""
     paths, notes = _sockets()
     outcomes: list[_Found] = []
     if paths:
@@ -187,7 +188,7 @@ def _found(path: Path) -> _Found:
 
 
 def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
-    """Return the listening process, if there is one, and its answer or a description of the reply."""
+    """Return the listening process, if any, and its answer or a description of its reply."""
     peer = None
     try:
         with Connection(path, STATUS_S) as connection:
@@ -198,9 +199,9 @@ def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
 
 
 def _stranger(path: Path, peer: Peer) -> str | None:
-    """Return why the listening process is not the one that the socket is named after; None if it is that one.
+    """Return why the listening process is not the one in the socket's name; None if it is.
 
-    A process in another PID namespace has a different id there, and may have none here.
+    A process in another PID namespace has a different id there, and may have no id here.
     """
     pid, user = int(path.stem), int(path.parent.name.rpartition("-")[2])
     if peer.user != user:
@@ -237,12 +238,12 @@ def _prepare(target: str | None) -> None:
 
 
 def chosen(target: str | None) -> list[RunningEngine]:
-    """Return the engines that the user means.
+    """Return the engines that the user's target selects.
 
     Raises:
         EngineError: If an engine does not answer.
         UsageError: As for ``find_engines``.
-        InputError: as ``find_engines``.
+        InputError: As for ``find_engines``.
     """
     listening_engines = find_engines(target)
     listening_engines.require_answers()
@@ -250,14 +251,14 @@ def chosen(target: str | None) -> list[RunningEngine]:
 
 
 def find_engines(target: str | None) -> Listening:
-    """Return the engines that the user means, and those of them that do not answer.
+    """Return the engines that the user's target selects, and those among them that do not answer.
 
     Args:
         target: ``all``, the process id of an engine or of a process above it, such as ``vllm serve``; None
             for the only server.
 
     Raises:
-        UsageError: If it is not a process id, or it is None and there are several servers.
+        UsageError: If the target is not a process id, or is None although there are several servers.
         InputError: If there is no such engine.
     """
     all_engines = listening_engines()
@@ -292,7 +293,7 @@ def find_engines(target: str | None) -> Listening:
 
 
 def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
-    """Return the waiting and running requests of the engines that the user means, and the silent engines.
+    """Return the waiting and running requests of the selected engines, and the silent engines.
 
     Raises:
         InputError: As for ``reached``.
@@ -303,13 +304,13 @@ def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
 
 
 def queues_of(targets: Listening, *, glance: bool = True) -> tuple[EngineQueues, list[str]]:
-    """Return these engines' waiting and running requests, by rank, and the errors of the silent engines.
+    """Return the engines' waiting and running requests, by rank, and the errors of the silent engines.
 
-    Engines that answered wrongly count as silent, too.
+    Engines with an unexpected answer also count as silent.
 
     Args:
         targets: The engines.
-        glance: Whether an engine that is not recorded is recorded briefly for the causes.
+        glance: Whether to record an engine briefly, to find the causes, if it is not being recorded.
     """
     queues, errors = [], list(targets.silent.values())
     for engine in targets.engines:
@@ -326,16 +327,17 @@ def queues_of(targets: Listening, *, glance: bool = True) -> tuple[EngineQueues,
 
 
 def follow_queues(target: str | None, every_s: float) -> Iterator[EngineQueue]:
-    """Yield the queue of each engine that the user means, repeatedly.
+    """Yield the queue of each selected engine, repeatedly.
 
-    This records no engine: causes are known only for engines that are recorded, or whose metrics are on.
+    No engine is recorded for this, so causes are known only for engines that are being recorded or whose
+    metrics are on.
 
     Args:
         target: Target as for ``find_engines``.
         every_s: Seconds between two answers of an engine.
 
     Raises:
-        EngineError: If an engine does not answer any more.
+        EngineError: If an engine no longer answers.
         InputError: As for ``reached``.
         UsageError: As for ``reached``.
     """
@@ -351,7 +353,7 @@ def follow_queues(target: str | None, every_s: float) -> Iterator[EngineQueue]:
 
 
 def server_of(pid: int) -> int:
-    """Return the process that started an engine, which also started the other ranks of the server."""
+    """Return the process that started an engine and the other ranks of the same server."""
     return next(iter(above(pid)), pid)
 
 
@@ -362,7 +364,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _is_worker(path: Path, here: int) -> bool:
-    """Return whether the engine that started it listens as well.
+    """Return whether the process is a worker of an engine that also listens.
 
     Args:
         path: Socket of the process.
@@ -397,11 +399,11 @@ def _sockets() -> tuple[list[Path], list[str]]:
 RETRY_S = 0.5
 """Seconds between two attempts to get an answer."""
 STARVED_SHARE = 0.5
-"""Share of the time without an answer from which a wait for a processor explains the silence."""
+"""Share of the silent time above which a wait for a processor explains the silence."""
 
 
 class ProbedEngine(NamedTuple):
-    """An engine and its health."""
+    """Engine with its health."""
 
     name: str
     health: Health
@@ -416,10 +418,10 @@ class ProbedEngine(NamedTuple):
 
 
 def probe_engines(target: str | None, *, timeout_s: float, engines: int) -> list[ProbedEngine]:
-    """Return the health of the engines that the user means, by process id.
+    """Return the health of the selected engines, by process id.
 
-    A process that does not answer is asked again until the time is over: at saturation the thread that
-    answers may get no processor time for a while.
+    A silent process is queried repeatedly until the time is over, because on a saturated machine the thread
+    that answers may get no processor time for a while.
 
     Args:
         target: Target as for ``running_engines.find_engines``.
@@ -427,7 +429,7 @@ def probe_engines(target: str | None, *, timeout_s: float, engines: int) -> list
         engines: Minimum number of engines; missing ones are dead.
 
     Raises:
-        UsageError: If the target is not a process id, or it is not clear which server is meant.
+        UsageError: If the target is not a process id, or does not identify one server.
     """
     end_s = time.monotonic() + timeout_s
     silences: dict[int, _Silence] = {}
@@ -455,7 +457,7 @@ def probe_engines(target: str | None, *, timeout_s: float, engines: int) -> list
 
 
 class _Silence:
-    """Time in which an engine does not answer, and what its threads did meanwhile.
+    """Period in which an engine does not answer, and what its threads do in that period.
 
     Args:
         here: Process id of the engine as seen from here.
@@ -466,14 +468,14 @@ class _Silence:
         self._begin_s = self._looked_s = time.monotonic()
 
     def check_threads(self) -> None:
-        """Look at the engine's threads."""
+        """Sample the states of the engine's threads."""
         now_s = time.monotonic()
         self._waits.look(now_s, now_s - self._looked_s)
         self._looked_s = now_s
 
     @property
     def starved_words(self) -> str | None:
-        """Words saying that the engine waits for a processor; None if that is not why it is silent."""
+        """Phrase stating that the engine waits for a processor; None if that does not explain the silence."""
         lasted_s, waited_s = self._looked_s - self._begin_s, self._waits.waited_s
         if waited_s == 0.0 or waited_s < STARVED_SHARE * lasted_s:
             return None
@@ -481,7 +483,7 @@ class _Silence:
 
 
 def _find(target: str | None) -> tuple[Listening, str]:
-    """Return the engines, and why there may be fewer than expected."""
+    """Return the selected engines, and a reason why there may be fewer than expected."""
     try:
         return find_engines(target), "it does not listen: its process has ended, or is still starting"
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Attachment to running engines and its end; run folders are named here, and the engines write them."""
+"""Start and end of recordings of running engines; run folders are named here and written by the engines."""
 
 import re
 import time
@@ -30,12 +30,12 @@ from schedtrace.model.trace_bounds import DEFAULT
 
 MILLISECOND_US = 1000
 LONGEST_MODEL = 200
-"""Maximum characters of a model's name that are shown."""
+"""Maximum number of characters of a model's name that are shown."""
 
 
 @dataclass(frozen=True)
 class AttachedEngines:
-    """Recorded engines; all engines of a server record into one folder."""
+    """Engines that are being recorded; all engines of a server record into one folder."""
 
     answers: list[tuple[RunningEngine, Attached]]
 
@@ -45,7 +45,7 @@ class AttachedEngines:
         return list(dict.fromkeys(Path(attached.path).parent for _, attached in self.answers))
 
     def result_lines(self) -> Iterator[str]:
-        """Yield lines for the user on what happened."""
+        """Yield lines for the user about the result."""
         for engine, attached in self.answers:
             there = "1 request was" if attached.present == 1 else f"{attached.present:,} requests were"
             held = f"{attached.held_us / MILLISECOND_US:.1f} ms"
@@ -55,7 +55,7 @@ class AttachedEngines:
             yield f"recording to {folder}"
 
     def next_command(self, *, ended: bool) -> str:
-        """Return the next command to type."""
+        """Return the command that the user should type next."""
         if ended:
             return f"schedtrace analyze {' '.join(map(str, self.folders))}"
         pids = [engine.status.pid for engine, _ in self.answers]
@@ -65,12 +65,12 @@ class AttachedEngines:
 def attach_to(
     target: str | None, parent: Path, for_s: float | None, *, hash_ids: bool, trace: str | None = None
 ) -> AttachedEngines:
-    """Attach to the engines that the user means: to all or, if one refuses, to none.
+    """Attach to all selected engines or, if any refuses, to none.
 
     Args:
         target: Target as for ``running_engines.find_engines``.
         parent: Parent of the run folders.
-        for_s: Seconds after which they detach by themselves.
+        for_s: Seconds after which the engines detach by themselves.
         hash_ids: Whether to write request ids as hashes.
         trace: Bounds of the trace, in the syntax of ``model.trace_bounds``.
 
@@ -100,12 +100,12 @@ def attach_to(
 def _undone(
     answers: list[tuple[RunningEngine, Attached]], pending: RunningEngine | None
 ) -> list[RunningEngine]:
-    """Detach from all of these engines; return those that may not have detached.
+    """Detach from all of these engines; return the engines that may not have detached.
 
     Args:
         answers: Answers of engines that record.
-        pending: Engine whose answer is not known. It reads the question once it listens again, so this does
-            not wait for its answer; an earlier recording of it continues.
+        pending: Engine whose answer is unknown. It will read the command once it listens again, so its answer
+            is not awaited; an earlier recording of this engine continues.
     """
     engines: list[tuple[RunningEngine, float | None]] = [(engine, None) for engine, _ in answers]
     if (
@@ -125,10 +125,10 @@ def _undone(
 
 
 def _with_folders(engines: Iterable[RunningEngine], parent: Path) -> Iterator[tuple[RunningEngine, Path]]:
-    """Yield each engine with its run folder; a server's ranks share one and write separate files."""
+    """Yield each engine with its run folder; ranks of a server share one, with separate files."""
     folders: dict[tuple[int, int], Path] = {}
     seen: dict[tuple[int, int], int] = {}
-    """Number of engines by server and rank so far: a process may have several ``LLM`` objects."""
+    """Number of engines so far, by server and rank, because a process may have several ``LLM`` objects."""
     for engine in engines:
         server = engine.server
         nth = seen[server, engine.status.rank] = seen.get((server, engine.status.rank), 0) + 1
@@ -145,14 +145,14 @@ def _folder(parent: Path, engine: RunningEngine) -> Path:
 
 
 def switch_metrics(target: str | None, address: str) -> Iterator[str]:
-    """Switch the metrics of the engines that the user means on or off; return a line for each.
+    """Switch metrics of the selected engines on or off; return a line for each engine.
 
     Args:
         target: Target as for ``running_engines.find_engines``.
         address: Value of ``SCHEDTRACE_METRICS``.
 
     Raises:
-        EngineError: If an engine refuses, or does not answer; the others are asked nevertheless.
+        EngineError: If an engine refuses, or does not answer; all other engines get the command nevertheless.
         InputError: If there is no engine.
         UsageError: If it is not clear which.
     """
@@ -171,14 +171,13 @@ def switch_metrics(target: str | None, address: str) -> Iterator[str]:
 
 
 def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]]:
-    """Make the chosen engines write their in-memory recordings.
+    """Make the selected engines write their in-memory recordings.
 
     Args:
         target: Target as for ``running_engines.find_engines``.
         parent: Parent of the run folders.
 
-    Returns:
-        The run folders, and the messages of engines that have written none.
+    Returns: The run folders, and the messages of engines that wrote no snapshot.
 
     Raises:
         InputError: If there is no engine.
@@ -198,10 +197,10 @@ def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]
 
 
 def detach_from(target: str | None) -> Iterator[str]:
-    """Detach from the engines that the user means; return a line for each that was attached to.
+    """Detach from the selected engines; return a line for each engine that was attached to.
 
     Raises:
-        EngineError: If an engine refuses, or does not answer; the others are asked nevertheless.
+        EngineError: If an engine refuses, or does not answer; all other engines get the command nevertheless.
         RecordingError: If a recording is incomplete.
         InputError: If there is no engine.
         UsageError: If it is not clear which.
@@ -212,7 +211,7 @@ def detach_from(target: str | None) -> Iterator[str]:
 
 
 def detached_after(attached: AttachedEngines, for_s: float) -> Iterator[str]:
-    """Wait until the engines have detached by themselves; on Ctrl-C, make them detach at once.
+    """Wait until the engines have detached by themselves; on Ctrl-C, detach them at once.
 
     Raises:
         EngineError: As for ``detach_from``.
@@ -224,7 +223,7 @@ def detached_after(attached: AttachedEngines, for_s: float) -> Iterator[str]:
 
 
 def _detached(engines: Iterable[RunningEngine], errors: list[str]) -> Iterator[str]:
-    """Return a line for each engine that detached, then the errors."""
+    """Return a line for each engine that detached, followed by the errors."""
     cut = []
     for engine in engines:
         try:

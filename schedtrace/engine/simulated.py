@@ -23,14 +23,14 @@ _DEPENDENT = {
     "async_scheduling": "scheduler_config",
     "block_size": "cache_config",
 }
-"""Settings whose default depends on the device, and their places in vLLM's configuration."""
+"""Settings whose defaults depend on the device, with their places in vLLM's configuration."""
 
 
 def model_folder(model: str) -> str:
-    """Return ``--model`` in a form that vLLM can read: a folder, created here for a known shape.
+    """Return ``--model`` in a form that vLLM can read: for a known shape, as a folder created here.
 
     Raises:
-        UsageError: If it is neither a folder nor a known shape.
+        UsageError: If the model is neither a folder nor a known shape.
     """
     return model if Path(model).is_dir() else str(shape_folder(shape(model)))
 
@@ -39,7 +39,8 @@ def check_simulated(run: RunSpec) -> None:
     """Refuse options that cannot be simulated.
 
     Raises:
-        UsageError: If an option needs another one, the GPU or model is unknown, or the model does not fit.
+        UsageError: If an option requires a missing option, the GPU or model is unknown, or the model does not
+            fit.
         InputError: If step times or a model's ``config.json`` cannot be read.
     """
     if run.executor is None:
@@ -65,7 +66,7 @@ def check_simulated(run: RunSpec) -> None:
 
 
 def use_executor(engine_args: Any, run: RunSpec) -> str:
-    """Set the executor and its device on vLLM's ``EngineArgs``; return a sentence about step times."""
+    """Set the executor and its device on vLLM's ``EngineArgs``; return a sentence about the step times."""
     device = _device(run)
     engine_args.distributed_executor_backend = EXECUTOR
     named = msgspec.to_builtins(device) | {
@@ -77,10 +78,10 @@ def use_executor(engine_args: Any, run: RunSpec) -> str:
 
 @contextmanager
 def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
-    """Make vLLM resolve configurations with the defaults that it has on the GPU, while the block runs.
+    """Make vLLM resolve configurations with its defaults for the GPU, in a context.
 
-    vLLM asks its platform for the device's memory and name, and its CPU platform overrules asynchronous
-    scheduling and the block size. Only these answers are replaced, and only here.
+    vLLM asks its platform for the device's memory and name, and its CPU platform overrides asynchronous
+    scheduling and the block size. Only these answers are replaced, and only in this context.
     """
     from vllm.engine import arg_utils
     from vllm.platforms import current_platform
@@ -112,7 +113,7 @@ def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
 
 
 def taken(config: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that depend on the device and were not set, as vLLM has resolved them."""
+    """Return the device-dependent settings that the user did not set, with the values that vLLM chose."""
     return {
         name: getattr(getattr(config, section), name)
         for name, section in _DEPENDENT.items()

@@ -1,4 +1,4 @@
-"""Supervisor of a run: it starts the engine process, communicates with it, and never hangs on it."""
+"""Supervisor of a run: it starts the engine process, communicates with it, and never waits forever."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ _ROOT_CAUSE = re.compile(r"\((?:EngineCore|Worker)\S* pid=\d+\).*?((?:\w+\.)*\w+
 
 
 class EngineProcess:
-    """vLLM below its guards, in a session of its own, so that Ctrl-C reaches it only through the supervisor.
+    """vLLM's process below its guards, in its own session, so that Ctrl-C reaches only the supervisor.
 
     Args:
         run: Specification of the run.
@@ -66,7 +66,7 @@ class EngineProcess:
         self.send_command(run_spec.Start(run))
 
     def send_command(self, command: run_spec.Command) -> None:
-        """Send a command; ``events`` detects a dead process."""
+        """Send a command; ``read_events`` detects if the process is dead."""
         assert self._process.stdin is not None  # noqa: S101  # it was opened as a pipe above
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(msgspec.json.encode(command) + b"\n")
@@ -99,7 +99,7 @@ class EngineProcess:
         raise self._failure(msg)
 
     def stop(self) -> None:
-        """Request an orderly end, wait for it, and end all processes if it does not happen."""
+        """Request a proper shutdown and wait for it; if it does not happen, end all processes."""
         if self._process.poll() is None:
             self._process.terminate()
         self._wait()
@@ -119,15 +119,15 @@ class EngineProcess:
         self._log.close()
 
     def _hang_up(self) -> None:
-        """Close the pipes, which tells the guards that this process has ended."""
+        """Close the pipes, which tells the guards that the supervisor has ended."""
         assert self._process.stdin is not None  # noqa: S101  # as in ``send``
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def _next_line(self) -> bytes | None:
-        """Return the next event's line; None once the process is dead and all its events were read.
+        """Return the next event's line; None once the process is dead and all its events have been read.
 
-        The engine core inherits the pipe, so the front end's death does not close it; it is checked
+        The engine core inherits the pipe, so the front end's death does not close the pipe and is checked for
         separately.
         """
         with selectors.DefaultSelector() as selector:
@@ -151,9 +151,9 @@ class EngineProcess:
 
 
 def root_cause(lines: list[str]) -> tuple[str, int] | None:
-    """Return the error with which vLLM's engine core or worker failed to start, and its line; or None.
+    """Return the error, with its line, that made an engine core or worker fail to start; None if unknown.
 
-    The front end's own exception then only says "see root cause above".
+    The front end's own exception only states "see root cause above".
     """
     cause = None
     for at, line in enumerate(lines):
@@ -164,7 +164,7 @@ def root_cause(lines: list[str]) -> tuple[str, int] | None:
 
 
 def log_tail(lines: list[str], count: int = TAIL_LINES) -> list[str]:
-    """Return the last informative lines of vLLM's log, up to the root cause if there is one, indented."""
+    """Return the last informative lines of vLLM's log, up to the root cause if there is one."""
     cause = root_cause(lines)
     until = len(lines) if cause is None else cause[1] + 1
     telling = [line for line in lines[:until] if line.strip() and "[shutdown]" not in line]
@@ -172,7 +172,7 @@ def log_tail(lines: list[str], count: int = TAIL_LINES) -> list[str]:
 
 
 def log_lines(path: Path) -> list[str]:
-    """Return the lines of vLLM's log; none if there is no log."""
+    """Return the lines of vLLM's log; an empty list if there is no log."""
     try:
         return path.read_text(errors="replace").splitlines()
     except OSError:
@@ -180,7 +180,7 @@ def log_lines(path: Path) -> list[str]:
 
 
 def _environment(run: RunSpec, folder: Path) -> dict[str, str]:
-    """Return the child's environment: the user's, plus the place of the recording."""
+    """Return the child's environment: the user's, plus variables for the recording."""
     environment = dict(os.environ)
     for name in (switches.DIR, switches.KEEP, switches.SWITCH):  # whoever runs this asks for a recording
         environment.pop(name, None)

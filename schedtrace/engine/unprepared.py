@@ -1,4 +1,4 @@
-"""Engines that began without schedtrace and do not listen; from CPython 3.14 on, they can be made to listen.
+"""Engines that started without schedtrace and therefore do not listen; CPython 3.14 can make them listen.
 
 ``sys.remote_exec`` (PEP 768) makes the engine's main thread run a script as soon as it executes Python code
 again. That script starts a thread, which does all further work.
@@ -18,12 +18,13 @@ from schedtrace.model import live
 from schedtrace.record.processes import above, age_s
 
 ENGINE, WORKER = re.compile(r"::\w*EngineCore"), re.compile(r"::Worker")
-"""In the titles of vLLM's engines and workers: ``VLLM::EngineCore_DP0``, with another prefix where
+"""Words in the process titles of vLLM's engines and workers: ``VLLM::EngineCore_DP0``, with another prefix if
 ``VLLM_PROCESS_NAME_PREFIX`` is set, and ``ray::DPMoEEngineCoreActor``."""
 STARTS_S = 600.0
-"""Seconds in which an engine may still be starting; it listens from when its loop begins."""
+"""Seconds during which an engine may still be starting; it listens as soon as its loop begins."""
 LISTENS_S = 10.0
-"""Seconds to wait for an engine to listen; an idle engine runs the script when its next request comes."""
+"""Seconds to wait for an engine to listen; an idle engine runs the script only when its next request arrives.
+"""
 NOTHING = Path(__file__).with_name("nothing.py")
 LOOK_EVERY_S = 0.1
 SCRIPT = """\
@@ -44,16 +45,16 @@ NOT_PREPARED = (
 
 
 def unprepared_engines(target: str | None) -> list[int]:
-    """Return the process ids of vLLM's engines, by their process names, that do not listen.
+    """Return the process ids of vLLM's engines (found by their titles) that do not listen.
 
     Args:
-        target: Process id: the engine itself or an ancestor; ``all`` or None for all engines.
+        target: Process id of an engine or of its ancestor; ``all`` or None for all engines.
     """
     return [pid for pid in _engines(target) if _listens(pid) is False]
 
 
 def engines_of_others(target: str | None) -> dict[int, int]:
-    """Return the process ids and users of vLLM's engines that this user may not ask.
+    """Return the process ids and users of vLLM's engines that this user may not query.
 
     Args:
         target: Target as for ``unprepared_engines``.
@@ -62,7 +63,7 @@ def engines_of_others(target: str | None) -> dict[int, int]:
 
 
 def any_engine(target: str | None) -> bool:
-    """Return whether an engine that cannot be asked is this process or below it."""
+    """Return whether a process is, or has below it, an engine that cannot be queried."""
     return bool(unprepared_engines(target) or engines_of_others(target))
 
 
@@ -72,7 +73,7 @@ def _engines(target: str | None) -> list[int]:
 
 
 def make_listen(target: str | None) -> None:
-    """Make the chosen engines and their workers listen; do nothing if that is impossible.
+    """Make the selected engines and their workers listen; do nothing if that is impossible.
 
     Raises:
         InputError: If the operating system forbids it, or an engine does not run the script in time.
@@ -115,9 +116,9 @@ def _make_listen(engine: int, script: Path) -> None:
 
 
 def _withdraw(pids: list[int]) -> None:
-    """Replace the script with an empty permanent file, for engines that may still run it.
+    """Replace the script with a permanent empty file, for engines that may run it later.
 
-    Once the script's folder is removed, any user can create a file of its name in ``/tmp``.
+    If the script's folder were removed, any user could create a script of the same name in ``/tmp``.
     """
     for pid in pids:
         if not _listens(pid):
@@ -126,7 +127,7 @@ def _withdraw(pids: list[int]) -> None:
 
 
 def _wait(pids: list[int], most_s: float) -> bool:
-    """Return whether all of them listen within this time."""
+    """Return whether all of these processes listen within this time."""
     until = time.monotonic() + most_s
     while not (listen := all(_listens(pid) for pid in pids)) and time.monotonic() < until:
         time.sleep(LOOK_EVERY_S)
@@ -155,7 +156,7 @@ def nobody_listens(target: str | None) -> str:
 
 
 def without_socket(pid: int) -> str:
-    """Return a sentence on an engine that does not listen; in its first minutes it may be starting."""
+    """Return a sentence on an engine that does not listen; a young engine may still be starting."""
     age = age_s(pid)
     if age is None or age >= STARTS_S:
         return "an engine of vLLM that does not listen"
@@ -163,12 +164,12 @@ def without_socket(pid: int) -> str:
 
 
 def foreign_engine_message(pid: int, user: int) -> str:
-    """Return a message about an engine of another user."""
+    """Return a message about an engine that belongs to another user."""
     return f"the engine of vLLM with pid {pid} is of user {user}: only that user and root may ask it"
 
 
 def _listens(pid: int) -> bool | None:
-    """Return whether a process has a socket; None if this user may not look."""
+    """Return whether a process has a socket; None if this user may not see that."""
     user = _user(pid)
     try:
         live.socket_of(pid, user).lstat()
@@ -187,7 +188,7 @@ def _user(pid: int) -> int:
 
 
 def _processes(title: re.Pattern[str]) -> Iterator[int]:
-    """Yield the process ids with such a title, with which vLLM replaces the command line."""
+    """Yield the ids of processes with such a title, with which vLLM replaces the command line."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if title.search((process / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")):

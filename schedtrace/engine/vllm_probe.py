@@ -1,7 +1,8 @@
-"""Test of what schedtrace can record of the installed vLLM, in a separate process.
+"""Checks of ``doctor`` that need vLLM: whether the marks fit its source, and what can be recorded.
 
-``python -m schedtrace.engine.vllm_probe FILE [CLASS]`` writes a JSON list of checks to the file. The process
-imports vLLM, wraps its methods and records a synthetic load, which no process of a server should do.
+``python -m schedtrace.engine.vllm_probe FILE [CLASS]`` writes a JSON list of checks to the file. That
+separate process imports vLLM, wraps its methods and records a synthetic load, none of which should happen in
+a server's process.
 """
 
 import pkgutil
@@ -22,21 +23,22 @@ SCHEDULERS = (
     "vllm.v1.core.sched.scheduler.Scheduler",
     "vllm.v1.core.sched.async_scheduler.AsyncScheduler",
 )
-"""Classes between which vLLM chooses."""
+"""Scheduler classes between which vLLM chooses."""
 MANAGER = "vllm.v1.core.kv_cache_manager.KVCacheManager"
 ENGINE: dict[str, Any] = {"num_blocks": 30, "max_num_seqs": 4}
-"""Too small for the synthetic load, so requests are refused and preempted."""
+"""Settings that are too small for the synthetic load, so that requests are refused and preempted."""
 LOAD: dict[str, Any] = {"num_prompts": 8, "input_len": 90, "output_len": 40, "prequeue": True}
 LONGEST_WHY = 600
-"""Characters that are quoted of an error or a guard."""
+"""Maximum number of characters quoted from an error or a guard."""
 REPORT = "open an issue with this line and your vLLM's release"
 
 
 def vllm_checks(scheduler: str | None) -> list[Check]:
-    """Return the checks of this process's vLLM.
+    """Return the checks of the vLLM in this process.
 
     Args:
-        scheduler: The class of ``--scheduler-cls``, as ``package.module.Class``; None: only vLLM's own.
+        scheduler: Class of ``--scheduler-cls``, as ``package.module.Class``; None for only vLLM's own
+            classes.
     """
     names = [*SCHEDULERS, *([scheduler] if scheduler else [])]
     parts: list[tuple[str, Callable[[], Iterator[Check]]]] = [
@@ -57,7 +59,7 @@ def vllm_checks(scheduler: str | None) -> list[Check]:
 
 
 def exit_checks(name: str) -> Iterator[Check]:
-    """Yield whether the exits of a scheduler class are recorded by its source, and guards without a cause.
+    """Yield whether a scheduler class's source can be marked to record its exits, and unknown guards.
 
     Args:
         name: ``package.module.Class``.
@@ -92,7 +94,7 @@ def exit_checks(name: str) -> Iterator[Check]:
 
 
 def allocation_checks() -> Iterator[Check]:
-    """Yield whether the limit behind a failed allocation of KV blocks is recorded."""
+    """Yield whether the limit behind a failed allocation of KV blocks can be recorded."""
     from schedtrace.record.allocation import stand_in
 
     refused = stand_in(pkgutil.resolve_name(MANAGER)).refused
@@ -125,7 +127,7 @@ def hook_checks() -> Iterator[Check]:
 def device_checks() -> Iterator[Check]:
     """Yield vLLM's own name of its device.
 
-    Then give vLLM a platform if it has none, before modules that the other checks import take it over.
+    Then give vLLM a platform if it has none, before the modules that the other checks import copy it.
     """
     from vllm.platforms import current_platform
 
@@ -145,7 +147,7 @@ def device_checks() -> Iterator[Check]:
 
 
 def recording_checks() -> Iterator[Check]:
-    """Yield what the recording of a synthetic load contains, and whether it can be replayed."""
+    """Yield what the recording of a synthetic load contains, and whether the recording can be replayed."""
     from schedtrace.read.run import read_run
     from schedtrace.simulate.replay import play_loads
     from schedtrace.step_times.constants import Constants

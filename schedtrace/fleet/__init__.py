@@ -1,1 +1,1 @@
-"""Many engines, one answer: a summary of each engine's trace, and a report of how the engines differ."""
+"""Analysis of many engines: a summary of each engine's trace, and a report on how the engines differ."""

@@ -40,7 +40,7 @@ HELD_WORDS: dict[TransferPartName, str] = {
     "transfer": "in the transfer to {other_engine:code}",
 }
 MOSTLY_FRAC = 0.5
-"""Share of a part's total from which a pair of engines is named with it."""
+"""Share of a part's total above which a pair of engines is named with the part."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class PlacedRequest:
 
     request: MatchedRequest
     parts: Mapping[TransferPartName, float | None]
-    """Lengths; None: not known."""
+    """Length of each part; None if unknown."""
     uncertain: Mapping[TransferPartName, float]
-    """Largest error of each length, from the clocks; 0 if absent."""
+    """Maximum error of each length, from the clocks; 0 if absent."""
 
     @property
     def known_us(self) -> float:
@@ -60,7 +60,7 @@ class PlacedRequest:
 
 
 def disaggregated(engines: Mapping[str, EngineSummary]) -> Disaggregated | None:
-    """Return the report's part about requests across engines; None if no request crosses engines."""
+    """Return the report's part about requests that cross engines; None if no request does."""
     fleet = match_requests(engines)
     left_out = fleet.unmatched_requests()
     if not fleet.requests and not left_out:
@@ -102,8 +102,8 @@ def place_request(request: MatchedRequest, offset: ClockOffset) -> PlacedRequest
     """Divide a complete request's time to first token.
 
     Parts within one engine are exact. The handover needs both clocks. If the decode engine may get a request
-    before its prefill is done, its time until then is not a part of its own, because the prefill engine's
-    parts cover it. The length of that time depends on both clocks, too.
+    before the prefill is done, the time on the decode engine until then is no part of its own, because the
+    prefill engine's parts cover it. The length of that time also depends on both clocks.
     """
     prefill, decode = request.prefill.row, request.decode.row
     scheduled, output = prefill.scheduled_us or 0, prefill.first_token_us or 0
@@ -128,7 +128,7 @@ def place_request(request: MatchedRequest, offset: ClockOffset) -> PlacedRequest
 
 
 def _on_decode(decode: SummaryTransfer, begin: float) -> dict[TransferPartName, float | None]:
-    """Return the parts on a decode engine, of which none ends before it begins."""
+    """Return the parts on a decode engine; no part ends before it begins."""
     scheduled, first = decode.scheduled_us or 0, decode.first_token_us or 0
     if decode.load_begun_us is None or decode.load_ended_us is None:
         moments = list(accumulate((begin, scheduled, first), max))
@@ -144,7 +144,7 @@ def _total(placed: Sequence[PlacedRequest], part: TransferPartName) -> float:
 
 
 def _leading(placed: Sequence[PlacedRequest]) -> TransferPartName | None:
-    """Return the part with the largest total; None if the clocks' errors leave open which it is."""
+    """Return the part with the largest total; None if the clocks' errors leave it open."""
     if not placed:
         return None
     totals = {part: _total(placed, part) for part in PARTS}
@@ -231,7 +231,7 @@ def _held(
     fleet: MatchedFleet,
     offsets: Mapping[tuple[str, str], ClockOffset],
 ) -> Iterator[HeldBlocks]:
-    """Yield the blocks that transfers hold on each engine when they hold the most, by the other engine."""
+    """Yield the largest number of blocks that transfers hold at once on each engine, by the other engine."""
     of_prefill = {id(request.prefill.row): request for request in fleet.requests}
     of_decode = {id(request.decode.row): request for request in fleet.requests}
     for name, summary in engines.items():
@@ -251,7 +251,7 @@ def _held(
 
 
 def _keepers(summary: EngineSummary) -> Iterator[_Holder]:
-    """Yield finished requests that keep blocks until they are sent, as long as the trace shows."""
+    """Yield finished requests that keep blocks until they are sent, as far as the trace shows."""
     for row in summary.transfers:
         if row.kept_us is not None and row.kept_blocks and row.remote != "prefill":
             end_us = summary.length_us if row.sent_us is None else row.sent_us
@@ -280,7 +280,7 @@ def _at_peak(holders: Iterator[_Holder]) -> list[_Holder]:
 
 
 def _waits_for(requests: Sequence[MatchedRequest], offset: ClockOffset | None) -> TransferPartName | None:
-    """Return the part in which requests spent most of the time from their prefill to the end of the load."""
+    """Return the part in which requests spent most of the time between prefill and end of the load."""
     totals: dict[TransferPartName, float] = defaultdict(float)
     for request in requests if offset is not None else ():
         if offset is not None and request.is_complete:
@@ -301,7 +301,7 @@ LOADING = (
     "{blocks} of {engine:code} were held at once by {requests:n request} whose KV cache was on its way from "
     "{other_engine:code}."
 )
-"""Sentence about blocks that requests of a decode engine hold while their KV cache comes from another."""
+"""Sentence about blocks that a decode engine's requests hold while another engine sends their KV cache."""
 
 
 def _held_blocks(

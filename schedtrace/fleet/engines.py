@@ -1,4 +1,4 @@
-"""Summaries of a fleet's engines: taken from the cache, or made in other processes, one trace at a time."""
+"""Summaries of a fleet's engines, from the cache or made in other processes, one trace at a time."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ DIED = "the process that read it ended twice without a result (for lack of memor
 
 @dataclass(frozen=True)
 class EngineTask:
-    """Trace to summarize, for another process."""
+    """Task for another process: a trace to summarize."""
 
     source: EngineSource
     window: Window | None
@@ -41,12 +41,12 @@ class EngineTask:
     """Hashes of the contents of unchanged files, by path."""
     cache_folder: Path | None
     tenant_key: TenantKey | None = None
-    """Property by which to divide the summary among tenants; None not to divide it."""
+    """Property by which to divide the summary among tenants; None for no division."""
 
 
 @dataclass(frozen=True)
 class EngineResult:
-    """Summary of an engine, and what the cache has to remember."""
+    """Summary of an engine, with data for the cache."""
 
     summary: EngineSummary
     digests: Mapping[str, str]
@@ -56,7 +56,7 @@ class EngineResult:
 
 @dataclass
 class FleetSummaries:
-    """Summaries of a fleet by the names of its engines, and what was read."""
+    """Summaries of a fleet by engine name, and a record of the inputs that were read."""
 
     by_name: dict[str, EngineSummary] = field(default_factory=dict)
     read: FleetManifest = field(default_factory=lambda: FleetManifest(engines=[], left_out=[]))
@@ -75,11 +75,12 @@ def read_fleet(
 
     Args:
         inputs: Engines.
-        pool_of: Function that makes the processes for this many engines; not called if all are in the cache.
+        pool_of: Function that starts processes for a number of engines; not called if all summaries are in
+            the cache.
         window: Part of each recording; None for all.
-        tenant_key: Property by which to divide the summaries among tenants; None not to divide them.
+        tenant_key: Property by which to divide the summaries among tenants; None for no division.
         cache: Cache of summaries.
-        progress: Called with the engines done and their total number.
+        progress: Function that is called with the number of engines done and the total number.
 
     Raises:
         InputError: If no engine can be read.
@@ -129,7 +130,7 @@ def _remember(source: EngineSource, result: EngineResult, cache: SummaryCache) -
 
 
 def _from_cache(task: EngineTask, parts: tuple[SourceFile, ...], cache: SummaryCache) -> EngineSummary | None:
-    """Return the summary if all files are known to be unchanged; otherwise None."""
+    """Return the cached summary if all files are known to be unchanged; otherwise None."""
     files = (*parts, *task.source.beside)
     if not all(file.path in task.digests for file in files):
         return None
@@ -142,7 +143,7 @@ def read_engine(task: EngineTask) -> EngineResult:
 
     Raises:
         InputError: If its trace cannot be read.
-        UsageError: If the window has no step, or the record no times.
+        UsageError: If the window contains no step, or the record has no times.
     """
     source, cache = task.source, SummaryCache(task.cache_folder)
     store = store_for(source.address)
@@ -161,7 +162,7 @@ def read_engine(task: EngineTask) -> EngineResult:
 
 
 def _read(task: EngineTask, trace: StagedTrace, cache: SummaryCache) -> EngineResult:
-    """Summarize a trace that is readable here, unless the cache has a summary of equal content."""
+    """Summarize a trace in local files, unless the cache has a summary of the same content."""
     source, window = task.source, task.window
     if not any(file.name in {part.file_name for part in source.parts} for file in trace.files):
         msg = f"{source.address}: {VANISHED}"
@@ -189,11 +190,11 @@ def _run(trace: StagedTrace, source: EngineSource, window: Window | None) -> Run
 
 
 def engine_report(source: EngineSource, window: Window | None) -> RunReport:
-    """Return an engine's own report, as ``analyze`` makes it of its trace.
+    """Return an engine's own report, as ``analyze`` would make it.
 
     Raises:
         InputError: If its trace cannot be read.
-        UsageError: If the window has no step, or the record no times.
+        UsageError: If the window contains no step, or the record has no times.
     """
     store = store_for(source.address)
     parts = chosen_parts(store, source.parts, window)
@@ -207,7 +208,7 @@ def engine_report(source: EngineSource, window: Window | None) -> RunReport:
 def _gathered(
     inputs: FleetInputs, results: Mapping[str, EngineResult | BaseException], redone: int
 ) -> FleetSummaries:
-    """Sort results into summaries and what is left out: failures, and copies of an engine."""
+    """Sort results into summaries and inputs that are left out: failures, and copies of an engine."""
     fleet = FleetSummaries()
     fleet.read.left_out, fleet.read.redone = list(inputs.left_out), redone
     seen: dict[object, str] = {}
@@ -241,7 +242,7 @@ def _gathered(
 
 
 def _identity(summary: EngineSummary) -> object:
-    """Return a key that is equal for copies of a recording, and different for different engines."""
+    """Return a key that is equal for copies of a recording and differs between engines."""
     if summary.clock == "virtual" or summary.pid is None:
         return summary.content
     return summary.host, summary.pid, summary.engine_rank, summary.clock_id, summary.begin_unix_us

@@ -1,4 +1,4 @@
-"""Engines at the paths that a user named: which files belong to which trace, and under which name."""
+"""Engines at the paths that a user named: which files belong to which trace, and the trace's name."""
 
 import re
 from collections import Counter, defaultdict
@@ -16,7 +16,7 @@ from schedtrace.read.run import FRONT_END_PATTERN
 
 NO_TRACE = "no trace of schedtrace"
 BESIDE = (FILE_NAME, FRONT_END_PATTERN)
-"""Files of a run folder that belong to all of its traces."""
+"""Names of files in a run folder that belong to all of its traces."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class EngineSource:
     """Trace of one engine, before it is read."""
 
     name: str
-    """Name in the report: its run folder relative to the path that the user named."""
+    """Name in the report: the run folder relative to the path that the user named."""
     address: str
-    """Path or address of the trace, as a user writes it; in parts, with ``*`` for their numbers."""
+    """Path or address of the trace, as a user would write it; in parts, with ``*`` for the numbers."""
     parts: tuple[SourceFile, ...]
     """Files of the trace, in order."""
     beside: tuple[SourceFile, ...]
-    """Manifest and records of front ends in the same folder."""
+    """Manifest and records of front ends in the same folder as the trace."""
     engines: int
     """Number of traces in the same folder."""
 
@@ -43,18 +43,18 @@ class EngineSource:
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
-        """All files that its summary depends on."""
+        """All files on which the summary depends."""
         return (*self.parts, *self.beside)
 
     @property
     def size_bytes(self) -> int:
-        """Size of all its files."""
+        """Total size of these files."""
         return sum(file.size for file in self.files)
 
 
 @dataclass
 class FleetInputs:
-    """Engines at some paths, and the inputs that are not engines."""
+    """Engines at some paths, and inputs that are not engines."""
 
     engines: list[EngineSource] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
@@ -64,7 +64,7 @@ def find_fleet(addresses: Sequence[str]) -> FleetInputs:
     """Return the engines at these paths, globs and addresses, in the order of their names.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is no engine.
         MissingExtraError: If an address needs a package that is not installed.
     """
     inputs = FleetInputs()
@@ -141,7 +141,7 @@ def _is_beside(file: SourceFile) -> bool:
 
 
 def _listed(store: TraceStore, address: str) -> list[SourceFile]:
-    """Return the files that an address matches; none if it cannot be listed."""
+    """Return the files that an address matches; an empty list if it cannot be listed."""
     try:
         return [file for file in store.listing(address).files if _is_beside(file)]
     except InputError:
@@ -149,7 +149,7 @@ def _listed(store: TraceStore, address: str) -> list[SourceFile]:
 
 
 def _name(root: str, folder: str, trace: str | None) -> str:
-    """Return the name of an engine: its folder below the root and, if needed, its trace without suffix."""
+    """Return an engine's name: its folder below the root and, if needed, the trace's name without suffix."""
     inside = folder.removeprefix(root).strip("/") if folder.startswith(root) else folder
     last = "" if trace is None else plain_of(Path(trace)).removesuffix(".jsonl")
     return "/".join(part for part in (inside, last) if part) or folder.rpartition("/")[2] or folder or "."
@@ -164,7 +164,7 @@ def engine_named(inputs: FleetInputs, name: str) -> EngineSource:
     """Return the engine with this name or address.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is no such engine.
     """
     for engine in inputs.engines:
         if name in {engine.name, engine.address}:

@@ -2,7 +2,7 @@
 
 Peers serve the same model on the same kind of device in the same role. An engine differs if a direct measure
 of a cause lies far from the median of its peers, in robust standard deviations: its steps take longer for the
-same work, it gets more load, it was interrupted, and so on. A wait alone accuses no engine unless it is
+same work, it gets more load, it was interrupted, and so on. A long wait alone is not reported unless it is
 extreme and nothing explains it.
 """
 
@@ -20,49 +20,49 @@ from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
 
 FEWEST_PEERS = 5
-"""Engines of a group from which they are compared."""
+"""Minimum number of engines in a group for a comparison."""
 DEVIATIONS = 6.0
-"""Robust standard deviations from the median at which a measure differs."""
+"""Robust standard deviations from the median above which a measure differs."""
 LEAST_FRAC = 0.05
-"""Least share of an engine's request time beyond its peers' share."""
+"""Minimum share of an engine's request time beyond its peers' share."""
 UNEXPLAINED_DEVIATIONS, UNEXPLAINED_FRAC = 10.0, 0.15
-"""Stricter bounds for a wait that no other difference accompanies, because waits have long tails."""
+"""Stricter bounds for a wait without any other difference, because waits have long tails."""
 SLOW_RATIO, LOAD_RATIO = 1.05, 1.25
-"""Least ratios to the median of step times, and of the rate of arrivals."""
+"""Minimum ratios to the median: of step times, and of the rate of arrivals."""
 SMALLER_FRAC = 0.95
-"""Share of the usual limit below which a limit is smaller."""
+"""Share of the usual limit below which a limit counts as smaller."""
 QUIET_DEVIATIONS, QUIET_FRAC = 10.0, 0.05
-"""Deviations and least share of the recording of a time without arrivals."""
+"""Minimum deviations, and minimum share of the recording, of a time without arrivals."""
 MAD_TO_SIGMA = 1.4826
 FLOORS = {"share": 0.01, "step time": 0.01, "requests/s": 0.05, "tokens/s": 0.05, "arrivals": 1.0}
-"""Smallest robust standard deviation that is believed, in the unit of each measure."""
+"""Minimum of the robust standard deviation, in the unit of each measure."""
 FEWEST_ENGINES = 3
-"""Engines that must have done a class of work for it to be compared."""
+"""Minimum number of engines that must have done a class of work for it to be compared."""
 INTERRUPTED = ("interrupted", None)
 PAUSED = str(Cause.PAUSED)
 HOST_WORK = ("between_steps", "front_end", "next_step")
 """Parts of the requests' time that processes on the host take."""
 WAITS = ("waiting", "stalled")
 LIMITS = {"max_num_seqs": "max_num_seqs", "token_budget": "token_budget", "kv_blocks": "kv_blocks"}
-"""Cause of a wait, and the field of the summary with its limit."""
+"""Field of the summary with the limit behind each cause of a wait."""
 SETTINGS = {
     "max_num_seqs": "max_num_seqs",
     "token_budget": "max_num_batched_tokens",
     "kv_blocks": "KV blocks",
 }
-"""Words for these limits."""
+"""Name of the setting for each of these limits."""
 Summaries = Mapping[str, EngineSummary]
 Key = tuple[str, str | None]
 
 
 @dataclass
 class PeerComparison:
-    """Groups of peers, their differences, and the step times of each engine."""
+    """Groups of peers, their differences, and the relative step time of each engine."""
 
     groups: list[PeerGroup] = field(default_factory=list)
     differences: list[PeerDifference] = field(default_factory=list)
     step_ratios: dict[str, float] = field(default_factory=dict)
-    """Step times in multiples of the peers', by engine."""
+    """Step time of each engine, relative to its peers'."""
 
 
 def compare_peers(fleet: Summaries) -> PeerComparison:
@@ -103,15 +103,15 @@ def compare_peers(fleet: Summaries) -> PeerComparison:
 
 
 def requests_per_s(summary: EngineSummary) -> float | None:
-    """Return the rate of arrivals from the first to the last; None with fewer than two."""
+    """Return the rate of arrivals between the first and the last; None with fewer than two arrivals."""
     return None if not summary.arrivals_us else (summary.requests - 1) * 1e6 / summary.arrivals_us
 
 
 def step_time_ratios(peers: Summaries) -> dict[str, float]:
-    """Return each engine's step times in multiples of its peers' for the same work.
+    """Return each engine's step time relative to its peers', for the same work.
 
-    A class of work counts if several engines did it; an engine's ratio is the geometric mean over classes,
-    weighted by the time that it spent in each.
+    A class of work counts if several engines did it. An engine's ratio is the geometric mean over classes,
+    weighted by the engine's time in each class.
     """
     medians: dict[str, list[float]] = defaultdict(list)
     for summary in peers.values():
@@ -131,9 +131,9 @@ def step_time_ratios(peers: Summaries) -> dict[str, float]:
 
 
 def request_time_shares(summary: EngineSummary) -> dict[Key, float]:
-    """Return the shares of an engine's request time that may accuse it, by part and cause.
+    """Return the shares of an engine's request time by which it may differ, by part and cause.
 
-    Waiting and stalled requests of the same cause count together, and a pause is an interruption.
+    Waiting and stalling for the same cause count together, and a pause counts as an interruption.
     """
     sums: dict[Key, float] = defaultdict(float)
     for time in summary.times:
@@ -148,7 +148,7 @@ def request_time_shares(summary: EngineSummary) -> dict[Key, float]:
 
 
 def peer_measures(name: str, values: Mapping[str, float], floor: float) -> dict[str, PeerMeasure]:
-    """Return each engine's distance from the median of all, in robust standard deviations.
+    """Return each engine's distance from the median of all engines, in robust standard deviations.
 
     Args:
         name: Name of the measure.
@@ -191,7 +191,7 @@ class PeerMeasures:
 
     Args:
         peers: Summaries by the names of the engines.
-        step_ratios: Step times in multiples of the peers'.
+        step_ratios: Step time of each engine, relative to its peers'.
     """
 
     def __init__(self, peers: Summaries, step_ratios: Mapping[str, float]) -> None:
@@ -223,7 +223,7 @@ class PeerMeasures:
         }
 
     def differences(self) -> list[PeerDifference]:
-        """Return the engines that differ, grouped by cause, the most deviating first."""
+        """Return the engines that differ, grouped by cause, with the largest deviations first."""
         differences = [
             difference for name in self._peers if (difference := self._difference(name)) is not None
         ]
@@ -270,7 +270,7 @@ class PeerMeasures:
         return "host" if is_host else "engine"
 
     def _excess(self, name: str, key: Key) -> PeerMeasure | None:
-        """Return the share of a part if it is far above the peers'; otherwise None."""
+        """Return the engine's share of a part if it is far above its peers' shares; otherwise None."""
         each = self._shares.get(key, {}).get(name)
         if each is None or each.deviations < DEVIATIONS or each.value - each.median < LEAST_FRAC:
             return None
@@ -394,16 +394,16 @@ class PeerMeasures:
 
 
 def _rate_otherwise(summary: EngineSummary) -> float:
-    """Return the arrivals per microsecond outside the longest time without one."""
+    """Return the arrivals per microsecond outside the longest time without arrivals."""
     rest_us = summary.arrivals_us - summary.quiet_us
     return (summary.requests - 2) / rest_us if summary.requests > 2 and rest_us > 0 else 0.0  # noqa: PLR2004  # ends of the gap
 
 
 def quietness(summary: EngineSummary) -> float:
-    """Return the longest time without arrivals, standardized so that chance alone makes it about 0.4.
+    """Return the longest time without arrivals, standardized to have a median of about 0.4 by chance.
 
-    In a Poisson process with ``n`` gaps, the longest one times the rate, less ``log(n)``, follows the Gumbel
-    distribution: its median is 0.37 and its standard deviation 1.28, whatever the rate.
+    In a Poisson process with ``n`` gaps, the longest gap times the rate, minus ``log(n)``, follows the Gumbel
+    distribution, with a median of 0.37 and a standard deviation of 1.28 at any rate.
     """
     rate = _rate_otherwise(summary)
     return rate * summary.quiet_us - math.log(summary.requests - 1) if rate else 0.0

@@ -1,4 +1,4 @@
-"""The fleet's report from the summaries of its engines."""
+"""Fleet's report, made from the summaries of its engines."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -29,9 +29,9 @@ from schedtrace.model.say import say
 LOADS = ("requests/s", "tokens/s")
 METRICS = ("queue", "ttft", "tpot", "e2e")
 TOUCHES_FROM_FRAC = 0.01
-"""Share of an engine's request time from which a part is counted for it."""
+"""Share of an engine's request time above which the engine counts as affected by a part."""
 NAMED_FROM_FRAC = 0.05
-"""Share of the fleet's request time from which the verdict names a wait."""
+"""Share of the fleet's request time above which the verdict names a wait."""
 KIND_WORDS: dict[FaultKind, str] = {
     "interrupted": "{n:n} {were} interrupted",
     "slow-steps": "{n:n} {have} slow steps",
@@ -53,8 +53,8 @@ def fleet_report(
     """Return the report of a fleet.
 
     Args:
-        fleet: Summaries of its engines, and what was read.
-        paths: Paths and addresses as given.
+        fleet: Summaries of the engines, and the record of inputs.
+        paths: Paths and addresses as on the command line.
         window: Part of the recordings, in words.
         price_per_gpu_hour: Price of a GPU hour, for the costs of tenants; None for no costs.
     """
@@ -118,7 +118,7 @@ def _latencies(engines: Summaries) -> Iterator[FleetLatency]:
 
 
 def _root_causes(engines: Summaries) -> Iterator[FleetRootCause]:
-    """Yield each root cause that engines' own reports name, with its share of the fleet's request time."""
+    """Yield each root cause in the engines' own reports, with its share of the fleet's request time."""
     whole = sum(summary.requests_us for summary in engines.values())
     by_code: dict[str, list[tuple[str, EngineSummary, SummaryFinding]]] = defaultdict(list)
     for name, summary in engines.items():
@@ -170,7 +170,7 @@ def _hosts(engines: Summaries, comparison: PeerComparison) -> list[FleetHost]:
 
 
 def _engine_rows(engines: Summaries, comparison: PeerComparison) -> list[FleetEngine]:
-    """Return a row for each engine: those that differ first, in their order, then by waiting share."""
+    """Return a row for each engine: first those that differ, in their order, then by waiting share."""
     differs = {each.engine: each for each in comparison.differences}
     rows = []
     for name, summary in engines.items():
@@ -214,7 +214,7 @@ def _clocks(engines: Summaries) -> ClockSpread:
 def _verdict(
     engines: Summaries, comparison: PeerComparison, split: Sequence[FleetTimePart]
 ) -> Iterator[Message]:
-    """Yield sentences on differing engines, load and capacity, the largest wait, and what is not compared."""
+    """Yield sentences on differing engines, uneven load, the largest wait, and what is not compared."""
     compared = sum(group.engines for group in comparison.groups if group.compared)
     if comparison.differences:
         yield _who_differs(comparison.differences, compared)
@@ -252,7 +252,7 @@ def _who_differs(differences: Sequence[PeerDifference], compared: int) -> Messag
 
 
 def _load_or_capacity(groups: Sequence[PeerGroup], comparison: PeerComparison) -> Iterator[Message]:
-    """Yield whether the load is uneven (the router), the capacity (engines), or both."""
+    """Yield whether the load (the router), the capacity (the engines) or both are uneven."""
     if not groups:
         return
     group = max(groups, key=lambda each: each.busiest_ratio or 0.0)

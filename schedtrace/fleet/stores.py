@@ -1,6 +1,6 @@
-"""Places that hold traces: local folders, and stores of fsspec (``s3://``, ``gs://``, ``memory://``).
+"""Storage of traces: local folders, and file systems of fsspec (``s3://``, ``gs://``, ``memory://``).
 
-A remote trace is copied into a temporary folder while it is summarized: only the parts that the window needs.
+While a remote trace is summarized, the parts that the window needs are copied into a temporary folder.
 """
 
 import glob
@@ -25,18 +25,18 @@ _STAMPS = (
     *("ETag", "etag", "md5Hash", "crc32c"),
     *("LastModified", "last_modified", "updated", "mtime", "created"),
 )
-"""Fields in which stores identify the version of a file."""
+"""Fields by which stores identify the version of a file."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """File of an engine, as a store lists it."""
+    """File of an engine in a store's listing."""
 
     path: str
     """Path within the store."""
     size: int
     stamp: str
-    """Text that changes with the content; empty if the store has none."""
+    """Text that changes with the content; empty if the store provides none."""
 
     @property
     def file_name(self) -> str:
@@ -54,21 +54,21 @@ class StoreListing:
     """Files below a path that a user named."""
 
     root: str
-    """Folder to which names are relative."""
+    """Folder to which engines' names are relative."""
     files: list[SourceFile]
     left_out: list[LeftOut]
     of_files: bool
-    """Whether single files were named; the files beside them are then not listed."""
+    """Whether the user named single files, beside which no other files are listed."""
 
 
 class TraceStore(Protocol):
-    """A place that lists files and copies them here."""
+    """Place that lists files and copies them to this machine."""
 
     def listing(self, pattern: str) -> StoreListing:
-        """Return the files at a path, below a folder, or at what a glob matches."""
+        """Return the files at a path, below a folder, or matching a glob."""
 
     def copy(self, file: SourceFile, target: Path, most_bytes: int | None = None) -> None:
-        """Put a file, or its beginning, at a local path.
+        """Copy a file, or its beginning, to a local path.
 
         Raises:
             FileNotFoundError: If it is gone.
@@ -76,14 +76,14 @@ class TraceStore(Protocol):
         """
 
     def location(self, path: str) -> str:
-        """Return the path as a user writes it."""
+        """Return the path as a user would write it."""
 
 
 class LocalStore:
     """Files of this machine."""
 
     def listing(self, pattern: str) -> StoreListing:
-        """Return the files at a path, below a folder, or at what a glob matches."""
+        """Return the files at a path, below a folder, or matching a glob."""
         path = Path(pattern)
         is_literal = path.exists() or path.is_symlink()
         names = [pattern] if is_literal else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
@@ -95,18 +95,18 @@ class LocalStore:
         return StoreListing(root, [file for file in files.values() if file is not None], left_out, of_files)
 
     def copy(self, file: SourceFile, target: Path, most_bytes: int | None = None) -> None:  # noqa: ARG002  # a link costs nothing
-        """Link to the file."""
+        """Link to the file instead of copying it."""
         path = Path(file.path)
         path.stat()
         target.symlink_to(path.absolute())
 
     def location(self, path: str) -> str:
-        """Return the path as a user writes it."""
+        """Return the path as a user would write it."""
         return path
 
 
 def _files_below(path: Path, left_out: list[LeftOut]) -> Iterator[Path]:
-    """Yield a file, or all files below a folder; note the folders that are not read."""
+    """Yield a file, or all files below a folder; report folders that cannot be read."""
     if not path.is_dir():
         yield path
         return
@@ -126,7 +126,7 @@ def _files_below(path: Path, left_out: list[LeftOut]) -> Iterator[Path]:
 
 
 def _local_file(path: Path) -> SourceFile | None:
-    """Return a file with its stamp; None if it vanished."""
+    """Return a file with its stamp; None if the file has vanished."""
     try:
         stamp = stamp_of(path)
         return SourceFile(str(path), path.stat().st_size, "" if stamp is None else repr(stamp))
@@ -145,7 +145,7 @@ def _fixed_part(pattern: str) -> str:
 
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""Protocols of the stores for which there is an extra; ``remote`` brings fsspec alone."""
+"""Protocols of the stores for which there is an extra; the extra ``remote`` installs only fsspec."""
 
 
 class RemoteStore:
@@ -175,7 +175,7 @@ class RemoteStore:
             raise InputError(msg) from error
 
     def listing(self, pattern: str) -> StoreListing:
-        """Return the files at a path, below a folder, or at what a glob matches."""
+        """Return the files at a path, below a folder, or matching a glob."""
         path = str(self._files._strip_protocol(pattern))  # noqa: SLF001  # as fsspec's own functions do
         try:
             self._files.invalidate_cache()
@@ -208,12 +208,12 @@ class RemoteStore:
             raise OSError(0, reason_of(error), file.path) from error
 
     def location(self, path: str) -> str:
-        """Return the path as a user writes it."""
+        """Return the path as a user would write it."""
         return str(self._files.unstrip_protocol(path))
 
 
 def _stamp(about: dict[str, Any]) -> str:
-    """Return the store's description of a file's version; empty if it states only the size."""
+    """Return the store's description of a file's version; empty if it contains only the size."""
     stamps = [f"{name}={about[name]}" for name in _STAMPS if about.get(name) is not None]
     return " ".join([f"size={about.get('size')}", *stamps]) if stamps else ""
 
@@ -225,13 +225,13 @@ def store_for(address: str) -> TraceStore:
 
 @dataclass(frozen=True)
 class StagedTrace:
-    """Trace that can be read here."""
+    """Trace whose files are available on this machine."""
 
     path: Path
     files: list[Path]
-    """Files that were staged, with those beside the trace."""
+    """Staged files, including those beside the trace."""
     vanished: list[str]
-    """Names of the files that vanished since they were listed."""
+    """Names of the files that have vanished since they were listed."""
 
 
 @contextmanager
@@ -243,14 +243,14 @@ def staged(
     *,
     whole: bool,
 ) -> Iterator[StagedTrace]:
-    """Make a trace readable as local files until the block ends.
+    """Make a trace readable as local files, in a context.
 
     Args:
         store: Place of the files.
         trace_name: Name of the trace, with ``*`` for the numbers of its parts.
         parts: Files of the trace to read, in order.
         beside: Manifest and records of front ends.
-        whole: Whether these are all of its parts.
+        whole: Whether these are all parts of the trace.
 
     Raises:
         FileNotFoundError: If all parts vanished.
@@ -278,7 +278,7 @@ def staged(
 def chosen_parts(
     store: TraceStore, parts: Sequence[SourceFile], window: Window | None
 ) -> Sequence[SourceFile]:
-    """Return the parts that overlap a window, by the time at which each begins."""
+    """Return the parts that overlap a window, judged by the time at which each part begins."""
     if window is None or len(parts) == 1:
         return parts
     begins = []
@@ -298,8 +298,9 @@ def needed_parts(begins: Sequence[int | None], window: Window) -> list[int]:
     """Return the places of the parts that overlap a window.
 
     Args:
-        begins: Begin of each part in microseconds on the trace's clock; None if unknown.
-        window: Window; counted back from the last part's begin if it has a length and no end.
+        begins: Beginning of each part in microseconds on the trace's clock; None if unknown.
+        window: Window to cover; if it has a length but no end, it is counted back from the beginning of the
+            last part.
     """
     begun = [us for us in begins if us is not None]
     end_us = window.end_us
@@ -316,7 +317,7 @@ def needed_parts(begins: Sequence[int | None], window: Window) -> list[int]:
 
 
 def digests_of(staged_files: Sequence[Path]) -> list[tuple[str, str]]:
-    """Return the name and the content's hash of each file.
+    """Return the name and the hash of the content of each file.
 
     Raises:
         OSError: If a file cannot be read.

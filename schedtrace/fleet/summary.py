@@ -1,6 +1,6 @@
-"""Summary of one engine's trace: what remains of it once its timeline is released.
+"""Summary of one engine's trace, which remains after the engine's timeline is released.
 
-Latencies remain as sketches that merge: DDSketch, whose percentiles have a bounded relative error.
+Latencies remain as mergeable sketches (DDSketch), whose percentiles have a bounded relative error.
 """
 
 from bisect import bisect_right
@@ -38,21 +38,21 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.window import Window
 
 CELLS = 40
-"""Equal parts of a recording in which arrivals are counted."""
+"""Number of equal parts of a recording in which arrivals are counted."""
 CLASSES_PER_DOUBLING = 2
-"""Classes of work in a doubling of its tokens."""
+"""Number of classes of work per doubling of the tokens."""
 FEWEST_STEPS = 3
-"""Steps of a class from which its median is kept."""
+"""Minimum number of steps of a class for which a median is kept."""
 
 
 def summarize_run(
     run: Run, window: Window | None, content: str, tenant_key: TenantKey | None = None
 ) -> EngineSummary:
-    """Return the summary of a run's first engine, or of a window of it, divided by tenant if there is a key.
+    """Return the summary of a run's first engine, for a window if any, and by tenant if there is a key.
 
     Raises:
         InputError: If its trace cannot be read.
-        UsageError: If the window has no step, or the record no times.
+        UsageError: If the window contains no step, or the record has no times.
     """
     timelines = Timelines(run, window)
     report = analyze_run(run, window, timelines=timelines)
@@ -156,7 +156,7 @@ def _finding(root: Finding, *, leads: bool) -> SummaryFinding:
 
 
 def paces(steps: pl.DataFrame) -> list[SummaryPace]:
-    """Return the median device time of steps by their work.
+    """Return the median device time of steps for each class of work.
 
     Args:
         steps: Steps of a timeline.
@@ -180,7 +180,7 @@ def paces(steps: pl.DataFrame) -> list[SummaryPace]:
 
 
 def _work_class(tokens: pl.Expr) -> pl.Expr:
-    """Return the class of a number of tokens: 0, or the rounded logarithm."""
+    """Return the class of a number of tokens: 0 or the rounded logarithm."""
     logarithm = (tokens.clip(1).log(2) * CLASSES_PER_DOUBLING).round().cast(pl.Int64) + 1
     return pl.when(tokens <= 0).then(0).otherwise(logarithm).cast(pl.String)
 
@@ -191,7 +191,7 @@ def message_json(message: Message) -> str:
 
 
 def message_from(text: str) -> Message:
-    """Return the message that ``message_json`` wrote."""
+    """Return the message that ``message_json`` encoded."""
     message: Message = _value(msgspec.json.decode(text))
     return message
 
@@ -208,7 +208,7 @@ def _value(decoded: Any) -> Any:
 
 
 ERROR_FRAC = 0.01
-"""Relative error of a percentile: of a merged sketch, to the value at that rank of all values together."""
+"""Relative error of a percentile of a merged sketch, compared with the exact value."""
 
 
 def sketch_of(metric: str, values_ms: Iterable[float]) -> SummarySketch | None:
@@ -216,7 +216,7 @@ def sketch_of(metric: str, values_ms: Iterable[float]) -> SummarySketch | None:
 
     Args:
         metric: Name of the latency.
-        values_ms: Values in milliseconds; one below 0, which two clocks may yield, counts as 0.
+        values_ms: Values in milliseconds; a value below 0, which two clocks may cause, counts as 0.
     """
     values = [max(0.0, value) for value in values_ms]
     if not values:
@@ -233,7 +233,7 @@ def sketch_of(metric: str, values_ms: Iterable[float]) -> SummarySketch | None:
 
 
 def _bins(ascending: Sequence[float]) -> Iterator[tuple[int, int]]:
-    """Yield the key and the number of values of each bin: the keys of ascending values ascend as well."""
+    """Yield key and count of each bin of ascending values, in ascending order of keys."""
     mapping = LogarithmicMapping(ERROR_FRAC)
     begin = bisect_right(ascending, mapping.min_possible)
     while begin < len(ascending):
@@ -273,7 +273,7 @@ def merged_latency(sketches: Sequence[SummarySketch]) -> FleetLatency | None:
 
 
 def percentile_ms(sketches: Sequence[SummarySketch], metric: str, part: float) -> float | None:
-    """Return a percentile of one engine's latency; None if it has no values."""
+    """Return a percentile of one engine's latency; None if the engine has no values."""
     stored = next((sketch for sketch in sketches if sketch.metric == metric), None)
     value = None if stored is None else _loaded(stored).get_quantile_value(part)
     return None if value is None else float(value)

@@ -1,4 +1,4 @@
-"""Cache of the summaries of engines: Parquet files, named after the content of their traces.
+"""Cache of engines' summaries in Parquet files, named after the content of the traces.
 
 Each file has one row per engine; times, sketches, root causes and paces are lists of structs. Polars and
 DuckDB can read these files. ``fleet --output`` writes a file of the same kind.
@@ -26,7 +26,7 @@ INDEX = "files.json"
 KEPT_S = 30 * 24 * 3600
 """Seconds after which an unused summary is removed."""
 MOST_SUMMARIES = 20_000
-"""Summaries that stay; the most recently used ones."""
+"""Maximum number of summaries that stay; the most recently used ones do."""
 
 
 def _dtype(hint: Any) -> pl.DataType:
@@ -69,7 +69,7 @@ def write_summaries(path: Path, names: Sequence[str], summaries: Sequence[Engine
     """Write the summaries of a fleet, with the name of each engine, as a Parquet file.
 
     Raises:
-        InputError: If it cannot be written.
+        InputError: If the file cannot be written.
     """
     frame = summary_frame(summaries)
     frame.insert_column(0, pl.Series("engine", names, dtype=pl.String))
@@ -92,12 +92,12 @@ def _parquet(frame: pl.DataFrame) -> bytes:
 def content_hash(
     digests: Sequence[tuple[str, str]], window: Window | None, engines: int, tenant_key: object = None
 ) -> str:
-    """Return the key of a summary: it changes if the summary could.
+    """Return the key of a summary, which changes if the summary could change.
 
     Args:
-        digests: Name and content's hash of each file.
+        digests: Name and hash of the content of each file.
         window: Window of the recording.
-        engines: Number of traces in the folder, which decides what the manifest's figures are about.
+        engines: Number of traces in the folder, which determines what the manifest's figures refer to.
         tenant_key: Property by which the summary is divided among tenants.
     """
     parts = (SUMMARY_VERSION, cache.made_by(), list(digests), str(window or ""), engines, str(tenant_key))
@@ -107,7 +107,8 @@ def content_hash(
 class SummaryCache:
     """Summaries by content in a folder, and an index of the hashes of unchanged files.
 
-    A summary does not depend on where its trace lies: the folder may be shared by commands that read copies.
+    A summary does not depend on the path of its trace, so commands that read copies of it can share the
+    folder.
 
     Args:
         folder: Folder; None to keep nothing.
@@ -116,24 +117,24 @@ class SummaryCache:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._hashes: dict[str, tuple[str, str]] = {}
-        """Stamp and content's hash of each file, by its address."""
+        """Stamp and hash of the content of each file, by the file's address."""
         if folder is not None:
             with suppress(OSError, UnicodeDecodeError, msgspec.MsgspecError):
                 content = (folder / INDEX).read_bytes()
                 self._hashes = msgspec.json.decode(content, type=dict[str, tuple[str, str]])
 
     def known_digest(self, address: str, stamp: str) -> str | None:
-        """Return the content's hash of a file that has not changed since it was read; otherwise None."""
+        """Return the hash of a file's content if the file has not changed since; otherwise None."""
         before = self._hashes.get(address)
         return before[1] if before is not None and stamp and before[0] == stamp else None
 
     def note_digest(self, address: str, stamp: str, digest: str) -> None:
-        """Remember the content's hash of a file."""
+        """Remember the hash of a file's content."""
         if stamp:
             self._hashes[address] = (stamp, digest)
 
     def cached_summary(self, content: str) -> EngineSummary | None:
-        """Return a summary; None if it is not there, or cannot be read."""
+        """Return a summary; None if it is missing or cannot be read."""
         if self.folder is None:
             return None
         path = self.folder / f"{content}.parquet"
@@ -145,7 +146,7 @@ class SummaryCache:
         return summary if summary.content == content and summary.summary_version == SUMMARY_VERSION else None
 
     def store_summary(self, summary: EngineSummary) -> None:
-        """Store a summary; a full disk or a read-only folder is not an error."""
+        """Store a summary; ignore a full disk or a read-only folder."""
         if self.folder is not None:
             with suppress(OSError):
                 safe_files.replace(
@@ -153,7 +154,7 @@ class SummaryCache:
                 )
 
     def close(self) -> None:
-        """Write the index, and remove summaries that are old or too many."""
+        """Write the index; remove old summaries, and those over the maximum number."""
         if self.folder is None:
             return
         with suppress(OSError):
@@ -170,10 +171,10 @@ class SummaryCache:
 def summaries_folder(folder: Path | None) -> Path | None:
     """Return the folder for summaries: the one that a user named, or one in the user's cache.
 
-    None where no folder can be made that this user alone may enter.
+    None if no folder can be created that only this user may enter.
 
     Raises:
-        InputError: If the named folder cannot be made.
+        InputError: If the named folder cannot be created.
     """
     if folder is None:
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Use of engines by tenant: time, tokens and device time of its requests, and the waits between tenants.
+"""Usage of engines by tenant: time, tokens and device time of its requests, and waits between tenants.
 
-A tenant is what a trace records about requests: their priority, their adapter, or a part of their id. Every
-figure is divided so that the tenants' parts add up to the whole in microseconds and tokens.
+A tenant is identified by a recorded property of requests: their priority, their adapter, or a part of their
+id. Every figure is divided so that the tenants' parts add up to the whole in microseconds and tokens.
 """
 
 from collections import defaultdict
@@ -42,7 +42,7 @@ NONE, UNKNOWN, FURTHER, NOBODY = "(none)", "(unknown)", "(further)", "(nobody)"
 HASHED_IDS = "(hashed ids)"
 """Tenant of all requests whose recorded ids are hashes, if ids name the tenants."""
 MOST_TENANTS = 50
-"""Tenants of one engine, by the time of their requests; the rest is ``FURTHER``."""
+"""Maximum number of tenants of one engine, by the time of their requests; the rest is ``FURTHER``."""
 RUNS = ("prefill", "decode", "recompute")
 HOLDS_SEAT = (*RUNS, "stalled")
 US_PER_HOUR = 3.6e9
@@ -59,7 +59,7 @@ RESOURCES: dict[str, str] = {
     LONG_PROMPT: "tokens",
     IDLE_HOLDERS: "idle blocks",
 }
-"""Column of the steps whose shares divide a wait with this charge, or cause, among the holders."""
+"""Column of the steps by whose shares a wait with this charge or cause is divided among the holders."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class TenantKey:
     field: str
     """``priority``, ``adapter`` or ``id``."""
     pattern: str = ""
-    """Regular expression whose first group is the tenant in an id."""
+    """Regular expression whose first group matches the tenant in an id."""
     is_hashed: bool = False
     """Whether tenants are named by hashes."""
 
@@ -97,7 +97,7 @@ def parse_tenant_key(text: str, *, is_hashed: bool) -> TenantKey:
     """Return the key that an option names.
 
     Raises:
-        UsageError: If there is no such key, or its regular expression is wrong.
+        UsageError: If there is no such key, or its regular expression is invalid.
     """
     field, _, pattern = text.partition(":")
     if field == "id" and pattern:
@@ -114,7 +114,7 @@ def parse_tenant_key(text: str, *, is_hashed: bool) -> TenantKey:
 
 
 def gpus_of(header: Header) -> int | None:
-    """Return the GPUs of an engine, or of one data-parallel rank; None if not recorded."""
+    """Return the number of GPUs of an engine, or of one data-parallel rank; None if not recorded."""
     sizes = [
         header.settings.get("parallel_config.tensor_parallel_size"),
         header.pipeline_parallel_size,
@@ -140,7 +140,7 @@ def tenant_fields(timeline: Timeline, key: TenantKey) -> dict[str, Any]:
 
 
 def _tenants(timeline: Timeline, key: TenantKey) -> pl.DataFrame:
-    """Return ``request_id`` and ``tenant`` of every known request; small tenants are ``FURTHER``."""
+    """Return ``request_id`` and ``tenant`` of every known request; small tenants become ``FURTHER``."""
     requests = timeline.known_requests
     named = requests.select("request_id").with_columns(key.names(requests, timeline.header).alias("tenant"))
     times = timeline.request_states.group_by("request_id").agg(us=LENGTH_US.sum())
@@ -157,20 +157,20 @@ class _Division:
 
     timeline: Timeline
     tenants: pl.DataFrame
-    """``request_id`` and ``tenant``."""
+    """Table with ``request_id`` and ``tenant``."""
 
     @cached_property
     def names(self) -> list[str]:
-        """Tenants in the order of their names; ``UNKNOWN`` is last, for requests that are not known."""
+        """Tenants in alphabetical order; ``UNKNOWN``, for unknown requests, is last."""
         return [*sorted({*self.tenants["tenant"]} - {UNKNOWN}), UNKNOWN]
 
     @property
     def divided_by(self) -> str:
-        """Weights of the division of a step's device time."""
+        """Weights by which a step's device time is divided."""
         return TOKENS if self.timeline.step_time is None else MODEL
 
     def _named(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return rows of requests with their ``tenant``."""
+        """Return the rows of requests with an added ``tenant`` column."""
         named = rows.join(self.tenants, on="request_id", how="left", maintain_order="left")
         return named.with_columns(pl.col("tenant").fill_null(UNKNOWN))
 
@@ -180,7 +180,7 @@ class _Division:
         return {row.pop("tenant"): row for row in sums}
 
     def use(self) -> list[SummaryTenant]:
-        """Return the use of each tenant that has any."""
+        """Return the usage of each tenant that used the engine."""
         state, timeline = pl.col("state"), self.timeline
         waits, runs = state.is_in([*QUEUED, "stalled"]), state.is_in(RUNS)
         parts = [
@@ -212,7 +212,7 @@ class _Division:
 
     @cached_property
     def tenant_work(self) -> pl.DataFrame:
-        """Table with a row per step and tenant that has requests in it.
+        """Table with a row per step and per tenant with requests in the step.
 
         Columns: ``step``, ``place`` (of the tenant in ``names``), ``requests``, ``tokens``, ``prompt``
         (tokens of prompts) and ``context`` (tokens that were computed before the step).
@@ -252,7 +252,7 @@ class _Division:
         return pl.concat(tables).sort("step", "place")
 
     def device_us(self) -> dict[str, int]:
-        """Return the device's time by tenant, which adds up to that of ``engine_states``.
+        """Return the device time of each tenant; the sum equals that of ``engine_states``.
 
         A step's time is divided in proportion to the times that the step-time model gives for each tenant's
         tokens and context, and for its share of the step's requests in the constant part; without a model, in
@@ -280,7 +280,7 @@ class _Division:
         return {**by_tenant, UNKNOWN: by_tenant.get(UNKNOWN, 0) + rest}
 
     def tenant_waits(self) -> list[SummaryTenantWait]:
-        """Return the charged time of all waits by the tenants of the waiting requests and of the holders."""
+        """Return the charged time of all waits, by the tenants of waiting requests and of holders."""
         rows = self._named(self.timeline.charges.filter(pl.col("charge") != RECOMPUTE))
         by_cause = pl.col("charge").is_in([PRIORITY_INVERSION, ABORTED_WORK])
         rows = rows.with_columns(reason=pl.when(by_cause).then("cause").otherwise("charge"))
@@ -294,7 +294,7 @@ class _Division:
         ]
 
     def _holders(self, reason: str, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return ``waiter``, ``holder`` and ``us`` of the waits for one reason."""
+        """Return ``waiter``, ``holder`` and ``us`` of the waits that have one reason."""
         if reason == HEAD_OF_LINE:
             heads = self.timeline.held_up.select("request_id", head="head").unique("request_id", keep="last")
             of_head = self.tenants.select(head="request_id", holder="tenant")
@@ -307,7 +307,7 @@ class _Division:
         return rows.select(waiter="tenant", holder=pl.lit(NOBODY), us="time_us")
 
     def _divided(self, rows: pl.DataFrame, shares: pl.DataFrame) -> pl.DataFrame:
-        """Return the waits divided by the tenants' shares of a resource in the steps that they lasted.
+        """Return the waits, divided by the tenants' shares of a resource in the steps of each wait.
 
         Args:
             rows: Rows of the charges, with ``tenant``.
@@ -328,7 +328,7 @@ class _Division:
         return pl.concat(parts).group_by("waiter", "holder").agg(pl.col("us").sum())
 
     def _shares(self, resource: str) -> pl.DataFrame:
-        """Return the cumulated shares of the tenants in each step.
+        """Return the cumulative shares of the tenants in each step.
 
         Args:
             resource: ``seats``, ``idle blocks``, ``context`` (tokens in the KV cache) or ``tokens``.
@@ -367,7 +367,7 @@ class _Division:
         return self._cumulated(amounts)
 
     def _cumulated(self, amounts: pl.DataFrame) -> pl.DataFrame:
-        """Return the spans of the steps with the tenants' shares of an amount, added up in order."""
+        """Return the spans of the steps with the cumulative shares of the tenants in an amount."""
         steps = self.timeline.steps.drop_nulls("start_us").select(
             "step",
             begin_us="start_us",
@@ -396,7 +396,7 @@ def recomputed(timeline: Timeline) -> pl.DataFrame:
 def fleet_tenants(
     engines: Mapping[str, EngineSummary], price_per_gpu_hour: float | None = None
 ) -> FleetTenants | None:
-    """Return the use of a fleet by tenant; None if its summaries are not divided by tenant."""
+    """Return the usage of a fleet by tenant; None if its summaries are not divided by tenant."""
     summaries = [summary for summary in engines.values() if summary.tenant_key]
     if not summaries:
         return None
@@ -416,7 +416,7 @@ def fleet_tenants(
 
 
 def _added_up(summaries: Sequence[EngineSummary], per_us: float | None) -> Iterator[FleetTenant]:
-    """Yield the sums of each tenant over all engines."""
+    """Yield the sums for each tenant over all engines."""
     whole_us = sum(tenant.device_us for summary in summaries for tenant in summary.tenants)
     by_tenant: dict[str, list[tuple[SummaryTenant, int | None]]] = defaultdict(list)
     for summary in summaries:
@@ -436,7 +436,7 @@ def _added_up(summaries: Sequence[EngineSummary], per_us: float | None) -> Itera
 
 
 def _gpu_us(times: Iterable[tuple[int, int | None]]) -> int | None:
-    """Return the sum of times, each multiplied by the GPUs of its engine; None if these are unknown."""
+    """Return the sum of times, each multiplied by its engine's number of GPUs; None if any is unknown."""
     total = 0
     for us, gpus in times:
         if gpus is None:

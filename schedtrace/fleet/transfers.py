@@ -1,7 +1,7 @@
-"""Requests whose KV cache goes from one engine to another: in each engine's summary, and matched.
+"""Requests whose KV cache goes from one engine to another: their part of the summary, and matching.
 
-Requests are matched by what their halves on the prefill and the decode engine have in common; the times of
-both halves bound the offset between the engines' clocks.
+Each such request has a half on the prefill engine and one on the decode engine. Halves are matched by their
+ids; their times bound the offset between the engines' clocks.
 """
 
 import hashlib
@@ -19,12 +19,13 @@ from schedtrace.model.fleet import EngineSummary
 from schedtrace.timeline.timeline import Timeline
 
 MOST_TRANSFERS = 20_000
-"""Most requests of an engine in its summary; of more, a sample that is the same on all engines."""
+"""Maximum number of requests of an engine in its summary; of more requests, a sample that is the same on all
+engines."""
 ONE_SIDED = ("kv_producer", "kv_consumer")
-"""Roles of engines whose requests all go through two engines."""
+"""Roles of engines whose requests all cross to or from another engine."""
 _PREFIX = re.compile(r"^(?:cmpl|chatcmpl|generate-tokens)-")
 _RANDOM = re.compile(r"-[0-9a-f]{8}$")
-"""Suffix that vLLM's front end adds to every request id."""
+"""Pattern of the suffix that vLLM's front end adds to every request id."""
 
 
 def transfer_key(transfer: SummaryTransfer) -> str:
@@ -38,7 +39,7 @@ def transfer_key(transfer: SummaryTransfer) -> str:
 
 
 def key_hash(transfer: SummaryTransfer) -> int:
-    """Return a number of 62 bits that depends on the key alone."""
+    """Return a 62-bit number that depends only on the key."""
     digest = hashlib.blake2b(transfer_key(transfer).encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest) >> 2
 
@@ -46,7 +47,7 @@ def key_hash(transfer: SummaryTransfer) -> int:
 def sampled_transfers(
     transfers: Sequence[SummaryTransfer], most: int = MOST_TRANSFERS
 ) -> tuple[list[SummaryTransfer], int | None]:
-    """Return at most that many requests, and the bound of their hashes; None if all are returned."""
+    """Return at most ``most`` requests, and the bound of their hashes (None if all are returned)."""
     if len(transfers) <= most:
         return list(transfers), None
     below = sorted(map(key_hash, transfers))[most]
@@ -56,8 +57,9 @@ def sampled_transfers(
 def engine_transfers(timeline: Timeline) -> list[SummaryTransfer]:
     """Return the requests that arrived at an engine and cross engines, in order of arrival.
 
-    These are all requests of an engine that only prefills or only decodes. Elsewhere, a request counts if its
-    ``kv_transfer_params`` say so, if its KV cache was loaded, or if its blocks were kept after its end.
+    These are all requests of an engine that only prefills or only decodes. On any other engine, a request
+    counts if its ``kv_transfer_params`` name another engine, if its KV cache was loaded, or if its blocks
+    were kept after its end.
     """
     role = timeline.header.settings.get("kv_transfer_config.kv_role")
     is_begun = pl.col("event") == "begun"
@@ -93,7 +95,7 @@ def engine_transfers(timeline: Timeline) -> list[SummaryTransfer]:
 
 
 def _loads(timeline: Timeline) -> pl.DataFrame:
-    """Return ``request_id``, ``load_begun_us``, ``load_ended_us`` and ``load_blocks`` of first loads."""
+    """Return ``request_id``, ``load_begun_us``, ``load_ended_us`` and ``load_blocks`` of each first load."""
     none: dict[str, Any] = {
         "request_id": pl.String,
         "event": pl.String,
@@ -136,7 +138,7 @@ class Half:
 
     @property
     def decodes(self) -> bool:
-        """Whether the engine decodes it: its KV cache comes from elsewhere."""
+        """Whether the engine decodes the request, whose KV cache comes from elsewhere."""
         if self.row.remote is not None:
             return self.row.remote == "prefill"
         loads = self.row.load_begun_us is not None
@@ -144,7 +146,7 @@ class Half:
 
     @property
     def crosses(self) -> bool:
-        """Whether it is certain that another engine has the other half, not a store of KV blocks."""
+        """Whether the other half is certainly on another engine, not in a store of KV blocks."""
         return self.row.remote is not None or self.role in ONE_SIDED
 
 
@@ -159,7 +161,7 @@ class MatchedRequest:
 
     @property
     def in_order(self) -> bool:
-        """Whether the decode engine gets it only after its prefill, whose output names the prefill's id."""
+        """Whether the decode engine gets the request only after its prefill, whose output contains the id."""
         return self.key == "remote_request_id"
 
     @property
@@ -178,10 +180,10 @@ class MatchedFleet:
     requests: list[MatchedRequest] = field(default_factory=list)
     unmatched: dict[Reason, list[Half]] = field(default_factory=lambda: defaultdict(list))
     below: int | None = None
-    """Bound of the hashes of a sample; None: no sample, all requests are included."""
+    """Bound of the hashes in a sample; None if all requests are included."""
 
     def unmatched_requests(self) -> list[UnmatchedRequests]:
-        """Return the requests that are in no figure, by reason."""
+        """Return the requests that are in no figure, with the reason."""
         incomplete = [request.decode for request in self.requests if not request.is_complete]
         by_reason = {**self.unmatched, "incomplete": incomplete}
         return [
@@ -196,9 +198,9 @@ class MatchedFleet:
 def match_requests(engines: Mapping[str, EngineSummary]) -> MatchedFleet:
     """Match the requests that one engine prefills and another decodes.
 
-    A request of a decode engine that names its id on the prefill engine is matched by it; otherwise by the
+    A decode request that names its id on the prefill engine is matched by that id; otherwise by the
     transfer's id, or by request ids without prefix and random suffix. Children of one request may share their
-    prefill. If several requests fit, none is taken.
+    prefill. If several requests fit, none is matched.
     """
     fleet = MatchedFleet()
     bounds = [each.transfers_below for each in engines.values() if each.transfers_below is not None]
@@ -227,7 +229,7 @@ def match_requests(engines: Mapping[str, EngineSummary]) -> MatchedFleet:
 def _halves(
     engines: Mapping[str, EngineSummary], below: int | None
 ) -> tuple[dict[str, list[Half]], list[Half]]:
-    """Return the halves of prefill engines by key, and those of decode engines."""
+    """Return the halves on prefill engines by key, and the halves on decode engines."""
     prefills, decodes = defaultdict(list), []
     for name, summary in engines.items():
         for row in summary.transfers:
@@ -242,7 +244,7 @@ def _halves(
 
 
 def _candidates(decode: Half, prefills: Sequence[Half]) -> tuple[list[Half], Key]:
-    """Return the halves that may belong to a half of a decode engine, and what they have in common."""
+    """Return the prefill halves that may belong to a decode half, and the kind of id that they share."""
     elsewhere = [half for half in prefills if half.engine != decode.engine]
     row = decode.row
     if row.transfer_id is not None:
@@ -256,28 +258,29 @@ def _candidates(decode: Half, prefills: Sequence[Half]) -> tuple[list[Half], Key
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """Relation of the clocks of a prefill and a decode engine."""
+    """Relation between the clocks of a prefill engine and a decode engine."""
 
     shift_us: int
-    """Addend that converts a time of the decode engine to the prefill engine's, if their clocks agree."""
+    """Number to add to a time of the decode engine to convert it to the prefill engine's clock, if the
+    recorded clocks are right."""
     basis: ClockBasis
     least_us: float | None
     """Smallest time by which the decode engine's clock is ahead."""
     most_us: float | None
-    """Largest time by which it is ahead."""
+    """Largest time by which the decode engine's clock is ahead."""
     out_of_order: int = 0
-    """Requests whose times contradict the order of events."""
+    """Number of requests whose times contradict the order of events."""
 
     @property
     def middle_us(self) -> float | None:
-        """Middle of both bounds; None without both."""
+        """Middle of both bounds; None if a bound is missing."""
         if self.least_us is None or self.most_us is None:
             return None
         return (self.least_us + self.most_us) / 2
 
     @property
     def half_us(self) -> float:
-        """Largest error of the middle."""
+        """Maximum error of the middle."""
         if self.least_us is None or self.most_us is None:
             return 0.0
         return (self.most_us - self.least_us) / 2
@@ -286,9 +289,10 @@ class ClockOffset:
 def clock_offset(
     prefill: EngineSummary, decode: EngineSummary, requests: Sequence[MatchedRequest]
 ) -> ClockOffset:
-    """Return the relation of two engines' clocks.
+    """Return the relation between two engines' clocks.
 
-    On different machines, the recorded errors of both clocks bound it, and so does the order of events.
+    On different machines, the offset is bounded by the recorded errors of both clocks and by the order of
+    events.
     """
     if prefill.clock == decode.clock == "virtual":
         return ClockOffset(decode.begin_unix_us - prefill.begin_unix_us, "same", 0.0, 0.0)

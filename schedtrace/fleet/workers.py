@@ -1,7 +1,8 @@
-"""Calls in other processes, on this machine or a Ray cluster, which read fleets and replay for sweeps.
+"""Pools of processes, on this machine or a Ray cluster, which read fleets and replay for sweeps.
 
-A process that ends unexpectedly loses only the calls that it was running. ``outcomes`` repeats each of them
-once, alone; if that process ends, too, the call has failed. No result of a lost process is counted.
+A process that ends unexpectedly loses only the calls that it was running. ``call_outcomes`` repeats each of
+these calls once, alone; if that process also ends, the call has failed. No result of a lost process is
+counted.
 """
 
 import multiprocessing
@@ -23,29 +24,29 @@ _R = TypeVar("_R")
 
 
 class WorkerPool(Protocol):
-    """Processes that do calls: those of ``concurrent.futures``, or tasks of Ray."""
+    """Pool of processes that execute calls: those of ``concurrent.futures``, or tasks of Ray."""
 
     jobs: int
-    """Calls at a time."""
+    """Maximum number of simultaneous calls."""
 
     def shared(self, value: Any) -> Any:
-        """Return a placeholder for a value that many calls have as an argument, so that it is sent rarely."""
+        """Return a placeholder for a value that many calls get as an argument, so that it is rarely sent."""
 
     def submit(self, function: Callable[..., _R], *arguments: Any) -> "Future[_R]":
         """Call the function in a process of the pool; return its future."""
 
     def is_loss(self, error: BaseException) -> bool:
-        """Return whether the error says that a process ended, and not what the call raised."""
+        """Return whether an error means that a process ended, rather than that the call raised it."""
 
     def restart(self) -> None:
         """Replace processes that ended."""
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
+        """End the processes, whatever they are doing."""
 
 
 class Lost(Exception):  # noqa: N818  # a fact, handled like a result
-    """Loss of both processes that did a call."""
+    """Loss of both processes that were to execute a call."""
 
 
 class CallOutcome(Generic[_A, _R]):
@@ -53,7 +54,7 @@ class CallOutcome(Generic[_A, _R]):
 
     Args:
         argument: Argument of the call.
-        value: Its result, or the error that it raised.
+        value: Result of the call, or the error that it raised.
         again: Whether a first process ended before it had a result.
     """
 
@@ -67,7 +68,7 @@ def call_outcomes(
     """Yield the outcome of each call exactly once, in the order in which calls end.
 
     Args:
-        pool: Processes; at most ``jobs`` calls are under way, so that a loss concerns only these.
+        pool: Pool of processes; at most ``jobs`` calls run at once, so that a loss affects only these calls.
         function: Function that other processes can import.
         arguments: Argument of each call.
     """
@@ -106,7 +107,7 @@ def _value(future: "Future[Any]") -> Any:
 
 
 def _alone(pool: WorkerPool, function: Callable[[_A], _R], argument: _A) -> CallOutcome[_A, _R]:
-    """Do a call again, with no other under way."""
+    """Execute a call again while no other call runs."""
     future = pool.submit(function, argument)
     wait([future])
     if _is_lost(pool, future):
@@ -116,7 +117,7 @@ def _alone(pool: WorkerPool, function: Callable[[_A], _R], argument: _A) -> Call
 
 
 class HereOnly:
-    """This process: calls are done when they are submitted (``--jobs 1``)."""
+    """Pool without processes: calls are executed when they are submitted (``--jobs 1``)."""
 
     jobs = 1
 
@@ -125,7 +126,7 @@ class HereOnly:
         return value
 
     def submit(self, function: Callable[..., _R], *arguments: Any) -> "Future[_R]":
-        """Call the function at once; return a future that is done."""
+        """Call the function at once; return a finished future."""
         future: Future[_R] = Future()
         try:
             future.set_result(function(*arguments))
@@ -145,7 +146,7 @@ class HereOnly:
 
 
 class LocalProcesses:
-    """Processes of this machine.
+    """Pool of processes on this machine.
 
     Args:
         jobs: Number of processes.
@@ -179,16 +180,16 @@ class LocalProcesses:
                 return self._executor.submit(function, *arguments)
 
     def is_loss(self, error: BaseException) -> bool:
-        """Return whether a process ended."""
+        """Return whether the error means that a process ended."""
         return isinstance(error, BrokenProcessPool)
 
     def restart(self) -> None:
-        """Replace all processes: the executor ends the others of a broken pool."""
+        """Replace all processes, because the executor ends all processes of a broken pool."""
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._executor = self._made()
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
+        """End the processes, whatever they are doing."""
         for process in list((self._executor._processes or {}).values()):  # noqa: SLF001  # no public way
             process.terminate()
         self._executor.shutdown(wait=True, cancel_futures=True)
@@ -197,7 +198,7 @@ class LocalProcesses:
 
 @contextmanager
 def _children_ignore_interrupts() -> Iterator[None]:
-    """Make new processes ignore Ctrl-C: a terminal sends it to all, and only the command shall answer it."""
+    """Make new processes ignore Ctrl-C: a terminal sends it to all, but only the command handles it."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     except ValueError:  # not the main thread, so nothing to protect
@@ -213,7 +214,7 @@ def _begin(threads: str, scratch: str) -> None:
     """Prepare a new process.
 
     Polars and NumPy get their share of the processors, temporary files go to a folder that the command
-    removes, and no line of a library gets between those that the command prints.
+    removes, and libraries' log lines are suppressed.
     """
     threading.Thread(target=_end_with_the_command, daemon=True).start()
     for library in ("POLARS_MAX_THREADS", "OMP_NUM_THREADS"):
@@ -226,7 +227,7 @@ def _begin(threads: str, scratch: str) -> None:
 def _end_with_the_command() -> None:
     """Exit when the command exits.
 
-    A killed command cannot end its processes, and their queue does not tell them that it was killed.
+    A killed command cannot end its processes, and their queue does not show that it was killed.
     """
     command = multiprocessing.parent_process()
     assert command is not None  # noqa: S101  # a process of a pool has one
