@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
 
 
 def reason_of(error: Exception) -> str:
-    """Return an exception's text in a line; of pydantic's, each reason with its setting."""
+    """Return an exception's text in one line; for pydantic's errors, each reason with its setting."""
     if not hasattr(error, "errors"):
         return " ".join(str(error).split()) or type(error).__name__
     reasons = [
@@ -41,7 +41,7 @@ class SchedtraceError(Exception):
 
     Args:
         message: Line that the user sees.
-        details: Lines to print below it, such as the end of a log.
+        details: Lines to print below the message, such as the end of a log.
     """
 
     exit_code = ExitCode.USAGE
@@ -61,7 +61,7 @@ class MissingExtraError(UsageError):
     """A command needs a package that only an extra of schedtrace installs.
 
     Args:
-        what: Command or option that needs it.
+        what: Command or option that needs the package.
         extra: Name of the extra, as in ``pip install "schedtrace[extra]"``.
         instead: What works without the package, as a clause.
     """
@@ -72,7 +72,7 @@ class MissingExtraError(UsageError):
 
 
 class NeverEndsError(UsageError):
-    """A simulated load never ends under the settings that were asked for."""
+    """Error: a simulated load never ends under the settings that the user asked for."""
 
 
 class InputError(SchedtraceError):
@@ -88,7 +88,7 @@ class EngineError(SchedtraceError):
 
 
 def engine_error(errors: Sequence[str]) -> EngineError:
-    """Return the error of several engines, a line for each."""
+    """Return one error about several engines, with a line for each."""
     return EngineError(errors[0], *(f"schedtrace: {error}" for error in errors[1:]))
 
 

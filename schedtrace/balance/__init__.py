@@ -1,6 +1,6 @@
-"""Balance scheduling, an experiment: ranks in lock-step admit requests together.
+"""Experiment with balance scheduling: ranks in lock-step admit requests together.
 
-``closed`` is the gate, ``balanced`` puts it before a scheduler class of vLLM, ``BalanceScheduler`` is for
+``closed`` is the gate, ``balanced`` adds it to a scheduler class of vLLM, and ``BalanceScheduler`` is for
 ``--scheduler-cls``. See ``docs/balance.md``.
 """
 

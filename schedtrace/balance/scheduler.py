@@ -1,12 +1,12 @@
 """vLLM's own scheduler classes with a gate before their admissions, and nothing else.
 
-``schedule()`` stays vLLM's. While the gate is closed it is called with as many seats as are taken, so its
-waiting loop ends where it ends without a free seat. vLLM 0.10 to 0.33 reads the number of seats only there
-and, up to 0.30, in an assertion that no more requests run than there are seats.
+``schedule()`` stays vLLM's. While the gate is closed, it is called with only as many seats as are occupied,
+so its waiting loop ends as it does without a free seat. vLLM 0.10 to 0.33 reads the number of seats only
+there and, up to 0.30, in an assertion that no more requests run than there are seats.
 
 Ranks in lock-step call ``DPEngineCoreProc._has_global_unfinished_reqs`` once in every loop of a running wave,
 on the thread that schedules. vLLM itself relies on an equal number of calls on all ranks. The counts are
-therefore gathered right after it, over vLLM's own group of ranks (``dp_group``: gloo, without a GPU).
+therefore gathered right after this call, over vLLM's own group of ranks (``dp_group``: gloo, without a GPU).
 """
 
 import types
@@ -20,14 +20,15 @@ from schedtrace.record.hooks import Method, wrap
 
 
 def closed(own: int, ranks: Sequence[int], max_num_seqs: int) -> bool:
-    """Return whether a rank admits no request, neither a new nor a preempted one.
+    """Return whether a rank may admit no request, neither a new nor a preempted one.
 
-    No rank admits while one of them runs ``max_num_seqs - 1`` requests or more. A rank that runs no request
-    may always admit one. Each rank with requests therefore has one to run, and the ranks cannot deadlock.
+    No rank admits requests while any rank runs ``max_num_seqs - 1`` requests or more. A rank that runs no
+    request may always admit one. Every rank that has requests can therefore run one, and the ranks cannot
+    deadlock.
 
     Args:
         own: Number of requests that run on this rank now.
-        ranks: Number of running requests of each rank, this one included, as gathered last. With fewer than
+        ranks: Number of running requests of each rank, including this one, as gathered last. With fewer than
             two ranks, the gate is open.
         max_num_seqs: Seats of each rank.
     """
@@ -35,7 +36,7 @@ def closed(own: int, ranks: Sequence[int], max_num_seqs: int) -> bool:
 
 
 class _Gate:
-    """Gate that ``balanced`` puts before a scheduler class."""
+    """Gate that ``balanced`` adds to a scheduler class."""
 
     held_back_by_ranks = False
     """Whether the latest ``schedule()`` had a free seat and the gate was closed; the recorder reads it."""
@@ -46,7 +47,7 @@ class _Gate:
         self._ranks = tuple(running)
 
     def schedule(self, *args: object, **kwargs: object) -> Any:
-        """Call vLLM's own ``schedule()``, without a free seat while the gate is closed."""
+        """Call vLLM's own ``schedule()``; while the gate is closed, without a free seat."""
         scheduler: Any = self
         name = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
         seats: int = getattr(scheduler, name)
@@ -66,8 +67,8 @@ class _Gate:
 def balanced(base: type) -> type:
     """Return a subclass of ``base`` that admits only while its gate is open, or ``base`` if it is one.
 
-    Its ``observe_ranks`` has to be called with the counts of all ranks after every step, by an engine
-    (``BalanceScheduler``) or a simulation. Until then, and with one rank, it decides as ``base`` does.
+    An engine (``BalanceScheduler``) or a simulation has to call its ``observe_ranks`` with the counts of all
+    ranks after every step. Until then, and with one rank, it decides as ``base`` does.
 
     Args:
         base: A class of vLLM's V1 scheduler (``Scheduler``, ``AsyncScheduler`` or a subclass).
@@ -83,18 +84,18 @@ def balanced(base: type) -> type:
 
 
 SCHEDULER_CLS = "schedtrace.balance.BalanceScheduler"
-"""Value of ``--scheduler-cls``."""
+"""Value of ``--scheduler-cls`` that selects balance scheduling."""
 
 
 class BalanceScheduler:
     """Stand-in for the class that ``--scheduler-cls`` names; it builds on vLLM's own choice.
 
-    Whether scheduling is asynchronous is known when the configuration is complete. Then this chooses between
-    ``AsyncScheduler`` and ``Scheduler``, as vLLM does without ``--scheduler-cls``.
+    Whether scheduling is asynchronous is known only when the configuration is complete. At that point, this
+    class chooses between ``AsyncScheduler`` and ``Scheduler``, as vLLM does without ``--scheduler-cls``.
     """
 
     def __new__(cls, *, vllm_config: Any, **kwargs: object) -> Any:
-        """Return the scheduler; vLLM gives all arguments by name."""
+        """Return the scheduler; vLLM passes all arguments by name."""
         built: Any = cls.scheduler_class_for(vllm_config.scheduler_config)
         return built(vllm_config=vllm_config, **kwargs)
 
@@ -108,10 +109,10 @@ class BalanceScheduler:
 
 
 class _InEngine:
-    """A balanced scheduler that makes its engine gather the counts.
+    """Balanced scheduler that makes its engine gather the counts.
 
     Raises:
-        ValueError: If the model is a diffusion model, which needs a scheduler class of its own.
+        ValueError: If the model is a diffusion model, which needs a different scheduler class.
     """
 
     counts_gathered: bool
@@ -139,7 +140,7 @@ def _in_engine(base: type) -> type:
 
 
 def _no_ranks(parallel: Any) -> str | None:
-    """Return why this engine has no ranks to gather counts from; None if it has some."""
+    """Return why this engine has no ranks to gather counts from; None if it has."""
     if parallel.data_parallel_size == 1:  # vLLM 0.14 and newer also says so to each rank of a dense model
         return "this engine runs in lock-step with no other rank"
     if getattr(parallel, "enable_elastic_ep", False):
@@ -148,7 +149,7 @@ def _no_ranks(parallel: Any) -> str | None:
 
 
 def gather_in_every_loop() -> None:
-    """Make this process's engine pass every rank's number of running requests to its scheduler in each loop.
+    """Make this process's engine gather every rank's number of running requests in each loop.
 
     A second call does nothing.
     """

@@ -1,1 +1,1 @@
-"""Explanations of a step or a request: ``step.py`` and ``request.py`` are the entries."""
+"""Explanations of a step or a request; the entry points are in ``step.py`` and ``request.py``."""

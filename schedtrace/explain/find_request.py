@@ -1,4 +1,4 @@
-"""The request of a run that a user's text names: a whole id, or its beginning or end."""
+"""Search for the request that a user's text names: by its whole id, or by the id's beginning or end."""
 
 from collections.abc import Callable
 

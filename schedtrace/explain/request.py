@@ -1,6 +1,7 @@
 """History of a request: its events in order, its states, and the time between its outputs.
 
-All is derived from the request's rows in the trace (``RequestRows``). ``explain_request`` is the entry point.
+Everything is derived from the request's rows in the trace (``RequestRows``). ``explain_request`` is the entry
+point.
 """
 
 from collections.abc import Iterator
@@ -28,25 +29,25 @@ from schedtrace.timeline.timeline import Timeline, make_timeline
 
 Row = dict[str, Any]
 _TIMES = ("arrived_us", "queued_us", "scheduled_us", "first_token_us", "last_token_us", "finished_us")
-"""Times of a finish."""
+"""Fields of a finish that are times."""
 
 
 @dataclass(frozen=True)
 class RequestRows:
-    """A request's rows; times in microseconds of the trace's clock."""
+    """Rows of a request; times are in microseconds of the trace's clock."""
 
     timeline: Timeline
     request_id: str
     arrival: Row | None
     present: Row | None
-    """State when the trace began; None: it arrived later, or at an unknown time."""
+    """State when the trace began; None if the request arrived later, or at an unknown time."""
     finish: Row | None
     scheduled: list[Row]
     """Rows of the steps that scheduled the request, with ``work``, ``lost_tokens``, ``start_us``,
     ``output_us`` and ``outputs``: whether the step produced a token, because the request had nothing left to
     compute before it."""
     preemptions: list[Row]
-    """Preemptions, with ``start_us`` of their step."""
+    """Preemptions of the request, with ``start_us`` of their steps."""
     set_aside: list[Row]
     """Steps that set the request aside, with their ``start_us``."""
     states: list[Row]
@@ -81,7 +82,7 @@ class RequestRows:
         return recorded if recorded is not None else next(outputs, None)
 
     def life_states(self) -> list[LifeState]:
-        """Return the request's states, with times in milliseconds since its arrival."""
+        """Return the request's states, with times in milliseconds since the request's arrival."""
         return [
             *self._unrecorded(),
             *(
@@ -101,7 +102,7 @@ class RequestRows:
         ]
 
     def _tokens(self, state: Row) -> int:
-        """Return the tokens scheduled for the request in the steps of a state, or of a part of a state."""
+        """Return the tokens scheduled for the request in the steps of a state, or in a part of a state."""
         if state["tokens"] is not None:
             return int(state["tokens"])
         first, last = state["begin_step"], state["end_step"]
@@ -165,7 +166,7 @@ def gather_rows(timeline: Timeline, request_id: str) -> RequestRows:
 
 @dataclass(frozen=True)
 class WaitedFor:
-    """Cause for which a request waited."""
+    """Cause of a part of a wait."""
 
     cause: str
     steps: int
@@ -176,7 +177,7 @@ class WaitedFor:
 
 @dataclass(frozen=True)
 class Wait:
-    """Stay in the waiting queue."""
+    """Stay of a request in the waiting queue."""
 
     from_ms: float
     since_step: int | None
@@ -185,13 +186,13 @@ class Wait:
     """Step that scheduled the request; None if no step did."""
     wait_ms: float
     before_step_ms: float
-    """Part of the wait before the first step that could schedule the request."""
+    """Part of the wait until the first step that could schedule the request."""
     causes: list[WaitedFor]
-    """Causes of the rest of the wait, the longest first."""
+    """Causes of the remaining wait, the longest first."""
 
 
 def queue_stays(states: list[LifeState]) -> list[Wait]:
-    """Return each stay in the queue, including that of a request that the first possible step schedules."""
+    """Return each stay in the queue, even if the first possible step ended it."""
     queue_waits = []
     for queued, group in groupby(
         enumerate(states), key=lambda entry: (entry[1].of_state or entry[1].state) in QUEUED
@@ -230,7 +231,7 @@ SHORTEST_WAIT_MS = 0.05
 
 
 def life_events(rows: RequestRows, waited: list[Wait]) -> list[LifeEvent]:
-    """Return all events from arrival to end; successive decodes are one event."""
+    """Return all events from arrival to end; consecutive decodes form one event."""
     events = [
         *_arrival(rows),
         *request_facts(rows),
@@ -276,7 +277,7 @@ def _load(arrival: Row) -> Message:
 
 
 def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
-    """Yield admissions, chunks of prefill, the first token, runs of decodes."""
+    """Yield admissions, chunks of prefill, the first token, and series of decodes."""
     waits = {wait.left_step: wait for wait in waited}
     first_token = rows.first_token_us
     if first_token is not None:
@@ -337,7 +338,7 @@ def _decodes(rows: RequestRows, run: list[Row]) -> LifeEvent:
 
 
 def _stalled_by(rows: RequestRows, first: Row, last: Row) -> Message:
-    """Return the causes with which the running loop skipped the request, and the steps of each."""
+    """Return the causes for which the running loop skipped the request, and the steps of each."""
     causes = (
         rows.timeline.exits.filter(
             (pl.col("request_id") == rows.request_id)
@@ -369,7 +370,7 @@ def _admitted(rows: RequestRows, wait: Wait | None, *, again: bool) -> Message:
 
 
 def _causes_of(wait: Wait) -> Message:
-    """Return text such as ``3 steps kv_blocks (9 ms)``, or nothing if the request waited through no step."""
+    """Describe a wait's causes: ``3 steps kv_blocks (9 ms)``; empty if the wait covers no step."""
     if not wait.causes:
         return NOTHING
     parts = [
@@ -384,7 +385,7 @@ def _causes_of(wait: Wait) -> Message:
 
 
 def _interruptions(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
-    """Yield preemptions, steps that set the request aside, interruptions, and waits that no step ended."""
+    """Yield preemptions, steps that set the request aside, interruptions, and waits that never ended."""
     for row in rows.preemptions:
         sentence = say(
             "preempted {reason}: {lost:n computed token} lost",
@@ -417,7 +418,7 @@ def _interruptions(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]
 
 
 def request_facts(rows: RequestRows) -> Iterator[LifeEvent]:
-    """Yield events recorded as facts, where the trace has them."""
+    """Yield events for the recorded facts about the request, as far as the trace has them."""
     its = pl.col("request_id") == rows.request_id
     arrival = rows.arrival
     if arrival is not None and arrival["received_us"] is not None and arrival["input_queue_us"] is not None:
@@ -479,7 +480,7 @@ def _grammar(grammar: Row) -> Message:
 
 
 def _cached(admitted: Row) -> Message:
-    """Describe the cache hits at admission; prefix-cache hits alone are in the chunk's event instead."""
+    """Describe the cache hits at admission, unless the chunk's event already states them."""
     return say(
         "[found nothing in the prefix cache: {reason}][found {external_tokens:n token} through a KV connector"
         "[, {local_tokens:n} in the prefix cache]{reason:!}]",
@@ -506,9 +507,9 @@ def explain_request(run: Run, text: str) -> Life:
 
 
 def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
-    """Return the history of the request with this whole id, from a timeline of the whole trace.
+    """Return the history of the request with this id, from a timeline of the whole trace.
 
-    Callers may reuse the timeline for several requests.
+    The timeline may be reused for several requests.
     """
     rows = gather_rows(timeline, request_id)
     states, gaps = rows.life_states(), _gaps(rows)
@@ -540,7 +541,7 @@ def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
 
 
 def _gaps(rows: RequestRows) -> list[Gap]:
-    """Return the time between successive outputs."""
+    """Return the times between consecutive outputs."""
     back = [row for row in rows.scheduled if row["outputs"] and row["output_us"] is not None]
     return [
         Gap(

@@ -50,7 +50,7 @@ NO_CACHE_HITS = say(
     "a waiting prompt with prefix cache hits would have needed less; the trace does not record these hits"
 )
 LISTS = {"arrived", "finished", "preempted"}
-"""Columns of a step that its story describes in another way."""
+"""Columns of a step that its story describes in another form."""
 
 Row = dict[str, Any]
 
@@ -76,7 +76,7 @@ def rank_turns(traces: Sequence[Trace], row: Row) -> list[RankTurn]:
 
 
 def _turn(trace: Trace, same: pl.Expr, offset_us: int) -> tuple[int | None, RankTurn]:
-    """Return the time at which a rank began the step, and its turn, on the first rank's clock."""
+    """Return a rank's turn, on the first rank's clock, with the time at which the rank began the step."""
     turn = RankTurn(
         engine_rank=trace.header.engine_rank,
         step=None,
@@ -127,7 +127,7 @@ def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
 
 @dataclass
 class StepStories:
-    """Stories of an engine's steps, with their shared data computed once."""
+    """Stories of an engine's steps; data that they share is computed once."""
 
     run: Run
     timeline: Timeline
@@ -139,7 +139,7 @@ class StepStories:
 
     @cached_property
     def _wrong(self) -> frozenset[int]:
-        """Steps whose reconstructed queue differs from the recorded one."""
+        """Steps whose reconstructed queue contradicts the recorded length."""
         return frozenset(self.timeline.mismatches["step"])
 
     def story(self, number: int) -> StepStory:
@@ -206,7 +206,7 @@ def _row(run: Run, timeline: Timeline, number: int) -> Row:
 
 
 def _arrived(timeline: Timeline, row: Row) -> list[Newcomer]:
-    """Return requests that reached the scheduler since the step before ``row`` of ``timeline.steps``."""
+    """Return the requests that reached the scheduler between the previous step and this one."""
     arrivals = _since_last(timeline, row, timeline.new_requests, "queued_us")
     on_its_way = (pl.col("queued_us") - pl.col("arrived_us")).alias("on_its_way_us")
     columns = ["request_id", "prompt_tokens", "max_tokens", "queued_us"]
@@ -214,7 +214,7 @@ def _arrived(timeline: Timeline, row: Row) -> list[Newcomer]:
 
 
 def _finished(timeline: Timeline, row: Row) -> list[Leaver]:
-    """Return requests that left the scheduler since the step before ``row``."""
+    """Return the requests that left the scheduler between the previous step and this one."""
     gone = _since_last(timeline, row, timeline.finishes, "finished_us")
     rows = gone.with_columns(status=ending()).select(*Leaver.__struct_fields__)
     return [Leaver(**request) for request in rows.to_dicts()]
@@ -264,7 +264,7 @@ def _late(timeline: Timeline, row: Row) -> list[Newcomer]:
 
 
 def _since_last(timeline: Timeline, row: Row, frame: pl.DataFrame, time: str) -> pl.DataFrame:
-    """Return the events in this step's line, or between the starts of the previous step and this one."""
+    """Return a step's events: those in its line, or those since the previous step's start."""
     before = timeline.steps.filter(pl.col("step") < row["step"])["start_us"].max()
     after = pl.lit(value=True) if before is None else pl.col(time) > before
     between = pl.col("step").is_null() & after & (pl.col(time) <= row["start_us"])
@@ -289,7 +289,7 @@ def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
 
 
 def _waiters(timeline: Timeline, queue: pl.DataFrame, row: Row) -> list[Waiter]:
-    """Return the requests of ``queue`` that waited after the step, with their waiting time when it ended."""
+    """Return the requests of ``queue`` that waited after the step, with their waiting time at its end."""
     since = waiting_since(timeline, timeline.request_states, row["end_us"], queue["request_id"])
     rows = queue.join(since, on="request_id", how="left", maintain_order="left").with_columns(
         waited_ms=(row["end_us"] - pl.col("since_us")) / 1e3
@@ -298,14 +298,14 @@ def _waiters(timeline: Timeline, queue: pl.DataFrame, row: Row) -> list[Waiter]:
 
 
 _ACTIONS = {"gate": "was not entered", "continue": "skipped a request"}
-"""Kinds of exits in words; any other exit ended its loop."""
+"""Description of each kind of exit; any other exit ended its loop."""
 SAME_STOP = ("loop", "kind", "cause", "detail", "location", "guard", "via")
 
 Values = dict[str, Value]
 
 
 def step_stops(timeline: Timeline, number: int) -> list[Stop]:
-    """Return a step's exits in order; successive exits of the same kind are one entry."""
+    """Return a step's exits in order; consecutive exits of the same kind are one entry."""
     rows = stop_rows(timeline.exits.filter(pl.col("step") == number)).to_dicts()
     own = set(Stop.__struct_fields__) - {"message"}
     return [
@@ -317,7 +317,7 @@ def step_stops(timeline: Timeline, number: int) -> list[Stop]:
 
 
 def stop_rows(exits: pl.DataFrame) -> pl.DataFrame:
-    """Merge successive exits of the same kind: the columns of ``Stop``, ``step`` and ``guard``.
+    """Merge consecutive exits of the same kind, with the columns of ``Stop``, ``step`` and ``guard``.
 
     Args:
         exits: Rows of ``timeline.exits``, in their order.
@@ -336,7 +336,7 @@ def stop_rows(exits: pl.DataFrame) -> pl.DataFrame:
 
 
 def stop_values(row: Row) -> Values:
-    """Return the values in which two exits of the same kind may differ, from a row of ``stop_rows``."""
+    """Return the values in which exits of the same kind may differ, from a row of ``stop_rows``."""
     return {
         "requests": Requests(row["request_ids"], row["count"]),
         "needed": Count(row["blocks_needed"] or 0, "block"),
@@ -346,7 +346,7 @@ def stop_values(row: Row) -> Values:
 
 
 def stop_message(header: Header, row: Row, values: Values) -> Message:
-    """Return a sentence about an exit, or several equal ones.
+    """Return a sentence about one exit, or about several equal exits.
 
     Args:
         header: Header of the trace.
@@ -373,7 +373,7 @@ def stop_message(header: Header, row: Row, values: Values) -> Message:
 
 
 def victims(timeline: Timeline, number: int) -> list[Victim]:
-    """Return the requests that lost their blocks in a step."""
+    """Return the requests that lost their KV blocks in a step."""
     own = set(Victim.__struct_fields__) - {"message"}
     lost = timeline.preemptions.filter(pl.col("step") == number).to_dicts()
     return [
@@ -383,7 +383,7 @@ def victims(timeline: Timeline, number: int) -> list[Victim]:
 
 
 def victim_values(row: Row) -> Values:
-    """Return the values in which two preemptions may differ, from a row of ``timeline.preemptions``."""
+    """Return the values in which preemptions may differ, from a row of ``timeline.preemptions``."""
     return {
         "victim": Request(row["request_id"]),
         "for": Request(row["for_request_id"] or ""),
@@ -424,7 +424,7 @@ def preempted_for(row: Row, request: Value) -> Message:
 
 
 def ending() -> pl.Expr:
-    """Return how a request of ``timeline.finishes`` ended; the scheduler itself causes unrequested aborts."""
+    """Return an expression for how a request ended; unrequested aborts are the scheduler's own."""
     by_scheduler = pl.col("in_schedule") & pl.col("abort_us").is_null()
     return pl.when(by_scheduler).then(pl.col("status") + " by the scheduler").otherwise("status")
 
@@ -436,7 +436,7 @@ MISSES = {
     "not_cached": "no other request has the first block",
     "other_group": "only some cache groups have the first block",
 }
-"""Reasons why a look-up in the prefix cache found nothing; without ``unknown``."""
+"""Reasons why a look-up in the prefix cache found nothing; ``unknown`` is not among them."""
 
 
 def fact_entries(timeline: Timeline, name: str, which: pl.Expr) -> list[Row]:
@@ -528,7 +528,7 @@ _OF_COLUMNS = (
     "[This rank ran {dummy_batches:n dummy batch/dummy batches} before it, {dummy_us:us} in total.]",
     "[Wave {wave} of the data-parallel ranks, pass {counter}.]",
 )
-"""Sentences for columns of a step; empty where a column is unknown, or a count is 0."""
+"""Sentences for columns of a step; empty if a column is unknown, or a count is 0."""
 _COUNTS = (
     *("finished_holding", "deferred_free_blocks", "kv_loads_parked", "sessions_paused"),
     *("dummy_batches", "dummy_us"),

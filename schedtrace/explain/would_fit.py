@@ -1,8 +1,8 @@
 """Effect of a different limit in a step, if the trace records enough to compute it.
 
-Only the limit that stopped this step changes, and only this step counts: the waiting requests are admitted in
-queue order until one does not fit into what the step left unused. If a deciding value is not recorded, there
-is no answer.
+Only the limit that stopped this step is changed, and only this step is considered: waiting requests are
+admitted in queue order until a request does not fit into the resources that the step left unused. If a
+necessary value is not recorded, there is no answer.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,8 @@ from schedtrace.timeline.timeline import Timeline
 
 STEPS_LOOKED_AT = 64
 MOST_BLOCKS_FRAC = 1.05
-"""Ratio of used blocks to those that running requests need, above which something else holds blocks."""
+"""Ratio of used blocks to those that running requests need, above which other holders of blocks must exist.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Left:
 
 @dataclass(frozen=True)
 class FittingRequests:
-    """Requests that fit; false if none does."""
+    """Requests that fit; false if no request does."""
 
     request_ids: list[str]
     tokens: int
@@ -43,13 +44,13 @@ class FittingRequests:
     limit: Message
     """Reason why the next request would not have fitted."""
     cut: bool
-    """Whether the last request would have got only a part of its prompt."""
+    """Whether the last of these requests would have got only a part of its prompt."""
 
     def __bool__(self) -> bool:
         return bool(self.request_ids)
 
     def described_as(self, noun: str) -> Message:
-        """Return ``2 more requests (a and b, 1,536 tokens)``."""
+        """Describe the requests: ``2 more requests (a and b, 1,536 tokens)``."""
         count = len(self.request_ids)
         return say(
             "{count} ({requests}, {tokens:n token}[, the last one in part{cut:?}])",
@@ -60,9 +61,10 @@ class FittingRequests:
 
 
 def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name: str) -> FittingRequests:
-    """Return the waiting requests that fit, in queue order up to the first that does not, as in vLLM's loop.
+    """Return the waiting requests that fit, in queue order up to the first that does not.
 
-    With ``need.whole``, the whole request must fit, but it takes only the blocks of its first chunk.
+    As in vLLM, if ``need.whole`` is set, the whole request must fit, but it takes only the blocks of its
+    first chunk.
     """
     budget, blocks = left.budget, left.blocks
     taken: list[str] = []
@@ -96,7 +98,7 @@ def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name:
 
 
 def known_need(timeline: Timeline) -> AdmissionNeed | None:
-    """Return the room that a request needs; None if its blocks cannot be derived from its tokens."""
+    """Return the function for a request's need; None if blocks cannot be derived from tokens."""
     need = need_of(timeline, timeline.refused_heads)
     if need is None:
         return None
@@ -128,7 +130,7 @@ def known_need(timeline: Timeline) -> AdmissionNeed | None:
 
 @dataclass(frozen=True)
 class Question:
-    """A step, with its unused budget and blocks, and the requests that wanted more."""
+    """Step with its unused budget and blocks, and the requests that wanted more."""
 
     timeline: Timeline
     need: AdmissionNeed
@@ -152,11 +154,11 @@ class Question:
         return "max_num_scheduled_tokens" if configured else "max_num_batched_tokens"
 
     def cut_by(self, cap: str) -> list[Scheduled]:
-        """Return the requests for which this limit was the last to make the chunk smaller."""
+        """Return the requests whose chunk this limit was the last to make smaller."""
         return [request for request in self.scheduled if request.caps and request.caps[-1] == cap]
 
     def more_blocks(self, requests: list[Scheduled], tokens: int) -> int:
-        """Return the KV blocks needed for ``tokens`` more tokens, given to one request after another."""
+        """Return the KV blocks needed to give requests ``tokens`` more tokens, one request after another."""
         blocks = 0
         for request in requests:
             more = min(tokens, _lacking([request]))
@@ -181,7 +183,7 @@ def what_if(
     Args:
         timeline: Timeline of the engine.
         row: Row of the step in ``timeline.steps``.
-        need: The room that a request needs (``known_need``).
+        need: Function for the room that a request needs (``known_need``).
         waiting: Requests that waited after the step, in order; empty if unknown.
         scheduled: Tokens that each scheduled request got.
         stops: Exits of the step.
@@ -261,7 +263,7 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
 
 
 def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
-    """Yield what requests would have got of the remaining budget without ``long_prefill_token_threshold``."""
+    """Yield the tokens that requests would have got without ``long_prefill_token_threshold``."""
     cut = asked.cut_by(Cap.LONG_PREFILL)
     tokens = min(asked.left.budget, _lacking(cut))
     if tokens <= 0 or asked.more_blocks(cut, tokens) > asked.left.blocks:
@@ -279,7 +281,7 @@ def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
 
 
 def _more_blocks(asked: Question) -> Iterator[WhatIf]:
-    """Return how many more blocks the refused request needed; none without ``scheduler_reserve_full_isl``."""
+    """Yield how many more blocks the refused request needed, if ``scheduler_reserve_full_isl`` is set."""
     stop, head, need = asked.loop_exit, asked.waiting[0], asked.need
     if stop is None or stop.blocks_needed is None or stop.blocks_free is None:
         return
@@ -321,7 +323,7 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
 
 
 def _chunked_prefill(asked: Question) -> Iterator[WhatIf]:
-    """Yield the effect of chunked prefill, or of a budget that holds the next prompt whole."""
+    """Yield the effect of chunked prefill, or of a budget large enough for the next prompt."""
     head, need, left = asked.waiting[0], asked.need, asked.left
     fits = need.blocks_asked(head.wanted_tokens, head.wanted_tokens) <= left.blocks
     tokens = min(head.wanted_tokens, left.budget)
@@ -350,7 +352,7 @@ def _chunked_prefill(asked: Question) -> Iterator[WhatIf]:
 
 
 def _lacking(scheduled: list[Scheduled]) -> int:
-    """Return the tokens that these requests wanted but did not get."""
+    """Return the number of tokens that these requests wanted but did not get."""
     return sum(
         (request.wanted_tokens or request.scheduled_tokens) - request.scheduled_tokens
         for request in scheduled

@@ -1,17 +1,17 @@
-"""A run in formats of other tools: tables, the trace in full, traces for viewers, its load."""
+"""Export of a run to other tools' formats: tables, the full trace, traces for viewers, and its load."""
 
 from enum import StrEnum
 
 
 class ExportKind(StrEnum):
-    """Formats of the files."""
+    """Formats of exported files."""
 
     PARQUET = "parquet"
     CSV = "csv"
     JSONL = "jsonl"
-    """The trace itself, every step in full."""
+    """Trace with every step in full."""
     PERFETTO = "perfetto"
     CHROME = "chrome"
-    """The Trace Event Format of ``chrome://tracing``, in which torch writes its profiles."""
+    """Trace Event Format of ``chrome://tracing``, in which torch writes its profiles."""
     MOONCAKE = "mooncake"
-    """The load as a timed trace of lengths and prefixes, for benchmarks that replay one."""
+    """Load as a timed trace of lengths and prefixes, for benchmarks that replay such traces."""

@@ -1,7 +1,7 @@
 """Traces in the Trace Event Format, in which torch writes its profiles: JSON, compressed by gzip.
 
-Format: "Trace Event Format", Google, 2016. Times are microseconds since ``baseTimeNanoseconds``, as torch
-writes them, so that events of both can stand in one file.
+Format: "Trace Event Format", Google, 2016. Times are microseconds since ``baseTimeNanoseconds``, as in
+torch's profiles, so that one file can contain the events of both.
 """
 
 import gzip
@@ -16,15 +16,14 @@ from schedtrace.read.run import Run
 from schedtrace.version import __version__
 
 TIDS = 1000
-"""Thread numbers begin above this, process numbers below; viewers treat a thread with its process's number
-as the main one.
-"""
+"""Number above which thread numbers begin, and below which process numbers stay, because viewers treat a
+thread with its process's number as the main one."""
 LEVEL = 3
-"""Level of gzip: fast."""
+"""Compression level of gzip, chosen for speed."""
 
 
 def write_chrome(run: Run, file: Path) -> int:
-    """Write a run; return the number of events: slices, marks and counters' rows."""
+    """Write a run; return the number of events: slices, marks and rows of counters."""
     clock = clock_of(run.traces[0].header)
     count = 0
     with safe_files.writable(file) as target, gzip.open(target, "wb", LEVEL) as text:

@@ -1,4 +1,4 @@
-"""Files of ``schedtrace export``, which replace no existing file."""
+"""Files of ``schedtrace export``, which never replace existing files unless asked to."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -22,12 +22,13 @@ from schedtrace.timeline.frames import missing_steps
 from schedtrace.timeline.timeline import make_timeline
 
 _FORMULA = r"(^|[;,|])([=+@\-\uff1d\uff0b\uff20\uff0d])"
-"""Beginnings of formulas in a spreadsheet, also after possible separators, and in full width."""
+"""Pattern of the beginning of a formula in a spreadsheet, also after possible separators, and in full width.
+"""
 _SUSPECT = rf"[^\x20-\x5b\x5d-\x7e]|{_FORMULA}"
 
 
 def safe_cells(table: pl.LazyFrame) -> pl.LazyFrame:
-    """Return the table with its texts fit for a CSV file; numbers stay."""
+    """Return the table with its texts made safe for a CSV file; numbers stay unchanged."""
     texts = [name for name, dtype in table.collect_schema().items() if dtype == pl.String]
     return table.with_columns(
         pl.col(name).map_batches(_safe, return_dtype=pl.String, is_elementwise=True) for name in texts
@@ -35,7 +36,7 @@ def safe_cells(table: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def safe_cell(text: str) -> str:
-    """Return the text with everything visible, and an apostrophe before what would begin a formula."""
+    """Return the text with invisible characters escaped, and an apostrophe before a possible formula."""
     return re.sub(_FORMULA, r"\1'\2", visible(text))
 
 
@@ -57,15 +58,15 @@ NEEDS = {
     "request_states": SHOWS_LIMITS,
     "engine_states": frozenset({Fact.TIMES}),
 }
-"""Facts that a trace must contain for a table of its own."""
+"""Facts that a trace must contain for certain tables to be written."""
 
 
 def export_tables(run: Run) -> dict[str, pl.LazyFrame]:
-    """Return tables by name, warm-up (trial 0) included; ``engine_rank`` tells engines apart.
+    """Return the tables by name, including the warm-up (trial 0); ``engine_rank`` identifies the engine.
 
-    Columns are those of the trace format. ``steps`` lacks its lists, which are tables of their own.
-    ``present`` is left out if no request was present when a trace began, ``gaps`` if no step is missing, and
-    any table whose facts the trace lacks (``NEEDS``), because an empty table would mean that there were none.
+    Columns are those of the trace format. ``steps`` lacks its lists, which are separate tables. ``present``
+    is left out if no request was present when a trace began, ``gaps`` if no step is missing, and any table
+    whose facts the trace lacks (``NEEDS``), because an empty table would mean that there were none.
     ``request_states`` and ``engine_states`` divide the time (``timeline/``).
     """
     of_traces = [(trace.header.engine_rank, _tables(trace)) for trace in run.traces]
@@ -89,7 +90,7 @@ def export_tables(run: Run) -> dict[str, pl.LazyFrame]:
 
 
 def gap_sentences(run: Run) -> list[str]:
-    """Return a sentence for each trace that lacks steps or requests between its begin and its end."""
+    """Return a sentence for each trace that lacks steps or requests between its beginning and its end."""
     sentences = []
     for trace in run.traces:
         if not trace.problems.is_incomplete:
@@ -109,7 +110,7 @@ def gap_sentences(run: Run) -> list[str]:
 
 
 def stream_table(table: pl.LazyFrame, kind: ExportKind, file: Path) -> int:
-    """Write a table as Parquet or CSV in a stream, because it may not fit into memory; return its rows."""
+    """Write a table as Parquet or CSV, streamed because it may be large; return its number of rows."""
     safe_files.create(file)
     if kind is ExportKind.CSV:
         safe_cells(table).sink_csv(file)
@@ -169,7 +170,7 @@ def write_exports(run: Run, folder: Path, *, kind: ExportKind, force: bool = Fal
 
 
 def _files(run: Run, folder: Path, kind: ExportKind) -> dict[Path, Callable[[Path], int]]:
-    """Return each file with the function that writes it."""
+    """Return each file to write, with the function that writes it."""
     if kind is ExportKind.JSONL:
         files = {folder / plain_of(trace.path): partial(_expand, trace) for trace in run.traces}
         _require_traces(run, files)
@@ -200,7 +201,7 @@ def _files(run: Run, folder: Path, kind: ExportKind) -> dict[Path, Callable[[Pat
 
 
 def _require_traces(run: Run, files: Iterable[Path]) -> None:
-    """Raise UsageError unless each file can be written from a trace of its own."""
+    """Raise UsageError unless each file can be written from a separate trace."""
     foreign = [trace for trace in run.traces if trace.facts != ALL_FACTS]
     if foreign:
         msg = f"{foreign[0].path}: --to jsonl expands traces of schedtrace, and this is a {foreign[0].record}"
@@ -212,7 +213,7 @@ def _require_traces(run: Run, files: Iterable[Path]) -> None:
 
 
 def _expand(trace: Trace, file: Path) -> int:
-    """Expand line by line, because a large trace in full does not fit into memory."""
+    """Expand a trace line by line, because a large trace in full does not fit into memory."""
     count = 0
     with safe_files.writable(file) as target:
         for line in expanded_lines(trace.path):

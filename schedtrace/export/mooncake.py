@@ -1,8 +1,8 @@
-"""A run's load as a timed trace in Mooncake's format, which other tools can replay.
+"""Load of a run as a timed trace in Mooncake's format, which other tools can replay.
 
 Each request is a line of JSON: ``timestamp`` (ms since the first), ``input_length``, ``output_length`` and
-``hash_ids``, a number for every full or partial block of 512 prompt tokens. Two prompts share the blocks up
-to which their numbers are equal.
+``hash_ids``, a number for every full or partial block of 512 prompt tokens. Two prompts share their first k
+blocks if their first k numbers are equal.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from schedtrace.workloads.recorded_load import loads_of_run
 from schedtrace.workloads.workload import LoadRequest, Workload
 
 BLOCK = 512
-"""Tokens in a block."""
+"""Number of tokens in a block."""
 MILLISECOND_US = 1000
 
 
@@ -57,7 +57,7 @@ def write_mooncake(load: Workload, file: Path) -> int:
 
 
 def mooncake_notes(load: Workload) -> Iterator[Message]:
-    """Yield the properties of the load that such a file omits."""
+    """Yield notes on the properties of the load that such a file omits."""
     if unknown := sum(request.abort_us is not None or request.abort_step is not None for request in load):
         yield say(
             "{unknown:n request} did not end by themselves: output_length is the most that they could "
@@ -76,10 +76,10 @@ def mooncake_notes(load: Workload) -> Iterator[Message]:
 
 
 class _HashIds:
-    """Numbers of blocks, in order of first appearance.
+    """Numbering of blocks, in order of first appearance.
 
     Args:
-        recorded: Number of tokens of a block in the trace.
+        recorded: Number of tokens per block in the trace.
     """
 
     def __init__(self, recorded: int | None) -> None:
@@ -89,7 +89,7 @@ class _HashIds:
         """Block numbers by the block before, the block's content and its length."""
 
     def block_ids(self, request: LoadRequest) -> list[int]:
-        """Return a number for each begun block; a block that is not fully known gets a unique number."""
+        """Return a number for each begun block; a block with unknown content gets a unique number."""
         ids: list[int] = []
         known_tokens = len(request.prefix) * self._recorded
         for begin in range(0, request.prompt_tokens, BLOCK):

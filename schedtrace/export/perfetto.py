@@ -1,4 +1,4 @@
-"""Traces for ``ui.perfetto.dev``: Perfetto's protobuf, written by its own package."""
+"""Traces for ``ui.perfetto.dev`` in Perfetto's protobuf, written with Perfetto's own package."""
 
 from pathlib import Path
 from typing import IO
@@ -19,18 +19,19 @@ from schedtrace.model import safe_files
 from schedtrace.read.run import Run
 
 _SEQUENCE = 1
-"""Number of the only sequence of packets, so that those with equal times keep the order of the file."""
+"""Number of the only sequence of packets, so that packets with equal times keep their order in the file."""
 _CHUNK = 10_000
-"""Number of packets that are written at once."""
+"""Number of packets that are written together."""
 _PROCESS_BITS, _SERIES_BITS, _GROUPS = 40, 36, 1 << 32
-"""Ids of tracks: the process above 40 bits, a counter's series above 36, groups from 2^32, others below."""
+"""Layout of track ids: the process above 40 bits, a counter's series above 36, groups from 2^32, other tracks
+below."""
 
 
 def write_perfetto(run: Run, file: Path) -> int:
     """Write a run; return the number of events: slices, marks and values of counters.
 
-    Timestamps are ``CLOCK_REALTIME``; a snapshot at the beginning has ``CLOCK_MONOTONIC`` beside it, and the
-    time of a torch profile (``TraceClock.torch_base_ns``).
+    Timestamps are ``CLOCK_REALTIME``; a snapshot of the clocks at the beginning also contains
+    ``CLOCK_MONOTONIC`` and the time of a torch profile (``TraceClock.torch_base_ns``).
     """
     with safe_files.writable(file) as target:
         writer = _Writer(target, clock_of(run.traces[0].header))
@@ -55,7 +56,7 @@ class _Writer:
         self._chunk = pb.Trace()
 
     def process(self, process: ProcessTracks) -> None:
-        """Write everything of an engine."""
+        """Write all tracks of an engine."""
         whole = process.number << _PROCESS_BITS
         described = pb.ProcessDescriptor(
             pid=process.number, process_name=process.name, process_labels=process.labels
@@ -88,8 +89,8 @@ class _Writer:
     def _begin(self) -> None:
         """Write the sequence's start, with the clocks.
 
-        A torch profile is a file without clocks. A viewer that shows it beside this trace reads the times of
-        both on one scale, so this trace's times must count from the profile's origin.
+        A torch profile contains no clocks, so a viewer that shows it beside this trace reads the times of
+        both on one scale. This trace's times must therefore count from the profile's origin.
         """
         clock = self._clock
         readings = {
@@ -106,12 +107,12 @@ class _Writer:
                 packet.clock_snapshot.clocks.add(clock_id=clock_id, timestamp=ns)
 
     def _track(self, track: pb.TrackDescriptor) -> None:
-        """Write a track, whose children are listed in the order of their ranks."""
+        """Write a track; its children are listed in the order of their ranks."""
         track.child_ordering = pb.TrackDescriptor.EXPLICIT
         self._packet().track_descriptor.MergeFrom(track)
 
     def _counter(self, group: int, values: pl.DataFrame) -> None:
-        """Write a track for each series, without the values that the record lacks."""
+        """Write a track for each series, leaving out values that the record lacks."""
         for place, series in enumerate(values.columns[1:], 1):
             uuid = group + (place << _SERIES_BITS)
             counter = pb.CounterDescriptor()
@@ -125,7 +126,7 @@ class _Writer:
                 self.events += 1
 
     def _preempted(self, whole: int, preemption: Preempted) -> None:
-        """Mark both tracks, joined by an arrow; its origin comes first, because both have the same time."""
+        """Mark both tracks and join the marks by an arrow, whose origin is written first."""
         mark = pb.TrackEvent.TYPE_INSTANT
         if preemption.preempter is not None:
             self._flows += 1
@@ -160,7 +161,7 @@ class _Writer:
         return event
 
     def _packet(self) -> pb.TracePacket:
-        """Return a new empty packet at the end of the trace."""
+        """Append a new empty packet to the trace, and return it."""
         if len(self._chunk.packet) >= _CHUNK:
             self.write_chunk()
         packet = self._chunk.packet.add()

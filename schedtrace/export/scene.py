@@ -1,9 +1,9 @@
-"""Scene of a run for a viewer of traces: processes with tracks of slices, counters, and arrows.
+"""Scene of a run for trace viewers: processes with tracks of slices, counters, and arrows.
 
-Both formats for viewers are written from it. Times are microseconds on the clock of the run's first trace.
+Both viewers' formats are written from it. Times are microseconds on the clock of the run's first trace.
 
 Spans have ``begin_us`` and ``end_us`` in microseconds of the trace's clock, ``name``, and facts in further
-columns. Viewers get Unix time in nanoseconds, which torch's profiles have, too.
+columns. Viewers get Unix time in nanoseconds, as in torch's profiles.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,24 +21,24 @@ from schedtrace.timeline.per_step import per_step
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
 QUARTER_NS = 7_889_238_000_000_000
-"""A quarter of a mean Gregorian year, ``std::chrono::months(3)``."""
+"""Nanoseconds in a quarter of a mean Gregorian year, as ``std::chrono::months(3)``."""
 
 
 class TraceClock(NamedTuple):
     """Conversion of a run's times, in microseconds of its first trace's clock, to Unix time."""
 
     wall_ns: int
-    """``CLOCK_REALTIME`` at 0; 0 where a foreign log has no wall clock."""
+    """Time of ``CLOCK_REALTIME`` at 0; 0 for a foreign log without a wall clock."""
     monotonic_ns: int | None
-    """``CLOCK_MONOTONIC`` at 0; None if not recorded, or a simulation's virtual time."""
+    """Time of ``CLOCK_MONOTONIC`` at 0; None if not recorded, or for a simulation's virtual time."""
 
     def ns(self, us: int) -> int:
-        """Return Unix time in nanoseconds; at least 0."""
+        """Return the Unix time in nanoseconds, at least 0."""
         return max(0, self.wall_ns + 1000 * us)
 
     @property
     def torch_base_ns(self) -> int:
-        """``baseTimeNanoseconds`` of a torch profile of the same time.
+        """Origin ``baseTimeNanoseconds`` of a torch profile from the same time.
 
         Kineto counts from a multiple of three months since 1970 (its class ``ChromeTraceBaseTime``), so that
         microseconds fit into a JSON number and profiles agree.
@@ -53,7 +53,7 @@ def clock_of(header: Header) -> TraceClock:
 
 
 def step_spans(timeline: Timeline) -> pl.DataFrame:
-    """Return a row per step, with all of ``per_step``, named by its number and the cause of its end."""
+    """Return a row per step with the columns of ``per_step``, named by number and cause of the last exit."""
     cause = pl.concat_str(pl.lit(": "), "cause").fill_null("")
     name = pl.concat_str(pl.lit("step "), pl.col("step").cast(pl.String), cause)
     missing = timeline.gaps.select(
@@ -93,7 +93,7 @@ def engine_spans(timeline: Timeline, trace: Trace) -> pl.DataFrame:
 
 
 def execution_spans(timeline: Timeline) -> pl.DataFrame:
-    """Return when the answering worker executed each step; no row if the record lacks its clock."""
+    """Return the execution of each step by the worker that answers; empty if its clock is not recorded."""
     began = pl.col("start_us") + pl.col("execute_after_us")
     tokens = ("decode_tokens", "prefill_tokens")
     return _spans(timeline.steps, "execute", began, pl.col("execute_us"), "step", *tokens).sort("begin_us")
@@ -112,9 +112,9 @@ def request_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def in_lanes(spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield spans in the fewest parts without overlaps; at least one part.
+    """Yield spans in the fewest parts without overlaps; there is at least one part.
 
-    Steps overlap under asynchronous scheduling. On one track viewers would nest one in the other.
+    Steps overlap with asynchronous scheduling; on a single track, viewers would nest them.
     """
     free_us: list[int] = []
     lanes: list[int] = []
@@ -132,12 +132,12 @@ def _spans(frame: pl.DataFrame, name: str, begin: pl.Expr, took: pl.Expr, *facts
 
 
 def _whole(spans: pl.DataFrame) -> pl.DataFrame:
-    """Filter spans that have both times: a foreign log or a damaged line may lack one."""
+    """Keep the spans that have both times: a foreign log or a damaged line may lack one of them."""
     return spans.filter(pl.col("end_us") >= pl.col("begin_us"))
 
 
 REQUESTS = "requests"
-"""Name of the group that has a track per request."""
+"""Name of the group with a track per request."""
 COUNTERS = {
     "token budget": {
         "decode": "decode_tokens",
@@ -154,7 +154,7 @@ Facts = Mapping[str, int | str]
 
 
 class Slice(NamedTuple):
-    """A stretch of time on a track."""
+    """Span of time on a track."""
 
     begin_us: int
     end_us: int
@@ -167,14 +167,15 @@ class Track:
     """Slices that neither overlap nor nest."""
 
     number: int
-    """Number within its process, from 1, in the order in which tracks are listed."""
+    """Number of the track within its process, from 1, in the order in which tracks are listed."""
     name: str
     group: str | None
     spans: pl.DataFrame
     first: int = 0
-    """Row of ``spans`` with which this track begins: requests share a table, as they may be many."""
+    """First row of ``spans`` that belongs to this track: requests share one table, because there may be many.
+    """
     count: int | None = None
-    """Number of its rows; None: all."""
+    """Number of the track's rows; None for all rows."""
 
     def slices(self) -> Iterator[Slice]:
         """Yield the slices in order of time."""
@@ -185,32 +186,33 @@ class Track:
 
 
 class Preempted(NamedTuple):
-    """Preemption: a request lost its KV blocks at the beginning of a step."""
+    """Preemption, in which a request lost its KV blocks at the beginning of a step."""
 
     us: int
     victim: int
-    """Number of its track."""
+    """Number of the preempted request's track."""
     preempter: int | None
-    """Track of the request that got the blocks; None if unknown, or the victim itself."""
+    """Number of the track of the request that got the blocks; None if unknown, or the preempted request
+    itself."""
     facts: Facts
 
 
 @dataclass
 class ProcessTracks:
-    """An engine's tracks."""
+    """Tracks of an engine."""
 
     number: int
-    """Number from 1. It is not the process id, which a profile in the same viewer would use, too."""
+    """Number from 1. It is not the process id, because a profile in the same viewer would use that."""
     name: str
     labels: list[str]
     tracks: list[Track]
     counters: dict[str, pl.DataFrame]
-    """Values by counter: ``us`` and the series from then on; null if not recorded."""
+    """Values by counter: ``us`` and the series from that time on; null if not recorded."""
     preemptions: list[Preempted]
 
 
 def process_tracks(run: Run) -> Iterator[ProcessTracks]:
-    """Yield the engines of a run, warm-up included."""
+    """Yield the engines of a run, including the warm-up."""
     for number, trace in enumerate(run.traces, 1):
         timeline = make_timeline(trace, run.manifest, whole=True)
         offset_us = offset(trace.header, run.traces[0].header).us
@@ -254,7 +256,7 @@ def _later(spans: pl.DataFrame, us: int) -> pl.DataFrame:
 
 
 def _counters(timeline: Timeline, offset_us: int) -> dict[str, pl.DataFrame]:
-    """Return counters from the beginning of each step; zero from when the engine had no request."""
+    """Return counters from each step's beginning on; 0 while the engine has no request."""
     steps = per_step(timeline, offset_us).rename({"begin_us": "us"}).drop_nulls("us")
     zeros = [pl.lit(0).alias(name) for name in (*COUNTERS["token budget"].values(), "running", "waiting")]
     idle = timeline.engine_states.filter(pl.col("state") == "idle")
@@ -278,7 +280,7 @@ def _preemptions(timeline: Timeline, of_request: Mapping[str, int], offset_us: i
 
 
 def _known(row: Mapping[str, int | str | None]) -> Facts:
-    """Return the facts without those missing from the record."""
+    """Return the facts of a row, without those that the record lacks."""
     return {
         name: value if isinstance(value, str) else int(value)
         for name, value in row.items()

@@ -1,1 +1,1 @@
-"""``schedtrace watch``: a view of a running engine."""
+"""Live view of running engines, for ``schedtrace watch``."""

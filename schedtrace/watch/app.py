@@ -1,4 +1,4 @@
-"""Screen of ``schedtrace watch``: lists with a chosen line, and texts to read."""
+"""Screen of ``schedtrace watch``: lists with a selected line, and texts to read."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ from schedtrace.watch.session import WatchSession
 
 
 class Listing(Widget, can_focus=True):
-    """List of lines with a chosen line.
+    """List of lines, one of which is selected.
 
     Args:
         widget_id: Id of the widget.
@@ -46,7 +46,7 @@ class Listing(Widget, can_focus=True):
             self.key = key
 
     class Moved(Message):
-        """Message: another line is chosen."""
+        """Message: another line was selected."""
 
     def __init__(self, widget_id: str) -> None:
         super().__init__(id=widget_id)
@@ -57,8 +57,8 @@ class Listing(Widget, can_focus=True):
     def update_lines(self, title: Content, lines: list[tuple[object, Content]]) -> None:
         """Show these lines, each with its key.
 
-        Until the user chooses a line, the first line is chosen, whatever its key. Later the choice follows
-        its key.
+        Until the user selects a line, the first line is selected, whatever its key. Later the selection
+        follows the selected key.
         """
         self._title, self._lines = title, lines
         if self._chosen not in [key for key, _ in lines]:
@@ -67,11 +67,11 @@ class Listing(Widget, can_focus=True):
 
     @property
     def chosen_key(self) -> object:
-        """Key of the chosen line; None if there is no line, or its key is None."""
+        """Key of the selected line; None if there is no line, or the line has no key."""
         return self._lines[self._place()][0] if self._lines else None
 
     def render(self) -> Content:
-        """Return the title and the lines around the chosen one."""
+        """Return the title and the lines around the selected one."""
         room = max(1, self.size.height - 1)
         at = self._place()
         first = max(0, min(at - room // 2, len(self._lines) - room))
@@ -82,7 +82,7 @@ class Listing(Widget, can_focus=True):
         return Content("\n").join([self._title, *shown])
 
     def action_move(self, by: int) -> None:
-        """Choose another line."""
+        """Move the selection by a number of lines."""
         if self._lines:
             place = max(0, min(len(self._lines) - 1, self._place() + by))
             self._chosen = self._lines[place][0]
@@ -90,7 +90,7 @@ class Listing(Widget, can_focus=True):
             self.post_message(self.Moved())
 
     def action_choose(self) -> None:
-        """Post a ``Chosen`` message for the selected row, if there is one."""
+        """Post a ``Chosen`` message for the selected line, if there is one."""
         if self.chosen_key is not None:
             self.post_message(self.Chosen(self.chosen_key))
 
@@ -204,7 +204,7 @@ class WatchApp(App[None]):
         self.call_after_refresh(self.draw)
 
     async def refresh_seen(self) -> None:
-        """Read and judge on another thread, unless this is still in progress."""
+        """Read and judge on another thread, unless the last observation is still in progress."""
         if self.paused or self._looking.locked():
             return
         async with self._looking:
@@ -247,7 +247,7 @@ class WatchApp(App[None]):
         self._show("verdicts", view.verdicts(seen, width, height - fixed_height - request_height))
 
     def _show(self, widget_id: str, content: Content) -> None:
-        """Update a widget; the others move only if its height changes."""
+        """Update a widget; redraw the whole screen only if the widget's height changes."""
         lines = content.plain.count("\n")
         self.query_one(f"#{widget_id}", Static).update(content, layout=self._heights.get(widget_id) != lines)
         self._heights[widget_id] = lines
@@ -282,7 +282,7 @@ class WatchApp(App[None]):
         await self._read(self.session.queue_text)
 
     async def _read(self, text_of: Callable[[int], str]) -> None:
-        """Show a text of this many columns, made in the background."""
+        """Show a text with the screen's width, which another thread makes."""
         try:
             async with self._looking:
                 text = await asyncio.to_thread(text_of, max(40, self.size.width - 4))
@@ -294,7 +294,7 @@ class WatchApp(App[None]):
         self.draw()
 
     def action_request(self, by: int) -> None:
-        """Give the list of requests the focus and move in it; 0 chooses a request."""
+        """Focus the list of requests and move the selection in it; 0 opens the selected request."""
         requests = self.query_one("#requests", Listing).focus()
         if by:
             requests.action_move(by)

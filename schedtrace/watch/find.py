@@ -1,4 +1,4 @@
-"""Search for the trace to watch: from a path, a process, or nothing."""
+"""Search for the trace to watch, given a path, a process, or nothing."""
 
 import os
 import stat
@@ -26,10 +26,11 @@ class Target:
 
     path: Path
     only: bool
-    """Whether it is a single run or trace; otherwise a folder of runs, of which the newest counts."""
+    """Whether the target is a single run or trace; otherwise it is a folder of runs, of which the newest
+    counts."""
 
     def awaited(self) -> str:
-        """Describe what the watch waits for while ``files`` returns nothing."""
+        """Describe what the watch waits for while there are no traces."""
         if self.path.exists():
             return f"waiting for a trace in {self.path}"
         return f"waiting for {self.path} to appear: no such file or folder yet"
@@ -63,8 +64,8 @@ def target(location: str | None, environment: dict[str, str], here: Path, *, wai
         wait: Whether a path may not exist yet, if its parent folder does; a starting server creates it.
 
     Raises:
-        InputError: If there is no such path or process, the file is not a trace, or the process records
-        nothing.
+        InputError: If the path or process does not exist, the file is not a trace, or the process records
+            nothing.
         UsageError: If there is no location, and nothing is found.
     """
     if location is not None:
@@ -96,7 +97,7 @@ def process_target(pid: int) -> Target:
     """Return the run that a process or one of its descendants records.
 
     Raises:
-        InputError: If there is no such process, it is not accessible, or it records nothing.
+        InputError: If the process does not exist, is not accessible, or records nothing.
     """
     if not Path(f"/proc/{pid}").exists():
         msg = f"{pid}: no such process, file or folder"
@@ -119,7 +120,7 @@ def process_target(pid: int) -> Target:
 
 
 def _children(folder: Path, wanted: Callable[[Path], bool] = bool) -> list[Path]:
-    """Return the folder's entries; empty where reading it is not permitted."""
+    """Return the folder's entries; an empty list if the folder may not be read."""
     try:
         return [child for child in folder.iterdir() if wanted(child)]
     except OSError:
@@ -127,7 +128,7 @@ def _children(folder: Path, wanted: Callable[[Path], bool] = bool) -> list[Path]
 
 
 def _newest(traces: list[Path]) -> tuple[bool, float]:
-    """Return a sort key for runs: growing runs last, and the latest start last among them."""
+    """Return a sort key for runs: growing runs last and, among these, the latest start last."""
     return grows(traces), _modified_s(traces[0].parent)
 
 
@@ -156,7 +157,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _open_traces(pid: int) -> Iterator[Path]:
-    """Yield the traces that a process writes, without those that it only reads."""
+    """Yield the traces to which a process writes, without those that it only reads."""
     for link in _children(Path(f"/proc/{pid}/fd")):
         try:
             path = Path(os.readlink(link))  # noqa: PTH115  # a deleted file's text is no path

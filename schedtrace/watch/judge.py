@@ -1,4 +1,4 @@
-"""Verdicts over the last seconds, at a pace that limits their cost to a share of a core."""
+"""Verdicts on the last seconds, at a rate that limits their cost to a share of a core."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,8 @@ from schedtrace.watch.watched_engine import WatchedEngine
 WAITS_US = 500_000
 """Shortest wait in microseconds that counts; the wait for the next step is shorter."""
 FULL, NO_LONGER_FULL = 0.95, 0.90
-"""Shares of used KV blocks at which the cache counts as full, and as no longer full, to avoid flicker."""
+"""Shares of used KV blocks above which the cache counts as full, and below which it no longer does, to avoid
+flicker."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Picture:
 
     idle: bool
     waiting_for: dict[str, int]
-    """Number of requests by cause; empty if no request has waited for long."""
+    """Number of waiting requests by cause; empty if no request has waited for long."""
     kv_frac: float
     """KV cache usage of the fullest engine; 0 if unknown."""
     preempting: bool
@@ -50,7 +51,7 @@ class Picture:
         return self._other_cause(then)
 
     def _other_cause(self, then: "Picture") -> str:
-        """Return a cause twice as frequent as the previous cause, so that similar counts do not alternate."""
+        """Return a cause that is twice as frequent as the previous one; otherwise None, to avoid flicker."""
         if not self.waiting_for:
             return ""
         cause = _most_frequent(self.waiting_for)
@@ -65,7 +66,7 @@ def picture(engines: list[LiveFigures], slowest: list[Slow]) -> Picture:
 
     Args:
         engines: Figures of each engine.
-        slowest: Requests, including those that wait longest.
+        slowest: Requests, including those with the longest waits.
     """
     waits = any(slow.waits_us is not None and slow.waits_us >= WAITS_US for slow in slowest)
     causes: dict[str, int] = {}
@@ -90,12 +91,12 @@ LINES_LOST = say("Lines of the trace in this time could not be read, so this may
 
 @dataclass
 class Judge:
-    """Judge that forms verdicts on a time span at intervals.
+    """Former of verdicts on the last seconds, at intervals.
 
     Args:
         span_s: Seconds up to now that are judged.
         every_s: Minimum seconds between two verdicts.
-        share: Share of a core that the verdicts may take while the engines do not change in kind.
+        share: Share of a core that the verdicts may take while no change in kind occurs in the engines.
         spent: Function that returns the processor seconds of this process.
     """
 
@@ -112,7 +113,7 @@ class Judge:
     def judge_if_due(
         self, engines: list[WatchedEngine], now: Picture, now_s: float, *, at_once: bool = False
     ) -> None:
-        """Judge again if it is time to, if the engines have changed in kind by ``now``, or if ``at_once``."""
+        """Judge again if a judgement is due, if the engines have changed in kind, or if ``at_once``."""
         changed = now.changed(self._judged) if self._judged and self.latest else ""
         if not (at_once or now_s >= (self._soonest_s if changed else self._due_s)):
             if self.latest and self.latest.changed != changed:
@@ -128,15 +129,15 @@ class Judge:
             self._due_s = now_s + max(self.every_s, cost / self.share)
 
     def reset(self) -> None:
-        """Forget the run, because another run follows."""
+        """Forget the run, because another run begins."""
         self.latest, self._judged, self._soonest_s, self._due_s = None, None, 0.0, 0.0
 
 
 def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before: str = "") -> Verdict:
     """Return the result of ``analyze`` for the last ``span_s`` seconds of these engines.
 
-    A few seconds do not show the cost of a step and the peak demand. The former comes from the last minute,
-    the latter from everything observed.
+    A few seconds show neither the cost of a step nor the peak demand. The cost is taken from the last minute,
+    the demand from everything observed.
 
     Args:
         engines: Engines, with or without steps.

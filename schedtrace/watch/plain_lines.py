@@ -1,4 +1,4 @@
-"""The watch as text: one line for a pipe, and a page for a file."""
+"""Text output of ``schedtrace watch``: one line at a time for a pipe, and a page for a file."""
 
 import time
 from collections.abc import Callable
@@ -17,54 +17,54 @@ def moment(at_s: float) -> str:
 
 
 def long(us: float) -> str:
-    """Return a duration in a few characters: ``0.3 s``, ``12 s``, ``4 min``."""
+    """Return a duration in few characters: ``0.3 s``, ``12 s``, ``4 min``."""
     if us < 9_950_000:  # noqa: PLR2004  # ten seconds
         return f"{us / 1e6:.1f} s"
     return f"{us / 1e6:.0f} s" if us < 180e6 else f"{us / 60e6:.0f} min"  # noqa: PLR2004  # three minutes
 
 
 def waiting(figures: LiveFigures) -> str:
-    """Return ``12 (kv_blocks 10, token_budget 2)``."""
+    """Describe the waiting requests: ``12 (kv_blocks 10, token_budget 2)``."""
     causes = ", ".join(f"{visible(cause)} {count:,}" for cause, count in figures.waiting_for.items())
     return f"{integer(figures.waiting)} ({causes})" if causes else integer(figures.waiting)
 
 
 def running(figures: LiveFigures) -> str:
-    """Return ``8/16``: the number of running requests and the number of seats."""
+    """Describe running requests and seats: ``8/16``."""
     seats = "" if figures.seats is None else f"/{integer(figures.seats)}"
     return f"{integer(figures.running)}{seats}"
 
 
 def name_of(figures: LiveFigures) -> str:
-    """Return ``rank 0``, ``all``."""
+    """Return the name of an engine (``rank 0``), or ``all`` for the sum."""
     return "all" if figures.rank is None else f"rank {figures.rank}"
 
 
 def verdict_text(verdict: Verdict, *, brief: bool = False) -> str:
-    """Return all sentences of a verdict, or only the first, and the advice."""
+    """Return the verdict's sentences, or only the first (``brief``), followed by the advice."""
     advice = say("[Try: {advice}.]", advice=plain(verdict.advice).rstrip("."))
     return visible(plain(joined([*verdict.sentences[: 1 if brief else None], advice])))
 
 
 def span_text(verdict: Verdict) -> str:
-    """Return ``10 s``, ``1 min``."""
+    """Return the length of the verdict's span: ``10 s``, ``1 min``."""
     return "1 min" if verdict.span_s == 60 else f"{verdict.span_s} s"  # noqa: PLR2004  # seconds
 
 
 def age(verdict: Verdict, now_s: float) -> str:
-    """Return ``now``, ``4 s ago``, ``12 s ago, before requests waited``."""
+    """Return the age of a verdict: ``now``, ``4 s ago``, ``12 s ago, before requests waited``."""
     seconds = now_s - verdict.at_s
     since = f", before {visible(verdict.changed)}" if verdict.changed else ""
     return ("now" if seconds < 1 else f"{seconds:.0f} s ago") + since
 
 
 def window_title(verdict: Verdict, now_s: float) -> str:
-    """Return ``last 10 s (now)``."""
+    """Return the title of a verdict's span: ``last 10 s (now)``."""
     return f"last {span_text(verdict)} ({age(verdict, now_s)})"
 
 
 def state_text(slow: Slow) -> str:
-    """Return ``running``; ``waiting 12 s, now for kv_blocks, preempted twice``."""
+    """Describe a request's state: ``running``; ``waiting 12 s, now for kv_blocks, preempted twice``."""
     does = "running"
     if slow.waits_us is not None:
         does = f"waiting {long(slow.waits_us)}, now for {visible(slow.cause or 'an unknown cause')}"
@@ -73,14 +73,14 @@ def state_text(slow: Slow) -> str:
 
 
 def shown_id(request_id: str, width: int) -> str:
-    """Return a request id in a bounded width; its end is kept, because ids often begin alike."""
+    """Return a request id in a limited width; its end is kept, because ids often share their beginning."""
     text = visible(request_id)
     end_length = max(1, (width - 2) // 2)
     return text if len(text) <= width else f"{text[: width - 2 - end_length]}..{text[-end_length:]}"
 
 
 def status_line(seen: Seen) -> str:
-    """Return one line with everything but the requests."""
+    """Return one line about everything except the requests."""
     total: LiveFigures | None = seen.total()
     if total is None:
         return f"{moment(seen.at_s)} {visible(seen.awaited)}"
@@ -104,7 +104,7 @@ def status_line(seen: Seen) -> str:
 
 
 SCREENFUL = 10
-"""Maximum number of requests and notes of a page that fits on a screen."""
+"""Maximum number of requests and notes on a page that fits on a screen."""
 
 
 def status_page(seen: Seen, most: int | None = None) -> str:
@@ -154,9 +154,9 @@ def stream(
     put: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Print a line at intervals, and events of the trace, until nothing more will come.
+    """Print a line at intervals, and events of the trace, until the watch is over.
 
-    A run that has ended, or is awaited, is one line.
+    For a run that has ended, or has not begun, only one line is printed.
     """
     shown, still = 0, ""
     while True:

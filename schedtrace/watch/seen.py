@@ -14,13 +14,13 @@ OLD_S = 20
 
 @dataclass
 class Cell:
-    """Second of an engine, or of all engines, with the steps that began in it."""
+    """Second of an engine, or of all engines, with the steps that began in this second."""
 
     steps: int = 0
     left: dict[str, float] = field(default_factory=dict)
-    """Waiting requests by cause after the last step; also empty if no request runs."""
+    """Waiting requests by cause after the second's last step; also empty if no request runs."""
     waiting: dict[str, float] = field(default_factory=dict)
-    """Mean number of requests that a step left waiting, by cause."""
+    """Mean number of requests that a step of this second left waiting, by cause."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class LiveFigures:
     rank: int | None
     """Data-parallel rank; None for the sum of all."""
     state: str
-    """Reason why it makes no steps, or that it ended; empty while it makes steps."""
+    """Reason why the engine makes no steps, or a note that it has ended; empty while it makes steps."""
     running: int
     seats: int | None
     waiting: int
@@ -42,16 +42,17 @@ class LiveFigures:
     """Share of the token budget used by the steps of the last 10 s that scheduled anything; None if there was
     none."""
     preempted_per_s: float
-    """Preemptions per second in the last 10 s."""
+    """Number of preemptions per second in the last 10 s."""
     steps_per_s: float
     output_tokens: int
-    """Output tokens of steps whose output came back in the last 10 s."""
+    """Number of output tokens that came back in the last 10 s."""
     present: pl.DataFrame
-    """Spans of these 10 s in which any engine had a request, by the wall clock; throughput refers to them."""
+    """Spans of these 10 s in which any engine had a request, by the wall clock; throughput is computed over
+    them."""
 
     @property
     def output_per_s(self) -> float | None:
-        """Output tokens per second while there were requests; None without requests."""
+        """Output tokens per second of the time in which requests were present; None if none were."""
         time_s = covered_seconds(self.present)
         return throughput(0, 0, self.output_tokens, time_s).output_tokens_per_s if time_s else None
 
@@ -63,18 +64,18 @@ class LiveFigures:
 
 @dataclass(frozen=True)
 class Slow:
-    """Unfinished request."""
+    """Unfinished request in the list of the slowest ones."""
 
     rank: int
     request_id: str
     age_us: int
-    """Time since its arrival."""
+    """Time since the request's arrival."""
     waits_us: int | None
-    """Time in the waiting queue; None if it runs."""
+    """Time that the request has been in the waiting queue; None if it runs."""
     cause: str | None
-    """Cause of its wait."""
+    """Cause of the wait."""
     preempted: int
-    """Number of its preemptions so far."""
+    """Number of the request's preemptions so far."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +87,16 @@ class Verdict:
     """End of the span (Unix time)."""
     sentences: list[Message]
     advice: Message
-    """First advice; empty if there is none."""
+    """First piece of advice; empty if there is none."""
     code: str = ""
     """Code of the verdict's finding; empty if nothing limited the engines."""
     judged: bool = True
-    """Whether there was a step to judge."""
+    """Whether there was any step to judge."""
     changed: str = ""
-    """Change in kind since then, worded to follow "before"; empty without a change."""
+    """Change in kind since the verdict, worded to follow "before"; empty without a change."""
 
     def old(self, now_s: float) -> bool:
-        """Return whether it may no longer hold: something changed, or it exceeds its span or ``OLD_S``."""
+        """Return whether the verdict may no longer hold: a change occurred, or it is too old."""
         return bool(self.changed) or now_s - self.at_s > min(self.span_s, OLD_S)
 
 
@@ -116,7 +117,7 @@ class Seen:
     name: str
     """Name of the run; empty if there is none yet."""
     awaited: str
-    """Awaited path while there is no engine."""
+    """Path that the watch waits for, if there is no engine yet."""
     engines: list[LiveFigures]
     verdicts: list[Verdict]
     slowest: list[Slow]
@@ -141,7 +142,7 @@ class Seen:
 
 
 def summed(engines: list[LiveFigures]) -> LiveFigures:
-    """Return the sum of the figures of all engines; a state only if all have it."""
+    """Return the sum of the figures of all engines; it has a state only if all engines share it."""
     causes: Counter[str] = Counter()
     for engine in engines:
         causes.update(engine.waiting_for)
@@ -165,7 +166,7 @@ def summed(engines: list[LiveFigures]) -> LiveFigures:
 
 
 def at_one_time(engines: list[LiveFigures]) -> list[LiveFigures]:
-    """Return engines with throughput over the time when any of them had a request, making it additive."""
+    """Return the engines with throughput over their common time with requests, so that it adds up."""
     return [
         replace(engine, present=pl.concat([figures.present for figures in engines])) for engine in engines
     ]
@@ -177,11 +178,11 @@ def _sum(values: list[int | None]) -> int | None:
 
 
 UNNAMED = "other"
-"""Cause of requests that wait without a refusal."""
+"""Cause of requests that wait although nothing refused them."""
 
 
 def cells_by_second(rows: pl.DataFrame) -> dict[int, Cell]:
-    """Return the events of each second, by second.
+    """Return the cells of steps by second.
 
     Args:
         rows: Rows of ``per_step``, in Unix time.
@@ -202,7 +203,7 @@ def cells_by_second(rows: pl.DataFrame) -> dict[int, Cell]:
 
 
 def added(earlier: Cell, later: Cell) -> Cell:
-    """Return the sum of two parts of the same second of an engine."""
+    """Return the sum of two cells for the same second of an engine."""
     steps = earlier.steps + later.steps
     waited = dict.fromkeys([*earlier.waiting, *later.waiting], 0.0)
     for part in (earlier, later):
@@ -216,7 +217,7 @@ def added(earlier: Cell, later: Cell) -> Cell:
 
 
 def summed_cells(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int) -> list[Cell]:
-    """Return the last seconds of all engines; a second without steps has the queue of the step before.
+    """Return the last seconds of all engines; a second without steps keeps the last queue.
 
     Args:
         engines: Each engine's cells by second.

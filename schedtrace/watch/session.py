@@ -1,4 +1,4 @@
-"""Repeated observations of a run: find it, read new lines, judge them, and note events."""
+"""Repeated observation of a run: the session finds it, reads new lines, judges them and notes events."""
 
 import time
 from collections import deque
@@ -27,11 +27,11 @@ MOST_NOTES = 100
 LARGEST_READ = 128 * 2**20
 """Maximum bytes of a trace that are read for one request's history, which takes some seconds of a core."""
 COMPRESSED = 6
-"""Least ratio of a part's content to its size on disk (docs/recording.md)."""
+"""Minimum ratio of a part's content to its size on disk (docs/recording.md)."""
 
 
 class WatchSession:
-    """View of a target for a user.
+    """Session that observes a target for a user.
 
     Args:
         target: Target to watch.
@@ -87,7 +87,7 @@ class WatchSession:
         """Write the last minute as a run folder that every command reads.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the folder cannot be written.
         """
         safe_files.make_folder(folder)
         self._saved.add(folder.absolute())
@@ -102,7 +102,7 @@ class WatchSession:
 
         Raises:
             InputError: If the trace cannot be read or is gone, or is too large to be read beside the watch.
-            UsageError: If it is not in the trace.
+            UsageError: If the request is not in the trace.
         """
         path = next((path for path, engine in self.engines.items() if engine.engine_rank == slow.rank), None)
         if path is None:
@@ -124,7 +124,7 @@ class WatchSession:
 
         Raises:
             EngineError: If an engine does not answer.
-            InputError: If none of them listens on this machine.
+            InputError: If no engine of the run listens on this machine.
         """
         pids = {
             engine.trace_header.pid for engine in self.engines.values() if engine.trace_header is not None
@@ -145,7 +145,7 @@ class WatchSession:
         self.engines.clear()
 
     def _find(self, now: float) -> None:
-        """Open the traces of the run, including ranks that began later; leave a run for a newer one."""
+        """Open the traces of the run, including those of late ranks; switch to a newer run if it exists."""
         files = self.target.trace_paths(self._saved)
         if files and self.run_folder not in {None, files[0].parent} and grows(files):
             name = files[0].parent.name
@@ -189,14 +189,14 @@ class WatchSession:
                 self._lose(path, engine, InputError(what), now)
 
     def _reset(self) -> None:
-        """Forget what was reported about this engine, because another one follows."""
+        """Forget what was reported about this engine, because another engine follows."""
         for judge in self.judges:
             judge.reset()
         self.notes.clear()
         self._told.clear()
 
     def _tell(self, engine: WatchedEngine, now: float) -> None:
-        """Note the recorder's notices and the end of the trace, once each."""
+        """Report the recorder's notices and the end of the trace, each once."""
         rank = f"rank {engine.engine_rank}: " if len(self.engines) > 1 else ""
         for text in engine.following.notices:
             self._note(f"{rank}{text}", now, once=True)
@@ -215,7 +215,7 @@ class WatchSession:
         self.noted += 1
 
     def notes_since(self, count: int) -> list[TraceNote]:
-        """Return the notes after the first ``count``, as far as they are in memory."""
+        """Return the notes after the first ``count``, as far as they are still in memory."""
         new = self.noted - count
         return list(self.notes)[-new:] if new else []
 
@@ -251,7 +251,7 @@ class WatchSession:
         )
 
     def _over(self) -> bool:
-        """Return whether nothing more will come: its engines have ended, or its traces are gone."""
+        """Return whether nothing will follow, because the engines have ended or the traces are gone."""
         if not self.target.only:
             return False
         if self.engines:
@@ -259,7 +259,7 @@ class WatchSession:
         return self._lost and not self.target.trace_paths(self._saved)
 
     def _name(self) -> str:
-        """Return the run's label, or its folder."""
+        """Return the run's label or else the name of its folder."""
         folder = self.run_folder
         if folder is None:
             return ""
@@ -271,7 +271,7 @@ class WatchSession:
 
 
 def _slowness(slow: Slow) -> tuple[bool, int]:
-    """Return a sort key: waiting requests first, the longest wait at the top; then the oldest."""
+    """Return a sort key: waiting requests first, with the longest wait on top; then the oldest."""
     return slow.waits_us is None, -(slow.age_us if slow.waits_us is None else slow.waits_us)
 
 

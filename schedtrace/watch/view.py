@@ -1,4 +1,4 @@
-"""The watch as styled lines of a screen."""
+"""Lines of the watch's screen, with styles."""
 
 import textwrap
 from collections import Counter
@@ -23,7 +23,7 @@ from schedtrace.watch.plain_lines import (
 from schedtrace.watch.seen import Cell, LiveFigures, Seen, Slow, Verdict
 
 GLYPHS = "█▓▒░#=+:"
-"""Glyphs by cause, so that causes differ without colour; the last glyph is for all further causes."""
+"""Characters by cause, so that causes differ without colour; the last one is for all further causes."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class WaitingChart:
     rows: list[list[str]]
     """Cause drawn at each place; empty for none."""
     causes: list[str]
-    """Causes drawn, the most frequent first."""
+    """Drawn causes, the most frequent first."""
     order: list[str]
     """Causes in the order of their characters, and from the bottom of the chart to its top."""
     top: float
-    """Number of requests at the upper end."""
+    """Number of requests at the chart's upper end."""
     seconds: int
     """Seconds that all columns cover, including the current second."""
 
     def glyph(self, cause: str) -> str:
-        """Return the glyph of a cause."""
+        """Return the character of a cause."""
         return GLYPHS[min(self.order.index(cause), len(GLYPHS) - 1)] if cause else " "
 
 
@@ -80,7 +80,7 @@ def _mean(cells: list[Cell]) -> Counter[str]:
 
 
 def _column(mean: Counter[str], causes: list[str], top: float, height: int) -> list[str]:
-    """Return a column from the bottom up; the lowest cause with a wait is at least one row high."""
+    """Return a column from the bottom up; if any request waits, it is at least one row high."""
     column, reached = [""] * height, 0.0
     for cause in causes:
         count = float(mean.get(cause, 0))
@@ -94,7 +94,7 @@ def _column(mean: Counter[str], causes: list[str], top: float, height: int) -> l
 
 
 LABEL = 7
-"""Columns left of the chart, for its scale."""
+"""Number of columns left of the chart, for its scale."""
 ENGINE: list[tuple[str, int, Callable[[LiveFigures], str]]] = [
     ("running", 9, running),
     ("waiting", 8, lambda figures: integer(figures.waiting)),
@@ -123,9 +123,10 @@ def head_line(seen: Seen, width: int, *, paused: bool) -> Content:
 
 
 def verdicts(seen: Seen, width: int, room: int) -> Content:
-    """Return the verdicts in ``room`` lines, dim where old; without an engine, what the watch waits for.
+    """Return the verdicts in ``room`` lines, old ones dim; without engines, what the watch waits for.
 
-    In full if there is room, else each one's first sentence and its advice; what is still too long is cut.
+    Verdicts are shown in full if there is room; otherwise, each is reduced to its first sentence and its
+    advice, and cut if still too long.
     """
     if not seen.engines:
         return Content("\n".join(textwrap.wrap(visible(seen.awaited), width)[:room]))

@@ -1,4 +1,4 @@
-"""Running engine: its current figures, its last seconds, and its requests' waits."""
+"""Running engine that is watched: its current figures, its last seconds, and its requests' waits."""
 
 import heapq
 import os
@@ -21,20 +21,21 @@ from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.watch.seen import UNNAMED, Cell, LiveFigures, Slow, added, cells_by_second
 
 KEEP_S = 75
-"""Seconds of trace in memory: the longer verdict's minute, and earlier time that its first steps need."""
+"""Seconds of trace kept in memory: the minute of the longer verdict, and the earlier time that its first
+steps need."""
 RATES_S = 10
 RECENT = ("start_us", "requests", "token_budget", "unused_tokens", "preempted")
 SECONDS_KEPT = 300
 """Seconds kept for the chart."""
 LAG_S = 1.8
-"""Maximum seconds until a step is in the file: half a second for its output, a second in a frame."""
+"""Maximum delay in seconds until a step is in the file: half a second for its output, one in a frame."""
 IDLE_FROM_S = 3.0
 SILENT_FROM_S = 10.0
 """Seconds of silence after which the recorder counts as stopped; it writes at least every 5 s."""
 
 
 class WatchedEngine:
-    """An engine whose trace grows.
+    """Engine with a growing trace.
 
     Args:
         path: Trace file, ``engine-<rank>.jsonl``.
@@ -50,7 +51,7 @@ class WatchedEngine:
         self.demand = Demand()
         """Demand of the load since the watch began."""
         self.step_time: StepTime | None = None
-        """Model of the steps of the longest verdict."""
+        """Model of step times from the span of the longest verdict."""
         self._recent = pl.DataFrame(schema=dict.fromkeys(RECENT, pl.Int64))
         """Steps of the last ``RATES_S``."""
         self._last: dict[str, int | None] = {}
@@ -61,7 +62,7 @@ class WatchedEngine:
 
     @property
     def trace_header(self) -> Header | None:
-        """Header of the trace; None if it is not there yet."""
+        """Header of the trace; None if it has not been written yet."""
         return self.following.header
 
     @property
@@ -71,7 +72,7 @@ class WatchedEngine:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was shut down in order, or its process is gone."""
+        """Whether the engine was shut down properly, or its process is gone."""
         return self.following.end is not None or self._process_is_gone()
 
     def read_new_lines(self) -> None:
@@ -106,14 +107,14 @@ class WatchedEngine:
         return max(newest, int((now_s - LAG_S) * 1e6) - header.wall_anchor_us)
 
     def timeline(self, begin_us: int) -> Timeline | None:
-        """Return the timeline since then on its own clock, and slightly earlier; None without a step."""
+        """Return the timeline from about this time on, on the engine's clock; None if there is no step."""
         chunks = self.following.since(begin_us)
         if not any(chunk.steps.height for chunk in chunks):
             return None
         return make_timeline(self.following.trace(chunks), whole=True)
 
     def standing(self, now_s: float) -> Message:
-        """Return a sentence if requests are present but no step begins, with the reason if it is known."""
+        """Return a sentence if requests are present but no step begins, with the reason if known."""
         if self.has_ended or self.trace_header is None or self._last_step_us is None:
             return NOTHING
         now_us = int(now_s * 1e6) - self.trace_header.wall_anchor_us
@@ -160,7 +161,7 @@ class WatchedEngine:
         )
 
     def _served(self, edge_us: int) -> tuple[int, pl.DataFrame]:
-        """Return output tokens of the last ``RATES_S``, and spans with requests, by the wall clock."""
+        """Return output tokens and spans with requests in the last ``RATES_S``, by the wall clock."""
         begin_us = edge_us - RATES_S * 1_000_000
         chunks = self.following.since(begin_us)
         if self.trace_header is None or not chunks:
@@ -197,8 +198,8 @@ class WatchedEngine:
     def _waiting_for(self, waiting: int) -> dict[str, int]:
         """Return the number of waiting requests for each cause.
 
-        A request that the last step skipped counts under the cause of that skip, any other under the cause of
-        the loop's exit.
+        A request that the last step skipped counts under the cause of that skip; all other requests count
+        under the cause of the loop's exit.
         """
         queued = [live.entry.request_id for live in self.following.lives if live.waits_since_us is not None]
         named = Counter(self._named[name] for name in queued if name in self._named)
