@@ -3,7 +3,8 @@
 ``python tools/walk.py [RUN]`` follows four calls in this process, as a reader does who looks up each function
 when it is first called:
 
-* ``schedtrace step RUN N``: the files of ``schedtrace/`` in which a function is called,
+* ``schedtrace step RUN N``: the files of ``schedtrace/`` in which a function is called. A second figure
+  leaves out ``model/``, which holds data only,
 * ``one_engine`` on the run's first timeline, made first: the functions of ``schedtrace/timeline/`` in the
   order of their first calls. Calls in a row that are in one file are one stay there; a return is a stay in a
   file that was visited before. A second figure leaves out what imports no other file of ``timeline/`` but
@@ -34,8 +35,8 @@ SAMPLE = Path(__file__).parents[1] / "tests/data/findings/kv-bound/shows"
 """Run that is followed unless another one is given."""
 NO_FUNCTION = ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 """Code that has no name a reader looks up."""
-LEAVES = ("frames.py", "spans.py", "step_time.py")
-"""Files of ``timeline/`` that the others build on."""
+LEFT_OUT = {"schedtrace": ("model/",), "timeline": ("frames.py", "spans.py", "step_time.py")}
+"""Package of data, and files of ``timeline/`` that the others build on, without which a walk counts again."""
 
 
 @contextlib.contextmanager
@@ -125,9 +126,9 @@ def main() -> None:
         with first_calls(package) as functions:
             call()
         print(f"{name}: {summary(functions)}")
-        if package.name == "timeline":
-            inner = [function for function in functions if function[0] not in LEAVES]
-            print(f"{name} without {', '.join(LEAVES)}: {summary(inner)}")
+        if left_out := LEFT_OUT.get(package.name):
+            inner = [function for function in functions if not function[0].startswith(left_out)]
+            print(f"{name} without {', '.join(left_out)}: {summary(inner)}")
         if "--list" in sys.argv:
             for file, functions_there in groupby(functions, key=lambda function: function[0]):
                 print(f"  {file}: {', '.join(function for _, function in functions_there)}")

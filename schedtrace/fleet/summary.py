@@ -148,8 +148,6 @@ def _finding(root: Finding, *, leads: bool) -> SummaryFinding:
         leads=leads,
         share_frac=root.share_frac,
         saved_frac=gain.saved_frac if gain else None,
-        gain_metric=gain.metric if gain else None,
-        gain_change_frac=gain.change_frac if gain else None,
         title=message_json(root.title),
         holder=message_json(root.holder),
     )

@@ -63,10 +63,6 @@ class SummaryFinding(msgspec.Struct, kw_only=True):
     """Share of this engine's request time that the root cause explains."""
     saved_frac: float | None
     """Estimated share of this engine's request time that the first piece of advice saves."""
-    gain_metric: str | None
-    """Metric of the estimated gain."""
-    gain_change_frac: float | None
-    """Relative change of this metric."""
     title: str
     """Title, as JSON of a message (``schedtrace.model.message``)."""
     holder: str

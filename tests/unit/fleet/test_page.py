@@ -23,8 +23,6 @@ KV = SummaryFinding(
     leads=True,
     share_frac=0.4,
     saved_frac=0.3,
-    gain_metric="output_tokens_per_s",
-    gain_change_frac=0.5,
     title=message_json(say("KV cache too small")),
     holder=message_json(say("Holders: {requests:n request}.", requests=3)),
 )
