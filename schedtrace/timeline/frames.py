@@ -116,8 +116,12 @@ class EngineFrames:
     """Records of the run's front ends, for all its engines."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
     """Periods for which nothing is recorded (``read/problems.py``)."""
-    there_after: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Requests present after gaps, as far as recorded: one row per request and gap."""
+    there_after: pl.DataFrame = field(
+        default_factory=lambda: present_in([]).with_columns(next_step=pl.lit(None, pl.Int64))
+    )
+    """Requests present after gaps, as far as recorded: one row per request and gap, with ``next_step``, the
+    first step after it.
+    """
     missing: list[Message] = field(default_factory=list)
     """Sentences about parts that the trace lacks before its end."""
     requests_missing: bool = False
@@ -218,7 +222,7 @@ class EngineFrames:
             rows.select("request_id", step=step, lost_tokens=known_loss()).filter(pl.col("lost_tokens") > 0)
             for rows, step in (
                 (self.there_first, pl.lit(BEFORE, pl.Int64)),
-                (after(self), pl.col("next_step")),
+                (self.there_after, pl.col("next_step")),
             )
             if not rows.is_empty()
         ]
@@ -317,14 +321,6 @@ def missing_steps(frames: EngineFrames) -> int:
     return int(frames.gaps.select(missing.clip(0).sum()).item() or 0)
 
 
-def after(frames: EngineFrames) -> pl.DataFrame:
-    """Return the requests present after a gap, with ``next_step``, the first step after it."""
-    if frames.there_after.is_empty():
-        return frames.there_after.hstack([pl.Series("next_step", [], pl.Int64)])
-    steps = frames.gaps.select("next_step", at_us="told_us").drop_nulls().unique("at_us", keep="first")
-    return frames.there_after.join(steps, on="at_us", maintain_order="left")
-
-
 def make_gone(frames: EngineFrames) -> pl.DataFrame:
     """Return the requests that left, or may have left, in a gap: those that are not recorded afterwards.
 
@@ -343,7 +339,7 @@ def make_gone(frames: EngineFrames) -> pl.DataFrame:
         _numbered(frames, frames.present, "at_us"),
         frames.preemptions[["request_id", "step"]],
         frames.exits[["request_id", "step"]].drop_nulls(),
-        after(frames).select("request_id", step="next_step"),
+        frames.there_after.select("request_id", step="next_step"),
     ]
     last = (
         pl.concat([sign.cast({"step": pl.Int64}) for sign in signs])

@@ -41,7 +41,6 @@ from schedtrace.model.causes import Cause
 from schedtrace.timeline.frames import (
     BEFORE,
     EngineFrames,
-    after,
     after_gaps,
     known_loss,
     next_steps,
@@ -229,7 +228,7 @@ def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
     if frames.there_first.is_empty() and frames.there_after.is_empty():
         return pl.DataFrame(schema=PIECE_SCHEMA)
     first = frames.there_first.with_columns(next_step=pl.lit(0, pl.Int64))
-    there = pl.concat([first, after(frames)], how="diagonal")
+    there = pl.concat([first, frames.there_after], how="diagonal")
     there = place_of(there, steps, "next_step", "first_place")
     runs = pl.col("state") == "running"
     again = pl.col("computed_tokens") < known_loss()
@@ -311,8 +310,8 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
     lost = place_of(frames.preemptions[["request_id", "step"]], steps, "step", "lost_place")
     queued = frames.set_aside[["request_id", "step"]]
     if not frames.there_after.is_empty():
-        again = after(frames).filter(pl.col("state") != "running").select("request_id", step="next_step")
-        queued = pl.concat([queued, again])
+        again = frames.there_after.filter(pl.col("state") != "running")
+        queued = pl.concat([queued, again.select("request_id", step="next_step")])
     queued = place_of(queued, steps, "step", "lost_place")
     stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, queued]))
     stalled_pieces = _stalled_pieces(frames, stalled)

@@ -19,7 +19,7 @@ import polars as pl
 
 from schedtrace.model.causes import OF_ITS_OWN_SIZE, Cause
 from schedtrace.model.kv_need import KvNeed, kv_need
-from schedtrace.timeline.frames import EngineFrames, after, after_gaps, next_steps, was_preempted
+from schedtrace.timeline.frames import EngineFrames, after_gaps, next_steps, was_preempted
 from schedtrace.timeline.spans import at_steps, level
 
 NEVER = 2**62
@@ -38,7 +38,7 @@ def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     queue that is not vLLM's has its own order (``Header.foreign_queues``).
     """
     arrivals, there = _arrivals(frames), _present(frames, frames.there_first)
-    again = _present(frames, after(frames))
+    again = _present(frames, frames.there_after)
     there = pl.concat([there, again])
     entries = [arrivals.with_columns(preempted=pl.lit(value=False), set_aside=pl.lit(value=False))]
     if not there.is_empty():

@@ -316,6 +316,8 @@ def make_timeline(
             numbers[0], numbers[-1], closed="both" if is_first else "right"
         )
         gaps = trace.gaps.filter(inside)
+    after_gaps = gaps.select("next_step", at_us="told_us").drop_nulls().unique("at_us", keep="first")
+    there_after = without_warmup(trace.there_after).join(after_gaps, on="at_us", maintain_order="left")
     return Timeline(
         header=trace.header,
         steps=measured_steps,
@@ -324,7 +326,7 @@ def make_timeline(
         finishes=finishes,
         present=present,
         gaps=gaps,
-        there_after=without_warmup(trace.there_after),
+        there_after=there_after,
         preemptions=trace.preemptions().filter(measured).collect(),
         exits=without_warmup(exits),
         caps=without_warmup(_with_step(trace, trace.caps(), "remaining_budget")),

@@ -50,6 +50,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
     engine = _cut(tables.engine_states, begin_us, end_us)
     during = (pl.col("end_us") > begin_us) & (pl.col("begin_us") < end_us)
     starved = tables.starved.filter(during)
+    gaps = timeline.gaps.filter((pl.col("to_us") > begin_us) & (pl.col("from_us") < end_us))
     return replace(
         timeline,
         steps=steps,
@@ -57,9 +58,8 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         arrivals=timeline.arrivals.filter(pl.col("queued_us") < end_us).join(
             there, on="request_id", how="semi", maintain_order="left"
         ),
-        gaps=timeline.gaps.filter((pl.col("to_us") > begin_us) & (pl.col("from_us") < end_us)).with_columns(
-            pl.col("from_us", "to_us").clip(begin_us, end_us)
-        ),
+        gaps=gaps.with_columns(pl.col("from_us", "to_us").clip(begin_us, end_us)),
+        there_after=timeline.there_after.filter(pl.col("at_us").is_in(gaps["told_us"].implode())),
         present=timeline.present.join(there, on="request_id", how="semi", maintain_order="left"),
         finishes=timeline.finishes.filter(pl.col("finished_us").is_between(begin_us, end_us)),
         preemptions=timeline.preemptions.join(number, on="step", how="semi", maintain_order="left"),
