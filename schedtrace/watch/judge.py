@@ -51,7 +51,7 @@ class Picture:
         return self._other_cause(then)
 
     def _other_cause(self, then: "Picture") -> str:
-        """Return a cause that is twice as frequent as the previous one; otherwise None, to avoid flicker."""
+        """Name a cause that is twice as frequent as the previous one; a smaller change might flicker."""
         if not self.waiting_for:
             return ""
         cause = _most_frequent(self.waiting_for)
