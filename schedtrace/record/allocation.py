@@ -4,8 +4,8 @@ The proven source of ``allocate_slots`` is cut after its last ``return None``, w
 only have side effects. The remaining code is run once more, with the arguments of the failed call, and shows
 where it returns and what it has computed by then.
 
-The methods that it calls may still change state: a Mamba group's ``get_num_blocks_to_allocate`` sets or
-deletes a checkpoint. Unless they are known only to compute, the code is run on a copy of the managers with
+The methods that this code calls may still change state: a Mamba group's ``get_num_blocks_to_allocate`` sets
+or deletes a checkpoint. Unless they are known only to compute, the code is run on a copy of the managers with
 separate containers (``apart``), which costs more and gives the same answer.
 
 The module also records which requests hold the blocks that the head of the queue was refused, and how many
@@ -28,13 +28,13 @@ from schedtrace.record.vllms_own import is_own, is_tested, vllm_version
 
 
 def managers_of(manager: Any) -> tuple[Any, ...]:
-    """Return the managers of the cache groups, in order; none if a ``KVCacheManager`` has no such parts."""
+    """Return the managers of the cache groups, in order; empty if a ``KVCacheManager`` has no such parts."""
     coordinator = getattr(manager, "coordinator", None)
     return tuple(getattr(coordinator, "single_type_managers", ()))
 
 
 def blocks_of(manager: Any, request_id: str) -> list[int]:
-    """Return a request's blocks by cache group, including null blocks; none if they cannot be read."""
+    """Return a request's blocks by cache group, including null blocks; empty if they cannot be read."""
     tables = [part.req_to_blocks for part in managers_of(manager)]
     if not all(isinstance(table, dict) for table in tables):
         return []
@@ -45,30 +45,29 @@ def blocks_of(manager: Any, request_id: str) -> list[int]:
 def _only_computes(kind: Any) -> bool:
     """Return whether ``get_num_blocks_to_allocate`` changes no state.
 
-    The method of vLLM's base class changes none, in every tested release. Others, such as Mamba's, may change
-    some.
+    In every tested release, the method of vLLM's base class changes no state. Other methods, such as Mamba's,
+    may.
     """
     owner = next((owner for owner in kind.__mro__ if "get_num_blocks_to_allocate" in vars(owner)), kind)
     return owner.__name__ == "SingleTypeKVCacheManager" and is_tested(vllm_version())
 
 
 class StandIn(msgspec.Struct, frozen=True):
-    """``allocate_slots`` without its side effects."""
+    """Stand-in for ``allocate_slots`` without its side effects."""
 
     ask: Any = None
-    """Function that takes its arguments and returns the limit's kind and the local variables; None if there
-    is room.
-    """
+    """Function that takes the arguments of ``allocate_slots`` and returns the limit's kind and the local
+    variables; None if there is room."""
     refused: str | None = None
-    """Reason why there is no such function."""
+    """Reason why there is no stand-in."""
 
 
 class Refusal(msgspec.Struct, gc=False):
-    """A failed allocation, in KV blocks."""
+    """Failed allocation, in numbers of KV blocks."""
 
     limit: str | None
-    """``free``: the chunk itself does not fit. ``reserved``, ``watermark``: it would fit, but for blocks that
-    must stay free. ``full_sequence``: it would fit, but the whole sequence does not. None: unknown.
+    """``free``: the chunk itself does not fit. ``reserved``, ``watermark``: the chunk would fit if no blocks
+    had to stay free. ``full_sequence``: the chunk would fit, but the whole sequence does not. None: unknown.
     """
     needed: int | None
     """New blocks wanted, not counting blocks that had to stay free."""
@@ -76,7 +75,7 @@ class Refusal(msgspec.Struct, gc=False):
 
 
 def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Refusal | None:
-    """Return the reason right after ``manager.allocate_slots`` returned None; None if it cannot be found.
+    """Return why ``manager.allocate_slots`` has just returned None; None if the reason cannot be found.
 
     Args:
         manager: vLLM's ``KVCacheManager``.
@@ -99,7 +98,7 @@ def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]])
 
 
 def question(manager: Any) -> Any:
-    """Return ``StandIn.ask`` for this cache manager; None unless everything that it calls is vLLM's own."""
+    """Return a cache manager's ``StandIn.ask``; None unless all code that it would call is vLLM's own."""
     kind: Any = type(manager)  # hashable, as every class
     return stand_in(kind).ask if not_own(manager) is None else None
 
@@ -117,7 +116,7 @@ def apart(manager: Any) -> Any:
     """Return a copy of a KV cache manager on which methods can be called without changing ``manager``.
 
     Its coordinator and the coordinator's managers are copies, and each of their containers is copied when it
-    is first read; the blocks and the pool are vLLM's.
+    is first read. The blocks and the pool are not copied.
     """
     managers = tuple(map(_copied, managers_of(manager)))
     if not managers:
@@ -129,7 +128,7 @@ _CONTAINERS = (dict, list, set, defaultdict)
 
 
 def _copied(original: Any, **instead: object) -> Any:
-    """Return an object with the attributes of ``original``; its dicts, lists and sets are copies."""
+    """Return a copy of an object whose dicts, lists and sets are also copies."""
     kind: Any = type(original)  # hashable, as every class
     copied: Any = object.__new__(_copying(kind))
     vars(copied).update({_ORIGINAL: original}, **instead)
@@ -143,7 +142,7 @@ _ORIGINAL = "_schedtrace_original"
 
 @cache
 def _copying(kind: type) -> type:
-    """Return a class of copies that take an attribute from the original when it is first read."""
+    """Return a class of copies that take each attribute from the original when it is first read."""
     return type(kind.__name__, (kind,), {"__getattr__": _from_original})
 
 
@@ -155,14 +154,14 @@ def _from_original(copied: Any, name: str) -> Any:
 
 @cache
 def _values(kind: type) -> tuple[str, ...]:
-    """Return the names of the class's plain attributes, which would shadow those of the original."""
+    """Return the names of the class's plain attributes, which would hide those of the original."""
     names = (name for name in dir(kind) if name[:2] != "__")
     attributes = ((name, inspect.getattr_static(kind, name)) for name in names)
     return tuple(name for name, value in attributes if not callable(value) and not hasattr(value, "__get__"))
 
 
 def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal | None:
-    """Return the decisive limit: the first limit without which there would have been room."""
+    """Return the decisive limit: the first limit without which there would be room."""
     if answer is None:
         return None
     full_sequence, computed = answer
@@ -196,7 +195,7 @@ def _ask(proven: Proven) -> Any:
     """Return the function cut after its last ``return None``.
 
     Raises:
-        UnprovableError: If there is no such line, or its closure cannot be kept.
+        UnprovableError: If there is no such line, or the function's closure cannot be kept.
     """
     body = proven.node.body
     failing = [n for n, statement in enumerate(body) if any(map(_fails, ast.walk(statement)))]
@@ -237,15 +236,14 @@ def _fails(node: ast.AST) -> bool:
 
 MOST_HOLDERS = 16
 MOST_BLOCKS_LOOKED_AT = 4096
-"""Most blocks to examine in a group whose tables contain null blocks; each takes about 30 ns on the
-scheduler's path.
-"""
+"""Maximum number of blocks to examine in a group whose tables contain null blocks; each takes about 30 ns on
+the scheduler's path."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class RefusedHead(msgspec.Struct, gc=False):
-    """Plain values on a refused head, from the scheduler's path; ``refusal_line`` makes a line of them."""
+    """Plain values about a refused head, captured on the scheduler's path; ``refusal_line`` converts them."""
 
     request_id: str
     needed: list[int]
@@ -256,7 +254,7 @@ class RefusedHead(msgspec.Struct, gc=False):
 
 
 def refused_head(scheduler: Any, request_id: str, arguments: Arguments) -> RefusedHead | None:
-    """Return the state right after a request was refused blocks; None if the managers are not vLLM's.
+    """Return the state after a request was refused blocks; None if the managers are not vLLM's.
 
     Raises:
         Exception: Any error that vLLM's own code raises when it is called again.
@@ -279,10 +277,10 @@ def refused_head(scheduler: Any, request_id: str, arguments: Arguments) -> Refus
 
 
 def needed_by_group(manager: Any, arguments: Arguments) -> list[int]:
-    """Return the blocks that each cache group asks for; empty if they cannot be determined.
+    """Return the blocks that a request needs in each cache group; empty if they cannot be determined.
 
-    vLLM's own ``allocate_slots`` calls them, on copies that note their answers: the arguments of that call
-    differ between releases.
+    vLLM's own ``allocate_slots`` runs on copies of the managers, which note what they are asked for, because
+    the arguments of these calls differ between releases.
     """
     if (ask := question(manager)) is None:
         return []
@@ -316,7 +314,7 @@ def _held(manager: Any) -> tuple[list[str], list[int]]:
 
 
 def refusal_line(head: RefusedHead) -> HeadRefusal:
-    """Return the struct of the line (on the writer's thread)."""
+    """Convert a refused head to its struct in the trace (on the writer's thread)."""
     held = [dict(zip(ids, counts, strict=True)) for ids, counts in head.groups]
     totals: dict[str, int] = {}
     for group in held:
@@ -341,7 +339,7 @@ def refusal_line(head: RefusedHead) -> HeadRefusal:
 def held_blocks(manager: Any) -> Counter[str]:
     """Return the number of blocks that each request has in all cache groups of a ``KVCacheManager``.
 
-    It reads copies, so any thread may call it while the engine runs.
+    The function reads copies, so any thread may call it while the engine runs.
     """
     tables = [part.req_to_blocks for part in managers_of(manager)]
     held: Counter[str] = Counter()

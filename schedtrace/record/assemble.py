@@ -1,4 +1,4 @@
-"""Assembly of trace lines from raw captures, on the writer's thread and off the scheduler's path."""
+"""Assembly of trace lines from raw captures (with tokens counted by use), on the writer's thread."""
 
 import itertools
 import re
@@ -46,7 +46,8 @@ from schedtrace.record.written_ids import WrittenIds
 
 _TRIAL = re.compile(r"t(\d{1,9})-")
 _LARGEST = 10**18 - 1
-"""Largest number in a line: a client may choose any priority, and the reader refuses larger ones."""
+"""Largest number in a line, because a client may choose any priority and the reader refuses larger numbers.
+"""
 
 
 class TraceProgress:
@@ -62,10 +63,10 @@ class TraceProgress:
 
 
 class LatestExits:
-    """Exits and caps of the latest step; the same lists are reused while the events do not change.
+    """Exits and caps of the latest step; the lists are reused while the events do not change.
 
     Args:
-        ids: Request ids as they are written.
+        ids: Written form of request ids.
         long_prefill_threshold: ``long_prefill_token_threshold`` as configured.
     """
 
@@ -73,11 +74,11 @@ class LatestExits:
         self._ids, self.long_prefill_threshold = ids, long_prefill_threshold
         self._events: list[Noted] = []
         self._remaining = -1
-        """Budget left, for the lines of exits that cannot see it."""
+        """Budget left, for the lines of exits whose code cannot see it."""
         self._exits: list[Exit] = []
         self._caps: list[ChunkCap] = []
         self.exits: list[Exit] = []
-        """Exits of the latest step, inferred ones included."""
+        """Exits of the latest step, including inferred ones."""
 
     def exits_and_caps(self, capture: Capture, remaining: int) -> tuple[list[Exit], list[ChunkCap]]:
         """Return the exits and caps of the next step.
@@ -108,7 +109,7 @@ class Assembler:
         hash_ids: Whether request ids are written as hashes.
         full_lines: Whether every step is captured and written in full.
         long_prefill_threshold: ``long_prefill_token_threshold`` as configured.
-        prefixes: Common beginnings of prompts.
+        prefixes: Hashes of prompts' beginnings.
         drafts: Whether a request may have speculative tokens.
     """
 
@@ -131,7 +132,7 @@ class Assembler:
         self._lives = RequestLives(drafts=drafts, invalid=reports_invalid_drafts())
         self._rows = LatestRows()
         self._only_decodes = False
-        """Whether no request of the latest step had prompt tokens left, or tokens to recompute."""
+        """Whether no request of the latest step had prompt tokens, or tokens to recompute, left."""
         self.latest_exits = LatestExits(self._ids, long_prefill_threshold)
         self._state: State = ()
         self._state_fields: dict[str, Any] = {}
@@ -140,9 +141,9 @@ class Assembler:
         self._after_dropped = False
         self.progress = TraceProgress()
         self.tally: Tally | None = None
-        """Totals to which each line is added; None if nobody asked for metrics."""
+        """Totals to which each line is added; None if metrics are off."""
         self.histories: Histories | None = None
-        """Histories of requests, made of the lines; None if nobody asked for spans."""
+        """Histories of requests, made from the lines; None if spans are off."""
 
     def step_line(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
         """Return the line of one ``schedule()`` call, in full or as a delta, with its output if known."""
@@ -216,14 +217,14 @@ class Assembler:
             self.histories.add_step(step, tally.causes, rows, self._rows)
 
     def count_with(self, tally: Tally | None) -> None:
-        """Add the next lines to these totals, which begin with the requests that are there now."""
+        """Add all further lines to these totals, which start with the requests present now."""
         self.tally = tally
         if tally is not None:
             there = list(self._present_now())
             tally.begin_with(self.progress.latest_us, there, scheduled=frozenset(self._rows.ids))
 
     def follow_with(self, histories: Histories | None, wall_anchor_us: int) -> None:
-        """Add the next lines to these histories, which begin with requests that arrive from now on."""
+        """Add all further lines to these histories, which start with requests that arrive from now on."""
         self.histories = histories
         if histories is not None:
             histories.begin_recording(wall_anchor_us, self._ids.__getitem__)
@@ -315,7 +316,7 @@ class Assembler:
         return Events(at_us=at_us, trial=self.progress.trial, present=entries)
 
     def begin_anew(self) -> tuple[int, int, list[Present]]:
-        """Have the next step written in full.
+        """Have the next step written in full, because a new file or new totals begin.
 
         Returns:
             The lowest number that the next step can have, the time up to which everything is written, and
@@ -326,7 +327,7 @@ class Assembler:
         return self.progress.next_step, self.progress.latest_us, present
 
     def _present_now(self) -> Iterator[tuple[str, Present]]:
-        """Yield vLLM's id and the entry of each request present."""
+        """Yield vLLM's id and the trace's entry for each request present."""
         for request_id, entry in self._lives.present_requests(self._rows.next()):
             entry.request_id = self._ids[request_id]
             yield request_id, entry
@@ -398,7 +399,7 @@ class Assembler:
             self._lives.note_waiting(preemption.request_id, num_tokens)
 
     def pass_fields(self, side_events: SideEvents) -> dict[str, Any]:
-        """Return passes with other ranks, calls to the engine and sent KV blocks, as fields of a line."""
+        """Return passes with other ranks, calls to the engine, and sent KV blocks, as fields of a line."""
         if not any(side_events[2:]):
             return {}
         self._ids.replace_ids(side_events.kv_sends)
@@ -422,7 +423,7 @@ class Assembler:
     def write_ids(
         self, arrived: Sequence[Arrival], finished: Sequence[Finish], preempted: Sequence[Preemption] = ()
     ) -> None:
-        """Replace the ids that clients chose with their written form; forget the ids of finished requests."""
+        """Replace client-chosen ids with their written form; forget the ids of finished requests."""
         for preemption in preempted:
             if preemption.for_request_id is not None:
                 preemption.for_request_id = self._ids[preemption.for_request_id]
@@ -439,7 +440,7 @@ class Assembler:
 
     @staticmethod
     def _limit(asked: Arrival | Present) -> None:
-        """Limit a number that a client may have chosen arbitrarily large."""
+        """Limit a number, because a client may have chosen an arbitrarily large one."""
         asked.lora = None if asked.lora is None else capped(asked.lora)
         asked.priority = max(-_LARGEST, min(asked.priority, _LARGEST))
         for name in ("max_tokens", "min_tokens", "logprobs", "prompt_logprobs"):
@@ -447,7 +448,7 @@ class Assembler:
                 setattr(asked, name, min(number, _LARGEST))
 
     def _phases(self, rows: Rows, start_us: int) -> dict[str, Phase]:
-        """Return the phase of each request that does not simply continue; note cache hits of new requests."""
+        """Return the phase of each request that does not simply continue; record new requests' cache hits."""
         phases: dict[str, Phase] = dict.fromkeys(rows.resumed, "resumed")
         for request_id, computed in rows.new:
             # The V2 model runner gets resumed requests as new ones: tell by whether it ran before.
@@ -457,7 +458,7 @@ class Assembler:
         return phases
 
     def _starts(self, request_id: str, computed: int, start_us: int) -> bool:
-        """Note a scheduled request that the workers do not know; return whether it never ran before."""
+        """Record a scheduled request that is new to the workers; return whether it never ran before."""
         life = self._lives.life_by_id(request_id)
         self._lives.note_running(request_id)
         if life.has_run:
@@ -466,7 +467,7 @@ class Assembler:
         return True
 
     def _count(self, step: Step, rows: Rows | None) -> None:
-        """Sum up the rows: phases, and prefill, decode, recomputed and cached tokens."""
+        """Add up the rows: phases, and prefill, decode, recomputed and cached tokens."""
         number = step.total_requests
         if rows is None and self._only_decodes:
             step.num_continued = step.decode_tokens = number

@@ -1,4 +1,4 @@
-"""Capture on the scheduler's path: as few plain values as possible, and no object of vLLM.
+"""Capture of steps on the scheduler's path: as few plain values as possible, and no object of vLLM.
 
 An object that is kept alive costs the engine time, because its memory cannot be reused for the next step. The
 lists and dicts of strings and numbers that a ``SchedulerOutput`` carries are kept by reference, and only for
@@ -23,11 +23,11 @@ State = tuple[int | None, ...]
 
 
 ALL = "all"
-"""Every request of the step got exactly one token."""
+"""Value that states that every request of the step got exactly one token."""
 
 
 class Happened(msgspec.Struct, gc=False):
-    """Facts of one step other than its decisions, if there are any."""
+    """Facts about one step other than its decisions, if there are any."""
 
     admitted: list[Admission] = []
     refusals: list[allocation.RefusedHead] = []
@@ -36,7 +36,7 @@ class Happened(msgspec.Struct, gc=False):
     set_aside: list[SetAside] = []
 
     def step_fields(self) -> dict[str, Any]:
-        """Return the fields of a ``Step`` (on the writer's thread)."""
+        """Return these facts as fields of a ``Step`` (on the writer's thread)."""
         refusals: list[HeadRefusal] = list(map(allocation.refusal_line, self.refusals))
         return {
             "admitted": self.admitted,
@@ -51,16 +51,16 @@ class Rows(msgspec.Struct, gc=False):
     """Requests of a step that is not steady, with their tokens."""
 
     ids: list[str]
-    """Requests that ran before: running requests, then resumed ones."""
+    """Requests that ran before: first running, then resumed ones."""
     computed: list[int]
-    """Tokens of these requests that were computed before the step."""
+    """Numbers of these requests' tokens that were computed before the step."""
     scheduled: dict[str, int]
-    """Tokens of all requests of the step."""
+    """Scheduled tokens of all requests in the step."""
     resumed: Collection[str]
     new: list[tuple[str, int]]
-    """Ids and computed tokens of requests that the workers do not know."""
+    """Ids and computed tokens of requests that are new to the workers."""
     drafts: dict[str, int]
-    """Number of draft tokens, for requests that have some."""
+    """Number of draft tokens of each request that has any."""
 
 
 class Result(msgspec.Struct, gc=False, frozen=True):
@@ -69,17 +69,17 @@ class Result(msgspec.Struct, gc=False, frozen=True):
     back_ns: int
     """Monotonic time at which ``update_from_output`` was called."""
     done_ns: int
-    """Monotonic time at which it returned."""
+    """Monotonic time at which ``update_from_output`` returned."""
     got: str | tuple[list[str], list[int] | None]
-    """``ALL``, or the ids of requests that got tokens and the number for each (None: one each)."""
+    """``ALL``, or the ids of requests that got tokens with the number for each (None: one each)."""
     execution: Execution | None = None
-    """Time in which the worker executed the step."""
+    """Period in which the worker executed the step."""
     invalid: dict[str, int] | None = None
-    """Drafts that the grammar forbade, by request."""
+    """Number of drafts that the grammar forbade, by request."""
 
 
 class DummyPass(NamedTuple):
-    """A dummy batch of a data-parallel rank."""
+    """Dummy batch of a data-parallel rank."""
 
     began_ns: int
     ended_ns: int
@@ -88,7 +88,7 @@ class DummyPass(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """An all-reduce among data-parallel ranks at the end of a pass."""
+    """All-reduce among data-parallel ranks at the end of a pass."""
 
     began_ns: int
     ended_ns: int
@@ -114,8 +114,8 @@ NOBODY = SideEvents()
 class Capture:
     """Raw ``schedule()`` call: the state before and after it. Times are monotonic, in ns.
 
-    It is a class with slots because its fields are assigned by name on the scheduler's path, where keyword
-    arguments of a struct would cost four times as much.
+    It is a class with slots, not a struct, because assigning fields by name costs a quarter of a struct's
+    keyword arguments on the scheduler's path.
     """
 
     __slots__ = (
@@ -161,19 +161,20 @@ class Capture:
     full: bool
     """Whether a full line is due after this step."""
     events: list[Noted] | None
-    """Events that the marks noted; None if the same as in the step before and the step is steady."""
+    """Events that the marks recorded; None if the step is steady and its events equal those of the step
+    before."""
     side_events: SideEvents
     inferred: list[Exit] | None
-    """Inferred exits, if no mark has noted how the call ended."""
+    """Inferred exits, if no mark recorded how the call ended."""
     preempted: Sequence[tuple[Preemption, int]]
-    """Preemptions, each with the number of tokens that the victim had."""
+    """Preemptions, each with the number of the preempted request's tokens."""
     state: State
-    """Values of ``facts.FIELDS``; the same object as in the step before if nothing changed."""
+    """Values of ``facts.FIELDS``; the same object as in the step before if none has changed."""
     happened: Happened | None
     ids: Sequence[str]
     """Requests of the step; set by the writer's thread."""
     result: Result | None
-    """Output of the step; set in one assignment by the engine's thread when it is back."""
+    """Output of the step; the engine's thread sets it in one assignment when the output is back."""
 
     def __init__(self) -> None:
         self.inferred = None
@@ -189,7 +190,7 @@ MOST_KEPT = 10_000
 
 
 class Dropped(msgspec.Struct, gc=False):
-    """Facts kept for consecutive steps that were dropped because the writer is behind."""
+    """Facts about consecutive steps that were dropped because the writer fell behind."""
 
     last_step: int = 0
     end_ns: int = 0
@@ -198,12 +199,12 @@ class Dropped(msgspec.Struct, gc=False):
     side_events: SideEvents = msgspec.field(default_factory=lambda: SideEvents([], [], [], [], [], []))
     preempted: list[tuple[Preemption, int]] = []
     started: list[tuple[str, int, int]] = []
-    """Requests that the workers did not know: id, computed tokens and start of the step."""
+    """Requests that were new to the workers: id, computed tokens and start of the step."""
     missing_arrivals: int = 0
     missing_finishes: int = 0
 
     def add(self, capture: Capture) -> Sequence[Arrival]:
-        """Add another dropped step; return those of its arrivals that are not kept."""
+        """Add a dropped step; return those of its arrivals that there is no room for."""
         self.last_step, self.end_ns = capture.step, capture.end_ns
         self.steps += 1
         missing = SideEvents(
@@ -219,7 +220,7 @@ class Dropped(msgspec.Struct, gc=False):
 
 
 def _keep(events: Any, more: Any) -> Any:
-    """Add as many entries to a list as there is room for; return the rest."""
+    """Add as many entries to a list as it has room for; return the rest."""
     room = MOST_KEPT - len(events)
     events += more[:room]
     return more[room:]
@@ -229,7 +230,7 @@ _request_id = attrgetter("request_id")
 
 
 def only_samples(scheduler: Any) -> bool:
-    """Return whether every output of this scheduler has a token: no pooling, no transfer of KV or encodings.
+    """Return whether every output of this scheduler has a token: no pooling, no KV or encoder transfer.
 
     ``update_from_output`` emits an output for new tokens, a pooler's result, transfer parameters, or a
     request that stopped; the last has no token only if nothing is sampled.
@@ -253,9 +254,9 @@ def reports_invalid_drafts() -> bool:
 def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[str], list[int] | None]:
     """Return ``ALL``, or ids and numbers of tokens (None: one each).
 
-    If one token was sampled for each request, there is one client, no request has drafts or left meanwhile,
-    and there are as many outputs as samples, then every sample became an output and nothing else did.
-    Otherwise the outputs are read one by one.
+    Suppose that one token was sampled for each request, there is one client, no request has drafts or has
+    left since, and there are as many outputs as samples. Then every sample became an output, and nothing else
+    did. In all other cases, the outputs are read one by one.
 
     Args:
         output: The step's ``SchedulerOutput``.
@@ -278,40 +279,40 @@ def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[s
 
 
 FULL_EVERY_NS = 900_000_000
-"""Maximum time between full lines, in nanoseconds; the writer adds no delay to it."""
+"""Maximum time between full lines in nanoseconds; the writer does not delay them."""
 
 
 class SteadySteps:
     """Detector of steady steps on the scheduler's path, which stores nothing about their requests.
 
-    At scale nearly every step is steady: the same requests in the same order, each having advanced by one
-    token and getting one token. All of these values are compared at C speed, not just a sum or a count.
-    Computed tokens are packed into one large number with 32 bits per request, so adding the number with a one
-    in each place adds one to each.
+    At scale, nearly every step is steady: it has the same requests in the same order, each of which has
+    advanced by one token and gets one token. All of these values are compared at C speed, not just a sum or a
+    count. Computed tokens are packed into one large number with 32 bits per request, so adding the number
+    with a one in each place adds one to each.
 
     Args:
-        never: Treat no step as steady, so that every line is written in full.
+        never: Whether to treat no step as steady, so that every line is written in full.
     """
 
     def __init__(self, *, never: bool = False) -> None:
         self._never = never
         self._ids: list[str] | None = None
-        """Requests of the latest step; None if the rows of the next step must be kept in any case."""
+        """Requests of the latest step; None if the next step's rows must be kept in any case."""
         self._computed = 0
         """Computed tokens of each request, packed into one number."""
         self._ones: list[int] = []
         self._one_each = 0
-        """A 1 for each request, packed into a single number."""
+        """Number with a 1 in each request's place."""
         self._pack = struct.Struct("").pack
         self._full_ns = 0
 
     def start_over(self) -> None:
-        """Forget the previous step: the next one cannot be expressed relative to an unrecorded step."""
+        """Forget the previous step, so that the next one is not expressed relative to it."""
         self._ids = None
         self._full_ns = 0
 
     def changed_rows(self, output: Any, now_ns: int) -> tuple[Rows | None, bool]:
-        """Return the requests of a step (None if it is steady), and whether a full line is due.
+        """Return the requests of a step (None if the step is steady), and whether a full line is due.
 
         Args:
             output: vLLM's ``SchedulerOutput``.
@@ -347,7 +348,7 @@ class SteadySteps:
         return rows, full
 
     def _packed(self, computed: list[int]) -> int:
-        """Return the numbers packed into one; None if they are too large, and the next step must be kept."""
+        """Return the numbers packed into one; None if a number is too large to be packed."""
         try:
             return int.from_bytes(self._pack(*computed), "little")
         except struct.error:
@@ -355,7 +356,7 @@ class SteadySteps:
             return -1
 
     def _remember(self, rows: Rows, total: int) -> None:
-        """Remember the requests of this step for the comparison with the next step."""
+        """Store the requests of this step for the comparison with the next step."""
         number = len(rows.ids) + len(rows.new)
         if total != number or rows.drafts:
             self._ids = None

@@ -19,18 +19,19 @@ _BOOT_ID, _TIME_NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc
 
 
 class Anchor(NamedTuple):
-    """Moment on both clocks."""
+    """Readings of both clocks at the same moment."""
 
     ns: int
-    """``time.monotonic_ns``."""
+    """Reading of ``time.monotonic_ns``."""
     wall_us: int
     """Unix time in microseconds."""
     uncertainty_us: int
-    """Largest distance between the two: half of the time between two readings of the monotonic clock."""
+    """Maximum distance between the two readings: half of the time between two readings of the monotonic
+    clock."""
 
 
 def read_anchor() -> Anchor:
-    """Read both clocks several times; return the reading that was interrupted least."""
+    """Read both clocks several times; return the pair of readings with the smallest distance."""
     best: tuple[int, int, int] | None = None
     for _ in range(_READINGS):
         before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -42,7 +43,7 @@ def read_anchor() -> Anchor:
 
 
 def facts(anchor: Anchor) -> dict[str, Any]:
-    """Return the header's fields; None for facts that this machine does not provide; none in virtual time."""
+    """Return the header's fields about clocks; None for facts that this machine lacks or in virtual time."""
     if getattr(time, "virtual", False):  # a simulation replaces the module
         return {}
     return {
@@ -66,7 +67,7 @@ def clock_id() -> str | None:
 
 
 class _Timex(ctypes.Structure):
-    """The beginning of the kernel's ``struct timex``, with room for the rest."""
+    """Beginning of the kernel's ``struct timex``, with room for the rest."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -80,7 +81,7 @@ class _Timex(ctypes.Structure):
 
 
 def wall_max_error_us() -> int | None:
-    """Return the largest error of the wall clock that NTP reported to the kernel; None if unknown."""
+    """Return the maximum error of the wall clock that NTP reported to the kernel; None if unknown."""
     state = _Timex()
     try:
         answer = ctypes.CDLL(None).adjtimex(ctypes.byref(state))

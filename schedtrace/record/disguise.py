@@ -1,8 +1,9 @@
 """Temporary change of the class of a user's object, without setting anything on the object.
 
 A class may refuse attributes or their deletion, copy all attributes of its objects, or ask them for their
-class. Facts about an object are therefore kept beside it (``Beside``), its class is assigned without calling
-any of its methods, and the object looks and copies like one of its original class (``disguises``).
+class. Facts about an object are therefore kept in a separate table (``Beside``), its class is assigned
+without calling any of its methods, and the object looks and copies like an object of its original class
+(``disguises``).
 """
 
 import copyreg
@@ -11,16 +12,17 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 PLAIN = "_schedtrace_plain"
-"""Attribute of a traced class: the plain class that it replaces."""
+"""Name of the attribute of a traced class that holds the plain class that it replaces."""
 
 set_class: Any = vars(object)["__class__"].__set__
-"""Function that assigns an object's class as Python does, whatever its class defines for assignments."""
+"""Function that assigns an object's class as plain Python does, even if the object's class overrides
+assignment."""
 
 _T = TypeVar("_T")
 
 
 class Beside(Generic[_T]):
-    """Facts about objects, stored by the objects' identity and dropped when the object is deleted.
+    """Facts about objects, stored by the objects' identity and dropped when an object is deleted.
 
     No hash or attribute of an object is read. An object that does not support weak references is kept alive.
     """
@@ -29,7 +31,7 @@ class Beside(Generic[_T]):
         self._known: dict[int, _T] = {}
         self._alive: dict[int, Any] = {}
         self.by_id = self._known.get
-        """The fastest lookup: ``by_id(id(thing))``."""
+        """Fastest look-up: ``by_id(id(thing))``."""
 
     def look_up(self, thing: Any) -> _T | None:
         """Return the facts about an object."""
@@ -48,7 +50,7 @@ class Beside(Generic[_T]):
         self._known[number] = value
 
     def drop(self, thing: Any) -> None:
-        """Forget an object."""
+        """Forget the facts about an object."""
         self._forget(id(thing))
 
     def _forget(self, number: int) -> None:
@@ -57,17 +59,17 @@ class Beside(Generic[_T]):
 
 
 RECORDERS: Beside[Any] = Beside()
-"""The ``Recorder`` of each recorded scheduler."""
+"""Recorder (``Recorder``) of each recorded scheduler."""
 
 
 def plain_class(kind: type) -> type:
-    """Return the plain class that a traced class replaces; the class itself if it is not one of ours."""
+    """Return the plain class that a traced class replaces; for any other class, the class itself."""
     plain: type = vars(kind).get(PLAIN, kind)
     return plain
 
 
 def disguises(base: type, root: type) -> list[type]:
-    """Return the classes that make an object of a subclass of ``base`` look and copy like one of ``base``.
+    """Return classes with which an object of a subclass of ``base`` looks and copies like one of ``base``.
 
     Args:
         base: The plain class.
@@ -83,7 +85,7 @@ def disguises(base: type, root: type) -> list[type]:
 @cache
 def _disguises(root: type) -> tuple[type, ...]:
     class Shows(root):  # type: ignore[misc]  # mypy knows no class that is found at run time
-        """Class whose objects report the plain class as ``__class__``, for code that copies them by it."""
+        """Class whose objects report the plain class as ``__class__``, for code that copies objects by it."""
 
         __slots__ = ()
         __class__ = property(lambda self: plain_class(type(self)), _given)  # as mocks do
@@ -105,7 +107,7 @@ def _disguises(root: type) -> tuple[type, ...]:
             return (plain if make is kind else make, named, *rest)
 
     class Copies(root):  # type: ignore[misc]  # likewise
-        """Class whose objects copy themselves with their own method."""
+        """Class whose objects are copied with their own copy method."""
 
         __slots__ = ()
 
@@ -113,7 +115,7 @@ def _disguises(root: type) -> tuple[type, ...]:
             return _as_plain(super().__copy__(*args, **kwargs), self)
 
     class CopiesDeeply(root):  # type: ignore[misc]  # likewise
-        """Class whose objects deep-copy themselves with their own method."""
+        """Class whose objects are deep-copied with their own method."""
 
         __slots__ = ()
 
@@ -124,7 +126,7 @@ def _disguises(root: type) -> tuple[type, ...]:
 
 
 def _given(thing: Any, kind: type) -> None:
-    """Give the object the class that a user assigned to it, and notify its recorder that recording ends."""
+    """Assign the class that a user's code chose, and notify the recorder that recording ends."""
     if kind is plain_class(type(thing)):
         return
     set_class(thing, kind)

@@ -1,8 +1,8 @@
 """Hooks into the engine outside the scheduler: input thread, dummy batches, grammars, shutdown.
 
 Every wrapper calls the original with the same arguments and raises no errors of its own. ``Inputs`` stores
-what other threads do with requests: the input thread and the threads that compile grammars write it, the
-scheduler's thread reads it. All of these are single operations on dicts and lists, which are atomic in
+what other threads do with requests: the input thread and the threads that compile grammars write to it, and
+the scheduler's thread reads it. Each access is a single operation on a dict or a list, which is atomic in
 Python.
 """
 
@@ -20,9 +20,8 @@ from schedtrace.record.hooks import Method, unwrap, wrap
 from schedtrace.record.vllms_own import put_on
 
 MOST_KEPT = 10_000
-"""Number of requests received or aborted, but unknown to the scheduler, after which all are forgotten; also
-the number of latest compiled grammars that are kept if no step uses them.
-"""
+"""Number of requests that were received or aborted, but are unknown to the scheduler, above which all of them
+are forgotten; also the number of latest compiled grammars that are kept if no step uses them."""
 
 
 class Inputs:
@@ -41,12 +40,12 @@ class Inputs:
         """Grammars compiled since the last call of ``grammars``."""
 
     def note_prepared(self, request: Any, began_ns: int) -> None:
-        """Note that the input thread has made a ``Request`` from a client's message."""
+        """Record that the input thread has made a ``Request`` from a client's message."""
         rank = getattr(request, "data_parallel_rank", None)
         _keep(self._received, request.request_id, (began_ns, time.monotonic_ns(), rank))
 
     def abort_received(self, request_ids: Any) -> None:
-        """Note that a client aborted a request; only its first abort counts."""
+        """Record that a client aborted requests; only the first abort of each counts."""
         now = time.monotonic_ns()
         if isinstance(request_ids, str):
             request_ids = (request_ids,)
@@ -57,11 +56,11 @@ class Inputs:
                 _keep(self._aborts, request_id, now)
 
     def grammar_submitted(self, request: Any) -> None:
-        """Note that a structured request is about to be compiled, on a compiling thread or at once."""
+        """Record that a structured request's grammar is about to be compiled, on any thread."""
         _keep(self._submitted, request.request_id, time.monotonic_ns())
 
     def grammar_compiled(self, request: Any, began_ns: int, *, failed: bool) -> None:
-        """Note that a thread has compiled a grammar."""
+        """Record that a thread has compiled a grammar."""
         submitted = self._submitted.pop(request.request_id, None)
         self.compiled.append(
             Grammar(
@@ -74,7 +73,7 @@ class Inputs:
         )
 
     def input_times(self, request_id: str) -> dict[str, int | None]:
-        """Return the fields of an ``Arrival``; none if the request did not pass the input thread."""
+        """Return the fields of an ``Arrival``; empty if the request did not pass through the input thread."""
         if not self._received or (times := self._received.pop(request_id, None)) is None:
             return {}
         received_ns, queued_ns, rank = times
@@ -104,15 +103,15 @@ def _keep(times: dict[str, Any], request_id: str, value: Any) -> None:
 
 
 INPUTS: Beside[Inputs] = Beside()
-"""The inputs of each ``StructuredOutputManager`` whose grammars are recorded."""
+"""Object with the times of requests for each ``StructuredOutputManager`` whose grammars are recorded."""
 _CONTROL_METHODS: tuple[ControlKind, ...] = ("sleep", "wake_up", "collective_rpc", "add_lora")
 """Methods of ``EngineCore`` through which an operator controls the engine."""
 _PASSES_A_SYNC = 32
-"""Number of passes from one sync to the next in vLLM 0.10 to 0.29, before it was a setting."""
+"""Number of passes between two syncs in vLLM 0.10 to 0.29, before this was a setting."""
 
 
 def _methods() -> list[tuple[Any, str, Callable[..., Any]]]:
-    """Return the wrapped methods: class, name, and wrapper."""
+    """Return the methods to wrap: class, name, and wrapper."""
     from vllm.v1.engine.core import DPEngineCoreProc, EngineCore
     from vllm.v1.structured_output import StructuredOutputManager
 
@@ -136,7 +135,7 @@ def wrap_engine() -> None:
 
 
 def unwrap_engine(engine: Any) -> None:
-    """Remove the wrappers, and everything that they set on this engine."""
+    """Remove the wrappers and everything that they set on this engine."""
     for owner, name, around in _methods():
         unwrap(owner, name, around)
     aborts: Any = getattr(engine, "aborts_queue", None)
@@ -147,7 +146,7 @@ def unwrap_engine(engine: Any) -> None:
 
 
 def record_passes(core: type) -> None:
-    """Record dummy batches and syncs of engine cores of a class that is not vLLM's, as in a simulation."""
+    """Record dummy batches and syncs of engine cores of another class than vLLM's, as in a simulation."""
     wrap(core, "execute_dummy_batch", _dummy_batch)
     wrap(core, "_has_global_unfinished_reqs", _sync)
 
@@ -157,7 +156,7 @@ def _recorder(engine: Any) -> Any:
 
 
 def _shutdown(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
-    """Close the trace before the engine stops its workers, because the engine may be killed meanwhile."""
+    """Close the trace before the engine stops its workers, because the engine may be killed during that."""
     recorder = _recorder(engine)
     if recorder is not None:
         recorder.close()
@@ -165,7 +164,7 @@ def _shutdown(original: Method, engine: Any, *args: object, **kwargs: object) ->
 
 
 def _dummy_batch(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
-    """Note a dummy batch, which a data-parallel rank runs only because other ranks have work."""
+    """Record a dummy batch, which a data-parallel rank runs only because other ranks have work."""
     began_ns = time.monotonic_ns()
     try:
         return original(engine, *args, **kwargs)
@@ -177,7 +176,7 @@ def _dummy_batch(original: Method, engine: Any, *args: object, **kwargs: object)
 
 
 def _sync(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
-    """Note the end of a pass; in some passes, ranks wait for each other and agree whether to continue."""
+    """Record the end of a pass; in some passes, ranks wait for each other and agree whether to continue."""
     began_ns, counter = time.monotonic_ns(), getattr(engine, "step_counter", None)
     go_on = original(engine, *args, **kwargs)
     recorder = _recorder(engine)
@@ -188,13 +187,13 @@ def _sync(original: Method, engine: Any, *args: object, **kwargs: object) -> Any
 
 
 def _synced(engine: Any, passes: int) -> bool:
-    """Return whether the ranks agree after this many passes of a wave (``_has_global_unfinished_reqs``)."""
+    """Return whether ranks agree after this many passes of a wave (``_has_global_unfinished_reqs``)."""
     interval = getattr(engine, "dp_sync_interval", None)  # vLLM 0.30 and newer
     return passes % _PASSES_A_SYNC == 0 if interval is None else passes == 1 or passes % interval == 0
 
 
 def _prepare(original: Method, engine: Any, request: Any, *args: object, **kwargs: object) -> Any:
-    """Note when the input thread makes a ``Request`` from a client's message."""
+    """Record when the input thread makes a ``Request`` from a client's message."""
     recorder = _recorder(engine)
     if recorder is None or not recorder.active:
         return original(engine, request, *args, **kwargs)
@@ -209,7 +208,7 @@ def _prepare(original: Method, engine: Any, request: Any, *args: object, **kwarg
 
 
 def _abort(original: Method, engine: Any, request_ids: Any, *args: object, **kwargs: object) -> Any:
-    """Note that clients aborted requests; before vLLM 0.13, there is no queue for aborts."""
+    """Record that clients aborted requests; before vLLM 0.13, there is no queue for aborts."""
     _abort_received(engine, request_ids)
     return original(engine, request_ids, *args, **kwargs)
 
@@ -235,11 +234,11 @@ def _controls(kind: ControlKind) -> Callable[..., Any]:
 
 
 _CONTROLS = {kind: _controls(kind) for kind in _CONTROL_METHODS}
-"""Wrapper for each of these methods."""
+"""Wrapper for each method through which an operator controls the engine."""
 
 
 def _abort_received(engine: Any, request_ids: Any) -> None:
-    """Have the current recorder, if any, note an abort."""
+    """Make the current recorder, if any, record an abort."""
     recorder = _recorder(engine)
     if recorder is not None and recorder.active:
         with contextlib.suppress(Exception):
@@ -247,7 +246,7 @@ def _abort_received(engine: Any, request_ids: Any) -> None:
 
 
 def _listen_to_aborts(engine: Any) -> None:
-    """Note when the input thread puts aborts into this engine's queue."""
+    """Record when the input thread puts aborts into this engine's queue."""
     aborts = getattr(engine, "aborts_queue", None)
     if aborts is None or put_on(aborts, "put_nowait") is not None:
         return
@@ -269,7 +268,7 @@ def _grammar_init(original: Method, manager: Any, request: Any, *args: object, *
 
 
 def _create_grammar(original: Method, manager: Any, request: Any, *args: object, **kwargs: object) -> Any:
-    """Create a grammar, on a thread of vLLM's pool or the input thread, and note how long this took."""
+    """Create a grammar, on a thread of vLLM's pool or the input thread, and record how long this took."""
     inputs = INPUTS.look_up(manager)
     if inputs is None:
         return original(manager, request, *args, **kwargs)

@@ -2,8 +2,8 @@
 
 A request's own facts and the hashes of its prompt are taken when it reaches the scheduler, its hits in the
 prefix cache when it is admitted, the loads of its KV blocks when they begin and end, and the scheduler's
-state after each ``schedule()``. Nearly all of this runs on the scheduler's thread. The recorder and the
-marks, which call it, ensure that no error reaches vLLM.
+state after each ``schedule()``. Nearly all of this code runs on the scheduler's thread. Its callers, the
+recorder and the marks, ensure that no error reaches vLLM.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ def requested(request: Any) -> dict[str, Any]:
 def _remote_side(params: Any) -> dict[str, Any]:
     """Return the fields of an ``Arrival`` about the other engine of a request in disaggregated prefill.
 
-    A connector changes its parameters later: they are read before the request reaches it.
+    The parameters are read before the request reaches the connector, which changes them.
     """
     if not isinstance(params, dict):
         return {}
@@ -62,11 +62,11 @@ def _remote_side(params: Any) -> dict[str, Any]:
 
 
 class Prefixes:
-    """Common beginnings of prompts: blocks are stored on the scheduler's thread and hashed on the writer's.
+    """Hashes of prompts' beginnings: blocks are stored on the scheduler's thread and hashed on the writer's.
 
     Args:
-        block_size: Tokens of a block if vLLM computes no hashes; None to record none.
-        wanted: Whether any beginnings are recorded.
+        block_size: Number of tokens per block if vLLM computes no hashes; None to record no such prompts.
+        wanted: Whether to record hashes at all.
     """
 
     def __init__(self, block_size: int | None = None, *, wanted: bool = True) -> None:
@@ -76,9 +76,9 @@ class Prefixes:
         self._blocks: dict[str, list[Any] | _Prompt] = {}
 
     def keep_prompt(self, request: Any) -> None:
-        """Keep vLLM's hashes of the prompt's marked blocks; its output has no hashes yet.
+        """Keep vLLM's hashes of the prompt's marked blocks, before output adds more.
 
-        If vLLM computes none, because nothing needs them, the prompt itself is kept until it is hashed.
+        If vLLM computes no hashes, because nothing needs them, the prompt itself is kept until it is hashed.
         """
         hashes = getattr(request, "block_hashes", None) if self._wanted else None
         if hashes:
@@ -92,7 +92,7 @@ class Prefixes:
         self._blocks.pop(request_id, None)
 
     def hashes(self, request_id: str) -> str | None:
-        """Return ``Arrival.prefix_hashes``, once; None if the prompt's tokens are not numbers."""
+        """Return ``Arrival.prefix_hashes``, once per request; None if the prompt's tokens are not numbers."""
         blocks = self._blocks.pop(request_id, None)
         if blocks is None:
             return None
@@ -106,17 +106,17 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt whose blocks vLLM does not hash."""
+    """Prompt whose blocks vLLM does not hash."""
 
     token_ids: Sequence[int]
     tokens: int
-    """Number of tokens of the prompt itself; the list may grow later."""
+    """Number of tokens of the prompt alone; the list may grow later."""
     block_size: int
     told_apart_by: str
-    """Key on which vLLM's hashes depend besides tokens."""
+    """Key, besides the tokens, on which vLLM's hashes depend."""
 
     def block_hashes(self) -> Iterator[bytes]:
-        """Yield a hash for every marked block, which covers it and all blocks before it."""
+        """Yield a hash for every marked block, which covers this block and all blocks before it."""
         before, begin = self.told_apart_by.encode(errors="surrogatepass"), 0
         for block in MARKED_BLOCKS[: marks_within(self.tokens // self.block_size)]:
             end = block * self.block_size
@@ -126,7 +126,7 @@ class _Prompt:
 
 
 def _prompt(request: Any, block_size: int | None) -> _Prompt | None:
-    """Return the stored part of a prompt; None if it fills no block, or contains anything but tokens."""
+    """Return the stored part of a prompt; None if it fills no block, or contains more than tokens."""
     token_ids = getattr(request, "prompt_token_ids", None)
     only_tokens = (
         not getattr(request, "mm_features", None) and getattr(request, "prompt_embeds", None) is None
@@ -188,7 +188,7 @@ def _hashes(request: Any) -> Any:
 
 
 def _miss(scheduler: Any, request: Any) -> Miss:
-    """Return why the prefix cache had no hit; after the call, the request's own blocks are in the pool."""
+    """Return why the prefix cache had no hit, given that the request's own blocks are already in the pool."""
     if getattr(request, "skip_reading_prefix_cache", False):
         return "skipped"
     if (request.num_tokens - 1) // scheduler.block_size == 0:
@@ -208,7 +208,7 @@ def _miss(scheduler: Any, request: Any) -> Miss:
 
 
 def _searched(scheduler: Any) -> list[tuple[int, Any]]:
-    """Return the number and manager of the groups whose first block has the hash that requests carry."""
+    """Return number and manager of each group whose first block has the kind of hash that requests carry."""
     size = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
     managers = enumerate(managers_of(scheduler.kv_cache_manager))
     return [(number, manager) for number, manager in managers if manager.block_size == size]
@@ -228,14 +228,14 @@ class KvLoads:
         return len(self._parked) if self.used else None
 
     def note_begun(self, scheduler: Any, events: list[Noted], at_us: int) -> None:
-        """Note the loads that a ``schedule()`` call started, as reported by its marks."""
+        """Record the loads that a ``schedule()`` call began, as reported by its marks."""
         for event in as_events(events):
             if Cause.KV_LOAD_STARTED in SITES[event.site].causes:
                 self._parked.add(event.request_id)
                 self._note(scheduler, event.request_id, "begun", at_us)
 
     def note_ended(self, scheduler: Any, arrived: Any, at_us: int) -> None:
-        """Note the ended loads that vLLM is notified of: ``KVConnectorOutput.finished_recving``."""
+        """Record ended loads, of which vLLM is notified: ``KVConnectorOutput.finished_recving``."""
         for request_id in arrived if isinstance(arrived, set | frozenset | list | tuple) else ():
             self._parked.discard(request_id)
             self._note(
@@ -243,11 +243,11 @@ class KvLoads:
             )
 
     def drop_load(self, request_id: str) -> None:
-        """Note that a request is finished, whatever happened to its load."""
+        """Forget the KV load of a finished request."""
         self._parked.discard(request_id)
 
     def new_events(self) -> list[KvLoad]:
-        """Return the loads noted since the last call."""
+        """Return the events of loads since the last call."""
         taken, self._events = self._events, []
         return taken
 
@@ -257,7 +257,7 @@ class KvLoads:
 
 
 def _failed(scheduler: Any, request_id: str) -> bool:
-    """Return whether a load failed: the engine must compute its tokens, or the request ended in an error."""
+    """Return whether a load failed, so that the engine must compute the tokens or end the request."""
     status = getattr(scheduler.requests.get(request_id), "status", None)
     again = getattr(scheduler, "failed_recving_kv_req_ids", ())
     return request_id in again or getattr(status, "name", None) == "FINISHED_ERROR"
@@ -316,7 +316,7 @@ class SchedulerFacts:
         return None if self._pool is None else len(self._pool.cached_block_hash_to_block)
 
     def engine_is(self, engine: Any) -> None:
-        """Set the ``EngineCore`` around this scheduler; ranks in lock-step have a wave and a step counter."""
+        """Set this scheduler's ``EngineCore``, which has a wave and a step counter on ranks in lock-step."""
         if hasattr(engine, "current_wave") and hasattr(engine, "step_counter"):
             self._engine = engine
 
@@ -328,7 +328,7 @@ class SchedulerFacts:
         return facts
 
     def add_finish_facts(self, finish: Finish) -> None:
-        """Note that a request is finished."""
+        """Add the facts about a finished request to its line."""
         finish.abort_us = self.inputs.abort_us(finish.request_id)
         self.kv_loads.drop_load(finish.request_id)
         if finish.request_id == self._refused:
@@ -362,7 +362,7 @@ class SchedulerFacts:
         )
 
     def note_call(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
-        """Note the events of the call that just ended and of the time before it; usually there are none."""
+        """Store the events of the call that just ended, and of the time before it, in the capture."""
         state = self.state_after_schedule(capture, scheduler)
         if state != self._state:
             self._state = state

@@ -1,6 +1,6 @@
 """Hooks into the front end's process: user settings, vLLM's resulting settings, and rejected requests.
 
-They write to ``front-end-<pid>.jsonl`` beside the traces, because the front end makes the engine's
+The hooks write to ``front-end-<pid>.jsonl`` beside the traces, because the front end makes the engine's
 configuration and rejects requests before they reach an engine. vLLM also makes configurations just to read
 defaults, and these write lines as well; the engines use the last one before they start.
 """
@@ -31,9 +31,8 @@ DERIVED = {
     "block_size": "cache_config",
     "gpu_memory_utilization": "cache_config",
 }
-"""Engine arguments that vLLM derives if they are not set, and the part of the configuration that contains the
-result.
-"""
+"""Engine arguments that vLLM derives if they are not set, each with the section of the configuration that
+holds the result."""
 
 _lock = threading.Lock()
 
@@ -48,7 +47,7 @@ def wrap_front_end() -> None:
 
 
 def _configure(original: Method, args: Any, *positional: object, **keywords: object) -> Any:
-    """Copy the arguments before the call, because vLLM fills in those that were not set."""
+    """Record the arguments as they were before the call, which fills in those that were not set."""
     before: dict[str, Any] = {}
     with contextlib.suppress(Exception):
         before = _fields(args)
@@ -68,7 +67,7 @@ def _configure(original: Method, args: Any, *positional: object, **keywords: obj
 
 
 def _refuse(original: Method, front_end: Any, reason: Any, *args: object, **kwargs: object) -> Any:
-    """Note the refusal of a request beyond ``max_num_queued_reqs`` or ``max_num_queued_tokens``."""
+    """Record the refusal of a request beyond ``max_num_queued_reqs`` or ``max_num_queued_tokens``."""
     with contextlib.suppress(Exception):
         _write(RequestRefusal(at_unix_us=time.time_ns() // 1000, reason=str(reason)))
     return original(front_end, reason, *args, **kwargs)
@@ -118,7 +117,7 @@ def _shown(value: Any) -> Any:
 
 
 def _write(line: msgspec.Struct) -> None:
-    """Append one complete line to this process's own file."""
+    """Append one complete line to the file of this process."""
     folder = claim_run_dir()
     safe_files.make_folder(folder)
     with _lock:

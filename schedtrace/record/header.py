@@ -1,4 +1,4 @@
-"""The trace's first line: versions, host, device and every setting that decides scheduling.
+"""Header of a trace: versions, host, device and every setting that affects scheduling.
 
 An untested release of vLLM (``docs/compatibility.md``) is recorded in the same way, with a notice, because
 recording verifies its assumptions whenever it starts.
@@ -28,7 +28,7 @@ from schedtrace.version import __version__
 
 
 def notices_about(version: str) -> list[str]:
-    """Return the notices about this release of vLLM; none if it was tested."""
+    """Return the notices about this release of vLLM; empty if the release was tested."""
     if is_tested(version):
         return []
     tested = ", ".join(TESTED_RELEASES)
@@ -43,7 +43,7 @@ def make_header(
     Args:
         scheduler: Scheduler of vLLM.
         traced: Class that records the scheduler.
-        chosen: Settings of the recording.
+        chosen: Settings of the recording, from the environment or a client.
         anchor: Moment at which the trace's clock is 0.
         attached: Whether the scheduler has run before.
 
@@ -101,7 +101,7 @@ def make_header(
 
 
 def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
-    """Return the notices before the first step of a recording, mainly about facts that it cannot record."""
+    """Return the notices before the first step of a recording, mainly about facts that it will lack."""
     notices = notices_about(vllm_version())
     notices += [f"exits cannot be recorded from {refused}" for refused in instrumented.refused]
     notices += [f"guards of another package cannot be loaded: {why}" for why in registered_guards().failed]
@@ -165,7 +165,7 @@ def device_memory_bytes(config: Any) -> int | None:
 
 
 WHOLE = ("cache_config", "parallel_config", "speculative_config")
-"""Parts of vLLM's configuration of which every setting is recorded, as ``scheduler_config`` is."""
+"""Sections of vLLM's configuration of which every setting is recorded, like ``scheduler_config``."""
 LISTED = {
     "lora_config": ("max_loras", "max_cpu_loras", "max_lora_rank"),
     "kv_transfer_config": ("kv_connector", "kv_role", "kv_load_failure_policy"),
@@ -180,13 +180,13 @@ LISTED = {
         "renderer_num_workers",
     ),
 }
-"""Recorded settings of parts that mostly concern a model's execution, and values that vLLM derives."""
+"""Recorded settings of sections that mostly concern a model's execution, and of values that vLLM derives."""
 OF_EXPERTS = ("step_interval", "use_async", "policy", "communicator")
 """Recorded settings of the rearrangement of experts, if it is on."""
 MOST_ENTRIES = 512
-"""Length of the longest list that is recorded; vLLM captures graphs of about 70 sizes."""
+"""Maximum length of a list that is recorded; vLLM captures graphs of about 70 sizes."""
 ENVIRONMENT = ("VLLM_CPU_KVCACHE_SPACE",)
-"""Environment variables with which vLLM overrides such a setting."""
+"""Environment variables with which vLLM overrides each setting."""
 OF_CONFIG = ("num_lookahead_tokens", "num_speculative_tokens", "use_v2_model_runner")
 OF_SCHEDULER = (
     "num_lookahead_tokens",
@@ -200,7 +200,7 @@ OF_SCHEDULER = (
 
 
 def engine_facts(scheduler: Any) -> dict[str, Any]:
-    """Return the fields of the header that this scheduler's vLLM provides."""
+    """Return the fields of the header that depend on what this scheduler's vLLM provides."""
     config = scheduler.vllm_config
     parallel = getattr(config, "parallel_config", None)
     executor = getattr(getattr(scheduler, "structured_output_manager", None), "executor", None)
@@ -216,7 +216,7 @@ def engine_facts(scheduler: Any) -> dict[str, Any]:
 
 
 def batches_in_flight(config: Any) -> int | None:
-    """Return the number of batches in flight as ``EngineCore`` determines it."""
+    """Return the maximum number of batches in flight as ``EngineCore`` determines it."""
     if isinstance(batches := getattr(config, "max_concurrent_batches", None), int):
         return batches
     stages = getattr(getattr(config, "parallel_config", None), "pipeline_parallel_size", None)
@@ -295,10 +295,11 @@ def settings(scheduler: Any) -> dict[str, Any]:
 
 
 def all_settings(config: Any) -> dict[str, Any]:
-    """Return the public settings of a configuration dataclass that are JSON values and reveal no secret.
+    """Return the public settings of a configuration dataclass that are JSON values and no secrets.
 
     A text is recorded only if the setting's type lists it as a choice; any other text may be a name, a path
-    or an address. Ports are left out, and so are values that vLLM derives rather than takes as an argument.
+    or an address. Ports are left out, and so are values that vLLM derives instead of taking them as
+    arguments.
     """
     if not dataclasses.is_dataclass(config):
         return {}
@@ -323,7 +324,7 @@ def _is_recordable(value: Any, annotation: Any) -> bool:
 
 
 def _choices(annotation: Any) -> set[Any]:
-    """Return the values that a type lists: the values of each ``Literal`` within it."""
+    """Return the values that a type annotation lists in ``Literal`` types."""
     if get_origin(annotation) is Literal:
         return {*get_args(annotation)}
     return set().union(*map(_choices, get_args(annotation)))
@@ -334,7 +335,7 @@ def _values(owner: Any, prefix: str, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a JSON value; an enumeration member becomes its name."""
+    """Return a value in JSON form; an enumeration member becomes its name."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple):

@@ -1,14 +1,14 @@
-"""Wrappers around methods of vLLM's classes, installed once per process and recognizable as ours."""
+"""Wrappers around methods of vLLM's classes, installed once per process and marked as schedtrace's."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
 MARK = "_schedtrace_wrapped"
-"""Attribute of a wrapper: the names of all functions around the original."""
+"""Attribute of a wrapper with the names of all functions around the original."""
 
 INHERITED = "_schedtrace_inherited"
-"""Attribute of a wrapper: whether its class had inherited the original."""
+"""Attribute of a wrapper that states whether its class had inherited the original."""
 
 Method = Callable[..., Any]
 
@@ -16,7 +16,7 @@ Method = Callable[..., Any]
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Replace ``owner.name`` with a wrapper that calls ``around(original, self, ...)``.
 
-    A second call with the same function does nothing; another function is wrapped around the first one. A
+    A second call with the same function does nothing; a different function is wrapped around the first one. A
     method that this release of vLLM lacks is not added.
     """
     original: Method | None = getattr(owner, name, None)
@@ -35,7 +35,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def unwrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Remove ``around``, unless another wrapper has been installed around it."""
+    """Remove the wrapper with ``around``, unless another wrapper has been installed around it."""
     wrapped = vars(owner).get(name)
     if getattr(wrapped, MARK, ())[-1:] != (f"{around.__module__}.{around.__qualname__}",):
         return

@@ -1,8 +1,9 @@
 """Inference of the exits of ``schedule()`` from the state after the call; marked ``via: inferred``.
 
-It serves schedulers whose source cannot be proven to be the running code (``source.py``). The order of the
-tests below follows ``Scheduler.schedule()`` of vLLM 0.12 to 0.33. If the state does not determine the cause,
-it is ``other`` with the known facts, never a guess.
+Inference is only for schedulers whose source cannot be proven to be the running code (``marks/source.py``);
+for all others, ``marks/exits.py`` records the exits and their causes. The order of the tests below follows
+``Scheduler.schedule()`` of vLLM 0.12 to 0.33. If the state does not determine the cause, the cause is
+``other`` with the known facts, never a guess.
 
 A scheduler that is not vLLM's may also take a request out of ``running`` without preempting or finishing it,
 and leave it its KV blocks or drop it. After each call, requests that ran after the previous call and no
@@ -31,13 +32,13 @@ class InferredExits:
         self._queues = Queues(scheduler)
         self._refused: Any = None
         self._watched: type | None = None
-        """The cache manager's class while its allocations are watched."""
+        """Original class of the cache manager while its allocations are watched."""
         self._may_watch = is_own_class(type(self._manager))
 
     def begin(self, scheduler: Any, running: int, waiting: int) -> None:
-        """Watch for failed allocations, if a request could be refused blocks in this call.
+        """Watch for failed allocations if this call could refuse blocks to a waiting request.
 
-        A call with no waiting request or no free seat is left alone: its only allocation failures are
+        A call without waiting requests or free seats is not watched: its only allocation failures are
         preemptions, which have their own hook. ``docs/overhead.md`` lists the cost of watching.
         """
         self.release()  # from a call that ended in an exception
@@ -62,7 +63,7 @@ class InferredExits:
     def infer_exits(
         self, scheduler: Any, budget_left: int, scheduled: dict[str, int], preempted: int
     ) -> list[Exit]:
-        """Return the exits of the call that just ended.
+        """Return the exits of the call that has just ended.
 
         Args:
             scheduler: Scheduler after the call.
@@ -85,7 +86,7 @@ class InferredExits:
         return [*_running_exits(scheduler, budget_left, scheduled), waiting_exit]
 
     def release(self) -> None:
-        """Stop watching allocations, so that no object of ours stays on vLLM's objects."""
+        """Stop watching allocations, so that vLLM's objects have their original classes."""
         watched, self._watched = self._watched, None
         if watched is None:
             return
@@ -96,7 +97,7 @@ class InferredExits:
     def _why_waiting_ended(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
         self, scheduler: Any, budget_left: int, preempted: int
     ) -> tuple[ExitKind, Cause, Any, str | None]:
-        """Return the kind and cause of the exit, its request, and further recorded facts."""
+        """Return the kind and cause of the waiting loop's exit, its request, and further recorded facts."""
         if self._queues.num_waiting(scheduler) == 0:
             return "condition", Cause.QUEUE_EMPTY, None, None
         if preempted:
@@ -128,7 +129,7 @@ _WATCHES: Beside[Callable[[Any], None]] = Beside()
 
 @cache
 def _watching(base: type) -> type:
-    """Return a class of cache managers that reports the requests it refuses; its copies are plain."""
+    """Return a subclass of ``base`` that reports refused requests; copies of its objects are of ``base``."""
 
     class Watched(*disguises(base, base)):  # type: ignore[misc]  # mypy knows no class that is found at run time
         __slots__ = ()
@@ -144,7 +145,7 @@ def _watching(base: type) -> type:
 
 
 def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) -> list[Exit]:
-    """Return one exit for each running request that got no tokens; usually there is none."""
+    """Return one exit for each running request that got no tokens; usually there are none."""
     running = scheduler.running
     if len(running) == len(scheduled):  # everything scheduled is in running, so nobody was left out
         return []
@@ -159,7 +160,7 @@ def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) 
 
 
 def _why_skipped(request: Any) -> Cause:
-    """Return the reason for a skip: the request's last token is in flight, or the reason is unknown."""
+    """Return the reason for a skip: the request's last token is in flight, or it is unknown."""
     placeholders = getattr(request, "num_output_placeholders", 0)
     last = request.num_prompt_tokens + request.max_tokens
     if placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last:
@@ -174,10 +175,10 @@ class Departures:
         self._ran: dict[str, Any] = {}
         """Requests that ran after the last call, by id."""
         self._explained: set[str] = set()
-        """Ids of these requests that were preempted or finished."""
+        """Ids of those requests that were preempted or finished since."""
 
     def explain(self, request_id: str) -> None:
-        """Note that a request was preempted or finished, which explains why it stopped running."""
+        """Record that a request was preempted or finished, which explains why it stopped running."""
         self._explained.add(request_id)
 
     def unexplained(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
@@ -200,7 +201,7 @@ class Departures:
 
 
 def _set_aside(scheduler: Any, request: Any) -> SetAside:
-    """Return the line of a request that waits although it was not preempted."""
+    """Return the entry of a request that waits although it was not preempted."""
     blocks = blocks_of(scheduler.kv_cache_manager, request.request_id)
     return SetAside(
         request_id=request.request_id,

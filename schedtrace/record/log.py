@@ -1,4 +1,4 @@
-"""Log of the engine's process; everything written to it is visible and stays within its line.
+"""Log of the engine's process, in which all text is printable and no message breaks its line.
 
 Names of folders, threads and classes are untrusted. A newline in a name could imitate a line of vLLM, and a
 lone surrogate would lose the whole message.
@@ -19,4 +19,4 @@ def _make_visible(record: "Record") -> None:
 
 
 logger = loguru.logger.patch(_make_visible)
-"""The only logger of ``record/`` besides the watchdog's, which is vLLM's own."""
+"""Logger of all of ``record/`` except the watchdog, which uses vLLM's own."""

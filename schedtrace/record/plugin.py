@@ -1,9 +1,9 @@
-"""The ``vllm.general_plugins`` entry point, which vLLM loads first thing in each of its processes.
+"""Entry point ``vllm.general_plugins``, which vLLM loads at the start of each of its processes.
 
-The user may not have asked for a recording. So this imports very little, touches no scheduler, and logs
-nothing (``docs/recording.md``, "Installed but idle"): engines and workers only listen in their loops. It
-imports no module of vLLM, and little more of schedtrace in a process without a loop. A process that is forked
-later is examined again, because by then its parent has imported the modules that the child runs.
+The user may not have asked for a recording. The plugin therefore imports very little, touches no scheduler,
+and logs nothing (``docs/recording.md``, "Installed but idle"): engines and workers only listen in their
+loops. In a process without a loop, no module of vLLM and few of schedtrace are imported. A process that is
+forked later is examined again, because by then its parent has imported the modules that the child runs.
 """
 
 import os
@@ -15,14 +15,14 @@ from typing import Any
 from schedtrace.record.switches import METRICS, SWITCH, NotUnderstoodError, enabled, environment_value, is_on
 
 LOOPS = ENGINE_LOOP, WORKER_LOOP = "run_busy_loop", "worker_busy_loop"
-"""Methods that are the main loops of vLLM's engines and workers."""
+"""Methods that run the main loops of vLLM's engines and workers."""
 _CORE = "vllm.v1.engine.core"
 _examines_forks = False
 """Whether this process has registered its hook for forks."""
 
 
 def register() -> None:
-    """Listen, and record if the environment asks for it; do nothing with ``SCHEDTRACE=off``. Never raise.
+    """Listen, and record if the environment asks for it, unless ``SCHEDTRACE=off``; never raise an error.
 
     vLLM calls this once per process, or more often; a second installation changes nothing.
     """
@@ -47,7 +47,7 @@ def register() -> None:
 
 
 def listen_while_they_run() -> None:
-    """Have every engine and worker of this process, and of its forked children, listen in its loop."""
+    """Make every engine and worker of this process, and of its forked children, listen in its loop."""
     global _examines_forks  # noqa: PLW0603  # of the process
     _wrap_loops()
     if not _examines_forks:
@@ -78,7 +78,7 @@ def _worker_loop(original: Callable[..., Any], worker: Any, *args: object, **kwa
 
 
 def _listening(name: str) -> Callable[..., Any]:
-    """Return a wrapper of a loop that listens meanwhile, or only calls the loop if the import fails."""
+    """Return a wrapper of a loop that listens while the loop runs, unless the import fails."""
     try:
         from schedtrace.record.live import control_answers
 

@@ -78,9 +78,10 @@ def children(pid: int) -> list[int]:
 
 
 def front_end_ended(addresses: Collection[str]) -> int | None:
-    """Return the process id of the front end that started this process, if it has ended; otherwise None.
+    """Return the process id of the front end that started this process if the front end has ended.
 
-    Also None if another process took over, or if the answer is unknown (a front end on another machine).
+    Return None if it runs, if another process took over, or if the answer is unknown (a front end on another
+    machine).
 
     Args:
         addresses: Addresses of ZeroMQ from which this process takes requests, which front ends have bound.
@@ -97,15 +98,16 @@ def front_end_ended(addresses: Collection[str]) -> int | None:
 
 EVERY_US = 1_000_000
 IDLE_EVERY_US = 5_000_000
-"""Microseconds between lines of an idle engine; for ``watch``, a trace that is silent longer is dead."""
+"""Microseconds between lines of an idle engine; ``watch`` treats a trace that is silent for longer as dead.
+"""
 
 
 class CpuTimes:
-    """Times in which the engine's own threads ran, or were ready and had to wait for a processor.
+    """Times for which the engine's threads ran, or were ready to run but had to wait for a processor.
 
     ``/proc/<pid>/task/<tid>/schedstat`` counts, for each thread, nanoseconds that it ran and nanoseconds that
-    it was ready and had to wait. These are the engine's thread, the main threads of its workers, and that of
-    the front end. Create this object on the engine's thread and call it on the writer's.
+    it was ready and had to wait. The threads are the engine's, the main threads of its workers, and the front
+    end's main thread. Create this object on the engine's thread and call it on the writer's.
     """
 
     def __init__(self) -> None:
@@ -115,7 +117,7 @@ class CpuTimes:
         self._worked = False
 
     def line(self, now_us: int, steps: int) -> list[Cpu]:
-        """Return a line if a second has passed since the last line; five seconds if the engine is idle.
+        """Return a line if a second has passed since the last one (five seconds if the engine is idle).
 
         Args:
             now_us: Time on the trace's clock.
@@ -152,18 +154,18 @@ class ThreadState(NamedTuple):
     """State as a letter, as in ``ProcessState``; ``R``: it runs or waits for a processor."""
     ran_ns: int
     waited_ns: int
-    """Time in which it was ready and waited for a processor; a wait counts once it has ended."""
+    """Time in which the thread was ready and waited for a processor; each wait is counted when it ends."""
     runs: int
-    """Number of times that it was given a processor."""
+    """Number of times that the thread was given a processor."""
 
 
 STOPPED = ("T", "t")
 Threads = dict[tuple[int, int], ThreadState]
-"""States of threads by process and thread id."""
+"""States of threads, by process id and thread id."""
 
 
 def thread_states(threads: Iterable[tuple[int, int]]) -> Threads:
-    """Return the states of the threads, by process and thread id, that still exist and Linux tells about."""
+    """Return the states of those threads that still exist and that Linux reports."""
     states: Threads = {}
     for pid, tid in threads:
         with suppress(OSError, ValueError):
@@ -174,7 +176,7 @@ def thread_states(threads: Iterable[tuple[int, int]]) -> Threads:
 
 
 def own_wait_s() -> float:
-    """Return the time for which this thread has waited for a processor since it began; 0.0 if not known."""
+    """Return the seconds for which this thread has waited for a processor since it began; 0.0 if unknown."""
     try:
         return int(_text("/proc/thread-self/schedstat").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -182,7 +184,7 @@ def own_wait_s() -> float:
 
 
 def _text(path: str) -> str:
-    """Return the text of a small file, in a fifth of the time that ``Path`` takes."""
+    """Return the text of a small file, five times as fast as ``Path.read_text``."""
     file = os.open(path, os.O_RDONLY)
     try:
         return os.read(file, 4096).decode(errors="replace")
@@ -202,9 +204,9 @@ def threads_of(pids: Iterable[int]) -> list[tuple[int, int]]:
 class ProcessorWaits:
     """Time without progress in which threads that a step needs waited for a processor.
 
-    A thread that waits for a processor is ready to work: it does not hang. Of each interval between two looks
-    counts the longest wait of a thread. None counts while one of the threads is stopped, because the step
-    waits for that thread.
+    A thread that waits for a processor is ready to work and does not hang. For each interval between two
+    looks, the longest wait of any thread counts. No wait counts while any of the threads is stopped, because
+    the step waits for that thread.
 
     Args:
         read: Function that returns the current states of the threads.
@@ -216,18 +218,18 @@ class ProcessorWaits:
         self._read = read
         self._threads: Threads = {}
         self._totals_s: dict[tuple[int, int], float] = {}
-        """Time that each thread has waited since it began, with a wait that lasts."""
+        """Time that each thread has waited since it began, including a wait that has not ended."""
         self._ready_s: dict[tuple[int, int], float] = {}
-        """Time of the first look since which a thread has been ready and has not run."""
+        """Time of the first look since which the thread has been ready without running."""
         self._carried_s = 0.0
         """Part of a wait that Linux counted at its end, and that had begun before the latest interval."""
 
     def look(self, now_s: float, interval_s: float, *, counts: bool = True) -> None:
-        """Read the threads, and count what one of them waited since the look before.
+        """Read the threads, and count the longest wait of a thread since the previous look.
 
         Args:
             now_s: Time of a monotonic clock.
-            interval_s: Time since the look before, without time that does not count.
+            interval_s: Time since the previous look, without time that does not count.
             counts: Whether waits of this interval count.
         """
         before, self._threads = self._threads, self._read()

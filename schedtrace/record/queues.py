@@ -1,4 +1,4 @@
-"""Reads of a scheduler's queues, for all releases of vLLM; without side effects, and O(1) on a step's path.
+"""Reads of a scheduler's queues in all releases of vLLM, without side effects and in constant time.
 
 A queue may remember that it was called, or decide its answer by the clock, so no method of a queue is called.
 The contents of vLLM's own queues are read from their attributes. For any other queue, only the number of
@@ -19,7 +19,7 @@ class Reader(NamedTuple):
 
     length: Callable[[Any], int]
     first: Callable[[Any], Any]
-    """Function that returns the request that is taken next; the queue is not empty."""
+    """Function that returns the request that is taken next from a queue, which must not be empty."""
     entries: Callable[[Any], list[Any]]
     """Function that copies the entries of a queue."""
     in_order: Callable[[list[Any]], list[Any]]
@@ -27,7 +27,7 @@ class Reader(NamedTuple):
 
 
 READERS: dict[type, Reader] = {}
-"""Readers of the known classes; ``know_queues`` adds vLLM's."""
+"""Readers of the known queue classes; ``know_queues`` adds vLLM's."""
 _NAMES = ("kv_holding_waiting", "skipped_waiting", "waiting")
 """Names of the waiting queues, in the order in which vLLM reads them; each release has one or two."""
 _SIZED = (deque, set, frozenset, list, dict)
@@ -93,12 +93,12 @@ class Queues:
         aside = ("deferred_waiting", "skipped_waiting")
         self._aside = next((name for name in aside if hasattr(scheduler, name)), None)
         self._reads_all = can_read_queues(scheduler) and is_own_class(type(scheduler))
-        """Whether the queues contain all waiting requests."""
+        """Whether all waiting requests are in queues that can be read."""
         self._freed: set[str] = set()
         """Ids of finished requests; only needed if the queues do not contain all waiting requests."""
 
     def foreign(self, scheduler: Any) -> list[str]:
-        """Return the classes of the queues that cannot be read."""
+        """Return the names of the classes of queues that cannot be read."""
         kinds = (type(getattr(scheduler, name)) for name in self._names)
         return sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind not in READERS})
 
@@ -108,7 +108,7 @@ class Queues:
         return [(name, kind, READERS[kind].length) for name, kind in kinds]
 
     def freed(self, request_id: str) -> None:
-        """Note that a request is finished, though vLLM may keep it while its blocks are still read."""
+        """Record that a request is finished, although vLLM may keep it while its blocks are still read."""
         if not self._reads_all:
             self._freed.add(request_id)
 
@@ -131,7 +131,7 @@ class Queues:
         return total
 
     def num_waiting_seen_from_outside(self, scheduler: Any) -> int:
-        """Return the number of waiting requests without knowledge of finished ones; not on a step's path.
+        """Return the number of waiting requests, read from outside; never on a step's path.
 
         If the queues do not contain all waiting requests, the count may include a finished request that is
         kept until its blocks have been read.
@@ -144,7 +144,7 @@ class Queues:
         return sum(id(request) not in running and not _is_done(request) for request in here)
 
     def any_waiting(self, scheduler: Any, sessions: int) -> bool:
-        """Return whether any request but these sessions waits, without iterating over the waiting requests.
+        """Return whether any request other than these sessions waits, without iterating over all of them.
 
         If the queues do not contain all waiting requests, the latest requests are examined until enough
         unfinished ones are found.
@@ -185,7 +185,7 @@ def _is_done(request: Any) -> bool:
 
 
 def head(scheduler: Any) -> Any:
-    """Return the next request; None if there is none, or if only the scheduler can determine it.
+    """Return the next request; None if there is none, or only the scheduler can determine it.
 
     vLLM 0.18 to 0.30 takes requests that were set aside first, except under the priority policy; a method,
     which may not be vLLM's own, chooses between its two queues.
@@ -210,7 +210,7 @@ def head(scheduler: Any) -> Any:
 
 
 Waiting = list[tuple[Callable[[list[Any]], list[Any]], list[Any]]]
-"""Copies of the waiting queues: for each, the function that puts its entries in order, and the entries."""
+"""Copies of the waiting queues: for each queue, the function that orders its entries, and the entries."""
 
 
 def waiting_now(scheduler: Any) -> Waiting:
@@ -232,7 +232,7 @@ def first_of(queue: Any) -> Any:
 
 
 def policy(scheduler: Any) -> str | None:
-    """Return ``fcfs`` or ``priority``; None if the policy is not an enumeration member as in vLLM."""
+    """Return ``fcfs`` or ``priority``; None if the policy is not an enumeration member (vLLM's is)."""
     chosen: Any = getattr(scheduler, "policy", None)
     return chosen._value_ if issubclass(type(chosen), Enum) else None
 
@@ -248,10 +248,10 @@ def pause_name(scheduler: Any) -> str:
 
 
 def num_in_input_queue(engine: Any) -> int | None:
-    """Return the number of requests received by the engine's process but not by its thread; None if unknown.
+    """Return the number of requests that the engine's process has and its thread lacks; None: unknown.
 
-    This reads a copy of the queue's contents without its lock, for which the engine's thread may wait.
-    Requests that are still in a socket are not counted.
+    The count is of a copy of the queue's contents, made without the queue's lock, for which the engine's
+    thread may wait. Requests that are still in a socket are not counted.
     """
     try:
         entries = list(engine.input_queue.queue)

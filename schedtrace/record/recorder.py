@@ -1,4 +1,4 @@
-"""Recorder of the traced scheduler; it passes captures to the writer and never raises."""
+"""Recorder of the traced scheduler, which passes captures to the writer and never raises an error."""
 
 import contextlib
 import sys
@@ -30,7 +30,7 @@ from schedtrace.record.worker_hooks import execution_of
 from schedtrace.record.writer import Writer
 
 MOST_IN_FLIGHT = 1000
-"""Maximum number of steps whose output is awaited, so that lost outputs do not fill the memory."""
+"""Maximum number of steps that wait for their output, so that lost outputs do not fill the memory."""
 
 
 class Recorder:
@@ -57,13 +57,14 @@ class Recorder:
         self._call = Capture()
         """Capture of the current or latest call."""
         self.events: list[Noted] | None = None
-        """Events that the marks noted in the current ``schedule()`` call; None outside such a call."""
+        """Events that the marks recorded in the current ``schedule()`` call; None outside such a call."""
         self.queued = True
         """Whether a request may be waiting in the current call."""
         self.left = 0
         """Number of requests that have stopped running so far: finished, aborted or preempted."""
         self._in_flight: dict[int, tuple[Capture, int]] = {}
-        """Step, and ``left`` when it was scheduled, by the identity of its ``SchedulerOutput``."""
+        """Step, and the value of ``left`` when it was scheduled, by the identity of its ``SchedulerOutput``.
+        """
         self._preempted: list[tuple[Preemption, int]] = []
         self._free_before_preemption: int | None = None
         self._events: list[Noted] = []
@@ -76,11 +77,11 @@ class Recorder:
         return self._call
 
     def note_present(self, queue_copy: QueueCopy) -> None:
-        """Note the requests present when recording began, before the first step."""
+        """Store the requests that were present when recording began, before the first step."""
         self.writer.put_present(PresentRequests(queue_copy, self.facts.salt))
 
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:
-        """Note the state before the call, and whether the call was to hold back new prefills."""
+        """Record the state before the call, and whether the call has to hold back new prefills."""
         try:
             call = self._call = Capture()
             call.throttled = throttled
@@ -99,7 +100,7 @@ class Recorder:
             self._fail("before schedule()", error)
 
     def schedule_ended(self, scheduler: Any, output: Any) -> None:
-        """Note what the call decided; the state is read at once, because it changes later."""
+        """Record what the call decided; the state is read at once, because it changes later."""
         end_ns = self.clock()
         try:
             events, self.events = self.events, None
@@ -166,7 +167,7 @@ class Recorder:
         self._warn_once("facts beside the decisions may be missing", error)
 
     def _infer(self, scheduler: Any, output: Any, capture: Capture, events: list[Noted]) -> None:
-        """Infer from the state how the call ended, because no mark noted it, and watch later calls."""
+        """Infer from the state how the call ended, because no mark recorded it, and watch later calls."""
         if not self._expects_inference:
             self._expects_inference = True
             where = f"step {capture.step} ended at no known place of schedule()"
@@ -194,12 +195,12 @@ class Recorder:
             self._fail("after schedule()", error)
 
     def output_came_back(self, output: Any, sampled: Any, back_ns: int, left: int, outputs: Any) -> None:
-        """Note a step's output, matched by identity because several steps may be in flight.
+        """Record a step's output, which is matched by identity because several steps may be in flight.
 
         Args:
             output: The step's ``SchedulerOutput``.
             sampled: vLLM's ``ModelRunnerOutput``, if it was passed by position.
-            back_ns: Monotonic time at which it came, in nanoseconds.
+            back_ns: Monotonic time at which the output came back, in nanoseconds.
             left: Value of ``self.left`` at that time.
             outputs: Return value of ``update_from_output``.
         """
@@ -216,7 +217,7 @@ class Recorder:
             self._fail("in update_from_output()", error)
 
     def request_arrives(self, scheduler: Any, request: Any) -> None:
-        """Note a request before it enters the queue."""
+        """Record a request before it enters the queue."""
         if not self.active:
             return
         try:
@@ -240,7 +241,7 @@ class Recorder:
             self._fail("in add_request()", error)
 
     def request_preempted(self, scheduler: Any, request: Any) -> None:
-        """Note a victim before its counters are reset, and the request that needs its blocks.
+        """Record a request before its preemption resets its counters, and the request that needs its blocks.
 
         The mark before the preemption names that request. Without marks, it is the local variable ``request``
         in the frame of ``schedule()``, in all releases.
@@ -274,7 +275,7 @@ class Recorder:
             self._fail("in _preempt_request()", error)
 
     def request_was_preempted(self) -> None:
-        """Note how many blocks the preemption freed."""
+        """Record how many blocks the preemption freed."""
         if not self.active:
             return
         try:
@@ -285,7 +286,7 @@ class Recorder:
             self._fail("after _preempt_request()", error)
 
     def request_freed(self, request: Any) -> None:
-        """Note a request that leaves, finished or aborted."""
+        """Record a request that leaves, finished or aborted."""
         if not self.active:
             return
         self.left += 1
@@ -298,7 +299,7 @@ class Recorder:
             self._fail("in _free_request()", error)
 
     def request_was_freed(self, scheduler: Any, request: Any) -> None:
-        """Note the KV blocks that a request keeps although it is finished, because a connector sends them."""
+        """Record the KV blocks that a finished request keeps because a connector sends them."""
         if not self.active or not self.facts.kv_loads.used:
             return
         try:
@@ -329,7 +330,7 @@ class Recorder:
         self.writer.finished.append(finish)
 
     def kv_loads_ended(self, scheduler: Any, output: Any) -> None:
-        """Note KV loads that a ``KVConnectorOutput`` reports as completed or failed, and completed sends."""
+        """Record KV loads that a ``KVConnectorOutput`` reports as over or failed, and completed sends."""
         if not self.active:
             return
         try:
@@ -342,7 +343,7 @@ class Recorder:
             self._facts_failed(error)
 
     def before_reset(self, scheduler: Any) -> dict[str, int | None]:
-        """Return the state that a reset of the prefix cache may affect: fields of ``Control``."""
+        """Return the state that a reset of the prefix cache may change, as fields of ``Control``."""
         try:
             return {"running": len(scheduler.running), "prefix_keys": self.facts.prefix_keys}
         except Exception as error:
@@ -359,13 +360,13 @@ class Recorder:
         detail: str | None = None,
         before: Mapping[str, int | None] | None = None,
     ) -> None:
-        """Note a call to the engine other than a request, when the call is over.
+        """Record a call to the engine other than a request, when the call is over.
 
         Args:
             scheduler: The recorded scheduler.
             kind: Kind of the call.
-            began_ns: Monotonic time at which it began, in nanoseconds.
-            failed: Whether it raised an error or was refused.
+            began_ns: Monotonic time at which the call began, in nanoseconds.
+            failed: Whether the call raised an error or was refused.
             detail: Value of ``Control.detail``.
             before: State before the call (``before_reset``); if None, the running requests are counted now.
         """
@@ -390,11 +391,11 @@ class Recorder:
                 self._warn(f"recording stopped: {why}")
 
     def mark_failed(self, error: Exception) -> None:
-        """Report once that a mark in ``schedule()`` could not note everything; recording continues."""
+        """Report once that a mark in ``schedule()`` could not record everything; recording continues."""
         self._warn_once("exits may lack details: a mark in schedule() failed", error)
 
     def beside(self, entry: DummyPass | Synced) -> None:
-        """Note a data-parallel rank's work for other ranks outside its steps."""
+        """Record a data-parallel rank's work for other ranks outside its steps."""
         if self.active:
             self.writer.put_beside(entry)
 

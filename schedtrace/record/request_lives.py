@@ -1,4 +1,4 @@
-"""Histories of requests, as the writer remembers them: arrival, times of tokens, and lost tokens."""
+"""Histories of requests that the writer keeps: arrival, times of tokens, and lost tokens."""
 
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
@@ -8,7 +8,7 @@ from schedtrace.record.capture import ALL, Result
 
 
 class _Tokens:
-    """Time shared by all requests that got their latest token in the same steps; set once per step."""
+    """Time of the latest token, in one object for all requests that got it in the same step."""
 
     __slots__ = ("steps", "us")
 
@@ -38,9 +38,9 @@ class RequestLife:
         self.first_token_us: int | None = None
         self.last_tokens: _Tokens | None = None
         self.tokens_before = 0
-        """Number of generated tokens, without those that ``last_tokens`` counts."""
+        """Number of generated tokens, without those counted by ``last_tokens``."""
         self.computed_tokens = 0
-        """Computed tokens while no step contains the request."""
+        """Number of computed tokens, kept while no step contains the request."""
         self.cached = 0
         self.lost_tokens = 0
         self.num_preemptions: int | None = 0
@@ -50,11 +50,11 @@ class RequestLife:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens generated so far, except in dropped steps."""
+        """Number of tokens generated so far, except in dropped steps."""
         return self.tokens_before + (0 if self.last_tokens is None else self.last_tokens.steps)
 
     def note_preemption(self, times: int | None) -> None:
-        """Note the loss of its KV blocks; ``times`` is vLLM's count of preemptions, if there is one."""
+        """Record the loss of the request's KV blocks; ``times`` is vLLM's count of preemptions, if known."""
         self.computed_tokens = 0
         if times is not None:
             self.num_preemptions = times
@@ -67,7 +67,7 @@ class RequestLives:
 
     Args:
         drafts: Whether a request may have speculative tokens.
-        invalid: Whether this vLLM reports which of them the grammar forbade (0.14 and newer).
+        invalid: Whether this vLLM reports which speculative tokens the grammar forbade (0.14 and newer).
     """
 
     def __init__(self, *, drafts: bool = False, invalid: bool = False) -> None:
@@ -76,9 +76,8 @@ class RequestLives:
         self._waiting: dict[str, int] = {}
         self._waiting_tokens = 0
         self._rejected: deque[tuple[int, str, int]] = deque()
-        """Refused draft tokens that no step shows yet: time at which the scheduler learned of them,
-        request, number.
-        """
+        """Refused draft tokens that no step shows yet: the time at which the scheduler learned of them, the
+        request, and their number."""
         self._got: Sequence[str] = ()
         self._tokens = _Tokens(0)
 
@@ -90,23 +89,23 @@ class RequestLives:
         return life
 
     def find(self, request_id: str) -> RequestLife | None:
-        """Return the history of a request; None if it has none."""
+        """Return the history of a request; None if the request has none."""
         return self._lives.get(request_id)
 
     def note_arrival(self, arrival: Arrival) -> None:
-        """Note that a request arrived; a later part of a streaming session changes nothing."""
+        """Record that a request arrived; a later part of a streaming session changes nothing."""
         if arrival.streaming_update and arrival.request_id in self._lives:
             return
         self._lives[arrival.request_id] = RequestLife(arrival)
         self.note_waiting(arrival.request_id, arrival.prompt_tokens)
 
     def was_there(self, entry: Present, *, wanted_tokens: int, in_flight: bool) -> None:
-        """Note that a request was present before the first step.
+        """Record that a request was present before the first step.
 
         Args:
             entry: Entry of the trace.
-            wanted_tokens: Tokens that it wants, if it waits.
-            in_flight: Whether it may get tokens from a step that is not recorded.
+            wanted_tokens: Number of tokens that the request wants, if it waits.
+            in_flight: Whether the request may get tokens from a step that is not recorded.
         """
         life = self._lives[entry.request_id] = RequestLife(entry)
         life.has_run = entry.state != "waiting"
@@ -118,7 +117,7 @@ class RequestLives:
             self.note_waiting(entry.request_id, wanted_tokens)
 
     def note_finish(self, finish: Finish) -> None:
-        """Note that a request is finished; fill ``finish`` with the times of its history."""
+        """Record that a request is finished; fill ``finish`` with the times of its history."""
         self.note_running(finish.request_id)
         life = self._lives.pop(finish.request_id, None)
         if life is None:
@@ -135,7 +134,7 @@ class RequestLives:
             finish.drafts_invalid = life.invalid if self._invalid else None
 
     def lose_sight(self) -> None:
-        """Note that steps were dropped: the tokens of requests that had run are unknown in these steps."""
+        """Record that steps were dropped, in which the tokens of requests that had run are unknown."""
         self._got = ()
         for life in self._lives.values():
             if life.has_run:
@@ -143,10 +142,10 @@ class RequestLives:
                 life.unseen, life.last_tokens = True, None
 
     def keep_tokens(self, left: Sequence[tuple[str, int]], scheduled: Container[str], start_ns: int) -> None:
-        """Note the computed tokens of requests that are no longer in a step but were not preempted.
+        """Store the computed tokens of requests that are no longer in a step but were not preempted.
 
         Args:
-            left: These requests, with their computed tokens if all draft tokens were accepted.
+            left: These requests, with the computed tokens that they have if all draft tokens were accepted.
             scheduled: The requests of this step.
             start_ns: Start of the step, which takes all earlier refusals of draft tokens into account.
         """
@@ -159,9 +158,9 @@ class RequestLives:
                 life.computed_tokens = max(0, life.computed_tokens - tokens)
 
     def present_requests(self, scheduled: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Present]]:
-        """Yield the present requests: running ones, preempted ones, and waiting ones in order of arrival.
+        """Yield the requests present: running ones, preempted ones, and waiting ones in order of arrival.
 
-        Requests whose arrival was not recorded are left out, because their demand is unknown.
+        Requests whose arrival was not recorded are left out, because the tokens that they want are unknown.
 
         Args:
             scheduled: Requests of the latest step, with the tokens that are computed after it.
@@ -190,20 +189,20 @@ class RequestLives:
             yield request_id, entry
 
     def note_waiting(self, request_id: str, tokens: int) -> None:
-        """Note that a request is in the queue and wants this many tokens."""
+        """Record that a request is in the queue and wants this many tokens."""
         self._waiting_tokens += tokens - self._waiting.get(request_id, 0)
         self._waiting[request_id] = tokens
 
     def note_running(self, request_id: str) -> None:
-        """Note that a request is no longer in the queue."""
+        """Record that a request is no longer in the queue."""
         self._waiting_tokens -= self._waiting.pop(request_id, 0)
 
     def waiting_tokens(self, waiting: int) -> int | None:
-        """Return the number of tokens that waiting requests want; None if vLLM's count of them differs."""
+        """Return the number of tokens that waiting requests want; None if vLLM counts a different number."""
         return self._waiting_tokens if len(self._waiting) == waiting else None
 
     def got_drafts(self, result: Result, drafts: dict[str, int]) -> None:
-        """Note the results of a step's draft tokens.
+        """Record the results of a step's draft tokens.
 
         Args:
             result: Output of the step.
@@ -224,12 +223,12 @@ class RequestLives:
                 life.invalid += (result.invalid or {}).get(request_id, 0)
 
     def got_tokens(self, result: Result, ids: Sequence[str], back_us: int) -> int:
-        """Note when requests got tokens; return the number of all these tokens.
+        """Record when requests got tokens; return the number of all these tokens.
 
         Args:
             result: Output of a step.
             ids: Requests of that step; the same list object for consecutive steady steps.
-            back_us: Time at which it came, in microseconds.
+            back_us: Time at which the output came back, in microseconds.
         """
         if result.got is ALL and ids is self._got:
             self._tokens.us = back_us

@@ -1,7 +1,7 @@
 """Run folders of recordings: their names and files, and the removal of old ones beside a new recording.
 
-Old recordings are removed so that restarted servers do not fill a disk, but only folders that are provably
-ended recordings of schedtrace: see ``_ended_run``.
+Old recordings are removed so that restarted servers do not fill a disk; only folders that are provably ended
+recordings of schedtrace are removed (``_ended_run``).
 """
 
 import fcntl
@@ -29,16 +29,16 @@ from schedtrace.record.processes import age_s
 from schedtrace.record.switches import DIR, RUN_DIR, environment_value
 
 DIR_MAX = "SCHEDTRACE_DIR_MAX"
-"""Variable with the maximum total size of the recordings in ``SCHEDTRACE_DIR``; ``off``: none is removed."""
+"""Variable with the maximum total size of the recordings in ``SCHEDTRACE_DIR``; with ``off``, no recording is
+removed."""
 DEFAULT_DIR_MAX = "20G"
 SETTLED_S = 600.0
-"""Seconds without a change after which a folder has no live recorder, which writes every few seconds."""
-CLOCK_S = 60.0
-"""Largest assumed difference between the clock of the disk and that of processes, in seconds."""
-_FOLDER_NAME = re.compile(r"\d{8}-\d{6}((?:-[\w.]+)+)")
-"""Pattern of a folder name that ``claim_run_dir`` or the flight recorder forms; one number is a
-process id.
+"""Seconds without a change after which a folder cannot have a live recorder, which writes every few seconds.
 """
+CLOCK_S = 60.0
+"""Maximum assumed difference between the clocks of the disk and of processes, in seconds."""
+_FOLDER_NAME = re.compile(r"\d{8}-\d{6}((?:-[\w.]+)+)")
+"""Pattern of folder names made by ``claim_run_dir`` or the flight recorder; one number is a process id."""
 _FILE_NAMES = re.compile(r"engine-\d+(\.\d+)?\.jsonl(\.zst)?|front-end-\d+\.jsonl|" + re.escape(FILE_NAME))
 
 
@@ -56,7 +56,7 @@ def claim_run_dir(base: str | None = None) -> Path:
 
 
 def _model_name() -> str | None:
-    """Return the served model's name, if the command line states it, in a form that fits a folder name."""
+    """Return the served model's name in a form that fits a folder name, if the command line states it."""
     arguments = sys.argv[1:]
     for at, argument in enumerate(arguments):
         value = None
@@ -104,7 +104,7 @@ def write_manifest_if_missing(folder: Path, header: Header) -> None:
 
 
 class OldRun(NamedTuple):
-    """A recording that has ended."""
+    """Recording that has ended."""
 
     changed_s: float
     """Time of the last write, as Unix time."""
@@ -164,7 +164,7 @@ def _alone(folder: Path) -> Iterator[None]:
     """Lock a folder against other engines that start at the same time.
 
     Raises:
-        OSError: If another engine has it.
+        OSError: If another engine holds the lock.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -175,7 +175,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of a folder that has the name of a recording."""
+    """Return the size in bytes of a folder that has the name of a recording."""
     with suppress(OSError):
         if _FOLDER_NAME.fullmatch(folder.name) and not folder.is_symlink():
             return sum(path.lstat().st_size for path in folder.iterdir())

@@ -1,11 +1,11 @@
 """Recording of vLLM's own choice of scheduler class from the engine's start.
 
 vLLM loads general plugins before ``EngineCore`` asks ``SchedulerConfig.get_scheduler_cls()`` for the class.
-Wrapping that method leaves ``scheduler_cls`` unset. So async scheduling, diffusion schedulers and a user's
-``--scheduler-cls`` work as vLLM intends, and no warning about a custom class appears.
+Wrapping that method leaves ``scheduler_cls`` unset. Async scheduling, diffusion schedulers and a user's
+``--scheduler-cls`` therefore work as vLLM intends, and no warning about a custom class appears.
 
-Up to 0.11.0, ``EngineCore`` reads the class from the configuration right after it has sized the KV cache.
-There the traced class replaces it.
+Up to 0.11.0, ``EngineCore`` reads the class from the configuration right after it has sized the KV cache. At
+that point, the traced class replaces it.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from schedtrace.record.worker_hooks import wrap_worker
 
 
 def record_from_the_start() -> None:
-    """Install the wrappers, and never raise."""
+    """Install the wrappers; never raise an error."""
     try:
         settings.from_environment()
         _wrap_scheduler_choice()
@@ -55,7 +55,7 @@ def _wrap_scheduler_choice() -> None:
 
 
 def _wrap_configured_class() -> None:
-    """Wrap the class configured in vLLM up to 0.11.0: ``scheduler_cls`` is a class, or its import path."""
+    """Wrap the configured class in vLLM up to 0.11.0: ``scheduler_cls`` is a class or its import path."""
     from vllm.v1.engine.core import EngineCore
 
     def initialize(original: Method, engine: Any, vllm_config: Any, *args: object, **kwargs: object) -> Any:
@@ -73,7 +73,7 @@ def _wrap_configured_class() -> None:
 
 
 def _traced(chosen: Any, config: Any) -> Any:
-    """Return the class that records; a class from ``--scheduler-cls`` may already record.
+    """Return a class that records; a class from ``--scheduler-cls`` may already do so.
 
     Args:
         chosen: Class that vLLM would build; for balance scheduling, ``BalanceScheduler`` picks a class by

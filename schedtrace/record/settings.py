@@ -1,4 +1,4 @@
-"""Settings of recordings: environment variables, because these reach every process of vLLM."""
+"""Settings of recordings, as environment variables, which reach every process of vLLM."""
 
 import re
 from collections.abc import Callable
@@ -18,21 +18,23 @@ from schedtrace.record.switches import (
 )
 
 TRIAL_IDS = "SCHEDTRACE_TRIAL_IDS"
-"""Variable set by ``schedtrace run``: request ids come from it and contain the trial."""
+"""Variable that ``schedtrace run`` sets because its request ids contain the trial."""
 
 HASH_IDS = "SCHEDTRACE_HASH_IDS"
-"""Variable that makes request ids hashes: yes (1, true, on)."""
+"""Variable that makes schedtrace write request ids as hashes: yes (1, true, on)."""
 
 
 LINES = "SCHEDTRACE_LINES"
-"""Variable ``full``: every step is written in full; otherwise most steps are written as changes."""
+"""Variable with the form of lines: with ``full``, every step is written in full; otherwise most steps are
+written as changes."""
 
 TRACE = "SCHEDTRACE_TRACE"
-"""Variable that bounds the trace, such as ``maxsize=1G,maxage=12h``; ``plain``: one file without bounds."""
+"""Variable with the bounds of a trace, such as ``maxsize=1G,maxage=12h``; ``plain``: one file without bounds.
+"""
 
 
 SNAPSHOT_ON = "SCHEDTRACE_SNAPSHOT_ON"
-"""Rules for automatic snapshots, such as ``ttft>5s,e2e>60s,preemptions>100/10s``."""
+"""Variable with the rules for automatic snapshots, such as ``ttft>5s,e2e>60s,preemptions>100/10s``."""
 
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0}
@@ -43,20 +45,20 @@ _RULE = re.compile(r"(?:(ttft|e2e)>|preemptions>(\d{1,9})/)(\d{1,9}(?:\.\d{1,9})
 
 @dataclass(frozen=True)
 class Rules:
-    """Objectives whose violation triggers a snapshot; None if not judged."""
+    """Objectives whose violation triggers a snapshot; None for those that are not set."""
 
     ttft_s: float | None = None
-    """Seconds from the arrival of a request to its first token, or to its end if it got none."""
+    """Seconds from a request's arrival to its first token or, if it got none, to its end."""
     e2e_s: float | None = None
     """Seconds from the arrival of a request to its end."""
     preemptions: tuple[int, float] | None = None
-    """Number of preemptions, and the seconds within which there must be more of them."""
+    """Number of preemptions, and the seconds within which more of them trigger a snapshot."""
 
     def __bool__(self) -> bool:
         return self != Rules()
 
     def broken_by(self, finish: Any) -> str | None:
-        """Return the latency objective that a finished request has missed, as it was written."""
+        """Return the latency objective that a finished request has missed, as the user wrote it."""
         waited_until_us = finish.first_token_us if finish.output_tokens else finish.finished_us
         for name, limit_s, end_us in (
             ("ttft", self.ttft_s, waited_until_us),
@@ -100,13 +102,13 @@ class Settings:
     lines: str = "delta"
     """``delta`` or ``full``."""
     bounds: Bounds | None = None
-    """Bounds of a trace in parts; None: one plain file."""
+    """Bounds of a trace in parts; None for one plain file."""
     in_memory: bool = False
-    """Whether these parts stay in memory until a snapshot is requested."""
+    """Whether the parts stay in memory until a snapshot is requested."""
     snapshot_on: Rules = NO_RULES
     """Rules for automatic snapshots."""
     keeps_lines: bool = True
-    """Whether there is a trace; if not, only metrics and spans are made of its lines."""
+    """Whether there is a trace; if not, only metrics and spans are made from the lines."""
     makes_spans: bool = False
     """Whether lines are needed although there is no trace, because the states of requests become spans."""
 
@@ -121,7 +123,7 @@ def hashes_ids() -> bool:
 
 
 def hides_ids() -> bool:
-    """Return whether ids are hidden in output for users; also if the variable is invalid."""
+    """Return whether ids are hidden in output for users, which they also are if the variable is invalid."""
     try:
         return hashes_ids()
     except NotUnderstoodError:
@@ -153,7 +155,7 @@ def _understood(variable: str, text: str, parse: Callable[[str], _T]) -> _T:
 
 
 def bounds_from_environment() -> Bounds | None:
-    """Return how much of a trace to keep; by default a server keeps its last GiB.
+    """Return the bounds of a trace; by default, a server keeps the last GiB.
 
     Raises:
         NotUnderstoodError: If a variable is invalid.
@@ -165,7 +167,7 @@ def bounds_from_environment() -> Bounds | None:
 
 
 def from_environment() -> Settings:
-    """Return the settings of this process; claim the run folder if no other process did.
+    """Return the settings of this process; claim the run folder if no other process has done so.
 
     Raises:
         NotUnderstoodError: If a variable is invalid.

@@ -1,4 +1,4 @@
-"""Written form of steps: each id once, requests and steps by their changes (on the writer's thread)."""
+"""Written form of steps, as changes of requests and steps (on the writer's thread)."""
 
 from itertools import compress
 from operator import attrgetter
@@ -10,18 +10,18 @@ from schedtrace.record.capture import Rows
 
 
 class LatestRows:
-    """Rows of the latest step that was not steady; steady steps after it are only counted."""
+    """Rows of the latest step that was not steady; the steady steps after that step are only counted."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        """Requests of the step; one list object for a step and the steady steps after it."""
+        """Requests of the step, in one list object for a step and the steady steps after it."""
         self._computed: list[int] = []
         self._scheduled: list[int] = []
         self._drafts: dict[str, int] = {}
         self.phases: dict[str, Phase] = {}
-        """Phases of the requests that are not ``running`` in the latest step that is not steady."""
+        """Phases, other than ``running``, of requests in the latest step that is not steady."""
         self.left: list[tuple[str, int]] = []
-        """Requests that are not in that step and were in the one before, with their computed tokens."""
+        """Requests that were in the step before that step but not in it, with their computed tokens."""
         self.steady_steps = 0
         """Number of steady steps since."""
 
@@ -48,7 +48,7 @@ class LatestRows:
 
         Args:
             rows: Rows of the next step.
-            phases: Phases of the requests that are not ``running``.
+            phases: Phases of requests other than ``running``.
         """
         before, expected = self.ids, self._expected()
         self.ids = rows.ids + [request_id for request_id, _ in rows.new] if rows.new else rows.ids
@@ -107,7 +107,7 @@ _NONE = RowChanges()
 
 
 class Deltas:
-    """Latest step, which is the base of the next delta."""
+    """Latest step, to which the next delta refers."""
 
     def __init__(self) -> None:
         self.latest: Step | None = None
@@ -115,7 +115,7 @@ class Deltas:
         self._carried: tuple[Any, ...] = ()
 
     def set_base(self, step: Step) -> None:
-        """Take a step with a full line as the latest step."""
+        """Store a step with a full line as the latest step."""
         self.latest, self._carried = step, _carried(step)
 
     def delta(self, step: Step, changes: RowChanges | None) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Deltas:
             changes: Changes of the requests; None if there are none.
 
         Raises:
-            ValueError: If no step came before.
+            ValueError: If there is no step before it.
         """
         before, carried_before = self.latest, self._carried
         if before is None:

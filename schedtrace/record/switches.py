@@ -1,4 +1,4 @@
-"""Environment variables that switch something on or off, with one syntax for all.
+"""Environment variables that switch features on or off, with a common syntax.
 
 vLLM loads this module in each of its processes, so it imports nothing but ``os``.
 """
@@ -6,19 +6,20 @@ vLLM loads this module in each of its processes, so it imports nothing but ``os`
 import os
 
 SWITCH = "SCHEDTRACE"
-"""Variable ``off``: an installed schedtrace does nothing at all in this process."""
+"""Variable that switches an installed schedtrace off completely in this process (``off``)."""
 
 DIR = "SCHEDTRACE_DIR"
-"""Folder that gets one run folder per vLLM start; setting it switches recording on."""
+"""Variable with the folder that gets one run folder per vLLM start; setting it switches recording on."""
 
 RUN_DIR = "SCHEDTRACE_RUN_DIR"
-"""Run folder itself; the first vLLM process sets it and the others inherit it."""
+"""Variable with the run folder itself; the first vLLM process sets it and the others inherit it."""
 
 KEEP = "SCHEDTRACE_KEEP"
-"""Time and size to keep in memory, such as ``120s`` or ``120s,64M``; nothing is written until a snapshot."""
+"""Variable with the time and size to keep in memory, such as ``120s`` or ``120s,64M``; nothing is written
+until a snapshot."""
 
 METRICS = "SCHEDTRACE_METRICS"
-"""Whether engines make metrics, or the address on which they serve them."""
+"""Variable that states whether engines export metrics, or the address at which they serve them."""
 
 YES = frozenset({"1", "true", "yes", "on"})
 NO = frozenset({"0", "false", "no", "off"})
@@ -26,7 +27,7 @@ EXPECTED = "expected yes or no (1, true, on; 0, false, off)"
 
 
 class NotUnderstoodError(ValueError):
-    """Error: a variable has an invalid value; the text names it and says what is expected."""
+    """Error: a variable has an invalid value; the text names the variable and states the expected form."""
 
 
 def environment_value(variable: str) -> str:
@@ -38,7 +39,7 @@ def is_on(variable: str, *, default: bool = False) -> bool:
     """Return whether a variable is switched on.
 
     Raises:
-        NotUnderstoodError: If the value is neither yes nor no.
+        NotUnderstoodError: If the value means neither yes nor no.
     """
     text = environment_value(variable).lower()
     if not text:
@@ -50,7 +51,7 @@ def is_on(variable: str, *, default: bool = False) -> bool:
 
 
 def is_switched_off() -> bool:
-    """Return whether schedtrace must do nothing in this process; also if ``SCHEDTRACE`` is invalid."""
+    """Return whether schedtrace must do nothing here; true also if ``SCHEDTRACE`` is invalid."""
     try:
         return not is_on(SWITCH, default=True)
     except NotUnderstoodError:
@@ -58,7 +59,7 @@ def is_switched_off() -> bool:
 
 
 def keeps_in_memory() -> bool:
-    """Return whether this process has a flight recorder, which writes nothing before a snapshot."""
+    """Return whether this process has a flight recorder, which writes only snapshots."""
     return environment_value(KEEP).lower() not in NO | {""}
 
 

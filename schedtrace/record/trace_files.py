@@ -1,6 +1,6 @@
 """Files of a trace: one plain file, or parts of zstd frames of about one second each.
 
-Parts follow each other, and the oldest are deleted.
+The oldest parts are deleted.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from schedtrace.model.trace_bounds import Bounds
 from schedtrace.record.run_folders import create_trace_file
 
 Begins = Literal["due", "truncated", "removed", "replaced"]
-"""Reason why a new file begins: the previous one is full, or something happened to it."""
+"""Reason why a new file begins: the previous file is full, or was truncated, removed or replaced."""
 
 
 NO_FILE = -1
@@ -36,7 +36,7 @@ class TraceOutput(Protocol):
         """Path of the trace."""
 
     def new_file_reason(self) -> Begins | None:
-        """Return why a new file begins before the next lines, or None.
+        """Return why a new file begins before the next lines; None if none begins.
 
         A new file must be readable on its own.
 
@@ -67,7 +67,7 @@ class TraceOutput(Protocol):
 
 
 class NoTrace:
-    """Destination of lines that nobody keeps: only metrics are made of them."""
+    """Destination of lines that are not kept, because only metrics are made from them."""
 
     path = Path(os.devnull)
 
@@ -100,12 +100,12 @@ class PlainFile:
         self.path, self._file = create_trace_file(run_dir, plain_name(rank))
         self._links = os.fstat(self._file).st_nlink
         self._size = 0
-        """Minimum size of the file in bytes, unless other programs changed it."""
+        """Size that the file must have at least, in bytes, unless other programs changed it."""
 
     def new_file_reason(self) -> Begins | None:
-        """Return whether the file was truncated, or was removed without a file with content in its place.
+        """Return why the file must begin anew: it was truncated, removed, or replaced with an empty file.
 
-        A file that was moved is continued in its new place.
+        Writing continues in a file that was moved.
         """
         ours, there = os.fstat(self._file), _status(self.path)
         removed = ours.st_nlink < self._links
@@ -124,7 +124,7 @@ class PlainFile:
         return None
 
     def _open(self, flags: int = 0) -> None:
-        """Close the current file and open the file that now has its name."""
+        """Close the current file, and open the file that now has the trace's name."""
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, FILE_MODE)
         os.close(self._file)
         self._file, self._links, self._size = file, os.fstat(file).st_nlink, 0
@@ -171,19 +171,19 @@ class PartFiles:
         self._file, self._size = file, 0
 
     def append(self, frame: bytes) -> None:
-        """Write a whole frame, or nothing."""
+        """Write a whole frame or nothing."""
         append(self._file, frame)
         self._size += len(frame)
 
     def lost(self) -> Begins | None:
-        """Return whether the current part was removed or truncated; None if it is intact."""
+        """Return how the current part was lost: removed or truncated; None if it is intact."""
         ours = os.fstat(self._file)
         if not ours.st_nlink:
             return "removed"
         return "truncated" if stat.S_ISREG(ours.st_mode) and ours.st_size < self._size else None
 
     def remove(self, number: int) -> None:
-        """Remove a part; a part that is already gone, or cannot be removed, is no longer counted."""
+        """Remove a part; if that fails, or the part is already gone, it is no longer counted."""
         with contextlib.suppress(OSError):
             os.unlink(part_name(self._rank, number), dir_fd=self._folder)
 
@@ -195,7 +195,7 @@ class PartFiles:
 
 
 def append(file: int, content: bytes) -> None:
-    """Write the whole frame; if a full disk cuts it off, truncate the file to its previous end.
+    """Write a whole frame; if a full disk cuts it off, truncate the file to its previous end.
 
     Raises:
         OSError: If the frame cannot be written.
@@ -226,11 +226,12 @@ def _is_empty(status: os.stat_result) -> bool:
 FRAME_S = 0.8
 """Maximum seconds in a frame, which a killed process loses; the writer runs every 0.2 s."""
 FRAME_BYTES = 4 * 2**20
-"""Bytes of a frame before compression."""
+"""Number of bytes in a frame before compression."""
 SMALL = 2**18
-"""Bytes of a part that can be read almost at once."""
+"""Number of bytes of a part that can be read almost at once."""
 LEAST_PER_HEAD = 2
-"""Minimum ratio of a part's size to that of its head; otherwise parts would be mostly heads if many wait."""
+"""Minimum ratio of a part's size to that of its head; otherwise, parts would consist mostly of heads if many
+requests wait."""
 LEVEL = 1
 """Compression level; higher levels take longer and save less than a tenth."""
 
@@ -243,7 +244,7 @@ class Store(Protocol):
         """Path of the trace."""
 
     def begin(self, number: int) -> None:
-        """Begin this part; the next frames belong to it.
+        """Begin this part, to which the next frames belong.
 
         Raises:
             OSError: If the part cannot be created.
@@ -253,17 +254,17 @@ class Store(Protocol):
         """Append a frame to the current part.
 
         Raises:
-            OSError: If the frame cannot be written; then no part of it is written.
+            OSError: If the frame cannot be written; in that case, nothing of it remains.
         """
 
     def lost(self) -> Begins | None:
-        """Return whether the current part was removed or truncated; None if it is intact."""
+        """Return how the current part was lost: removed or truncated; None if it is intact."""
 
     def remove(self, number: int) -> None:
         """Remove a part from the store."""
 
     def close(self) -> None:
-        """Close the store: no more parts follow."""
+        """Close the store; no more parts follow."""
 
 
 @dataclass
@@ -272,7 +273,7 @@ class _Part:
     began_s: float
     size: int = 0
     head: int = 0
-    """Bytes of the part's first frame, which lists the requests present."""
+    """Number of bytes of the part's first frame, which lists the requests present."""
 
 
 class PartedTrace:
@@ -280,7 +281,7 @@ class PartedTrace:
 
     Args:
         store: Destination of the parts; part 0 has begun.
-        bounds: Bounds of what is kept.
+        bounds: Bounds of the trace.
     """
 
     def __init__(self, store: Store, bounds: Bounds) -> None:
@@ -293,7 +294,7 @@ class PartedTrace:
         """Bytes of the lines for the next frame, and the time since which the first of them waits."""
 
     def new_file_reason(self) -> Begins | None:
-        """Return the reason why a part begins now: the previous part is full or was lost."""
+        """Return why a new part begins now: the previous part is full or was lost; None if it continues."""
         now, part = time.monotonic(), self._parts[-1]
         lost = self._store.lost()
         if lost is not None:  # lines that continue what is lost go with it
@@ -310,7 +311,7 @@ class PartedTrace:
         return lost or "due"
 
     def _has_enough(self, part: _Part, now: float) -> bool:
-        """Return whether the part may end; an idle engine does not end a nearly empty part early."""
+        """Return whether the part is large or old enough to end; a nearly empty part may stay open."""
         if part.size == part.head and not self._lines:
             return False
         old = now - part.began_s >= self.bounds.part_s
@@ -354,7 +355,7 @@ class PartedTrace:
         self._store.close()
 
     def _remove_old(self, now: float) -> None:
-        """Remove the oldest parts if the rest covers the time to keep, or if all are too large together."""
+        """Remove the oldest parts if the others cover the time to keep, or if all together are too large."""
         most, kept_s = self.bounds.max_bytes, self.bounds.max_s
         while len(self._parts) > 1:
             too_large = most is not None and sum(part.size for part in self._parts) > most

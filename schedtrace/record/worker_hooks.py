@@ -1,7 +1,7 @@
-"""Hooks into a worker's process: the times at which it began to execute a batch, and its output was ready.
+"""Hooks into a worker's process, which record when a batch's execution began and ended.
 
-Both times are readings of the monotonic clock, which the processes of one host share. They are attached to
-the output that goes to the engine anyway; nothing else is sent, and nothing waits.
+Both times are readings of the monotonic clock, which the processes of one host share. The times are attached
+to the output that goes to the engine anyway; nothing else is sent, and nothing waits.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from schedtrace.record.disguise import Beside
 from schedtrace.record.hooks import Method, unwrap, wrap
 
 Execution = tuple[str, int, int]
-"""Machine's boot id, and begin and end in nanoseconds of its monotonic clock."""
+"""Boot id of the machine, and begin and end in nanoseconds of its monotonic clock."""
 
 EXECUTION = "_schedtrace_execution"
-"""Name of the attribute of a ``ModelRunnerOutput`` that holds these times."""
+"""Name of the attribute of a ``ModelRunnerOutput`` that contains these times."""
 
 
 def execution_of(output: Any) -> tuple[str, int, int] | None:
@@ -38,7 +38,7 @@ def machine() -> str:
 
 
 _BEGAN: Beside[int] = Beside()
-"""Time at which each worker began to execute the batch whose tokens it samples next."""
+"""Time at which each worker began to execute the batch for which it samples tokens next."""
 
 
 def wrap_worker() -> None:
@@ -107,6 +107,6 @@ def _resolved(get_output: Callable[[], Any], began_ns: int) -> Any:
 
 
 def _put(output: Any, began_ns: int) -> None:
-    """Attach the times to an output, except to vLLM's shared empty output and one that a stage passes on."""
+    """Attach the times to an output, unless it is vLLM's shared empty one or a stage only passes it on."""
     if getattr(output, "req_ids", None):
         setattr(output, EXECUTION, (machine(), began_ns, time.monotonic_ns()))

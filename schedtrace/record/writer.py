@@ -44,31 +44,28 @@ _T = TypeVar("_T")
 
 DRAIN_EVERY_S = 0.2
 WRITE_LATEST_NS = 500_000_000
-"""Nanoseconds after which a step without output is written; with ``DRAIN_EVERY_S``, less than a second."""
+"""Nanoseconds after which a step without output is written; together with ``DRAIN_EVERY_S`` less than a
+second."""
 
 WRITE_AFTER_ROWS = 1000
 """Number of rows (steps and their requests) that are assembled before they are written."""
 
 SHARE_AFTER = 16
-"""Number of deltas that are assembled at once, some 15 us each; more frequent thread switches cost the engine
-more.
-"""
+"""Number of deltas that are assembled at once, each in about 15 us; more frequent thread switches would cost
+the engine more."""
 
 MOST_REPEATED = 20
-"""Maximum number of notices that are repeated where another file begins."""
+"""Maximum number of notices that are repeated at the beginning of another file."""
 
 CLOCK_SET_US = 20_000
-"""Microseconds from which on the wall clock counts as set: NTP sets it by a tenth of a second or more, and
-slews both clocks alike below that.
-"""
+"""Difference in microseconds above which the wall clock counts as having been set: NTP sets it by a tenth of
+a second or more, and slews both clocks equally for less."""
 
 CLOSE_S = 10
 """Seconds to wait for the thread to write the remaining lines."""
 
 MAX_PENDING = 50_000
-"""Maximum number of captures held: if the disk hangs, steps are dropped and counted, and the memory does not
-fill.
-"""
+"""Maximum number of captures in memory; if the disk hangs, further steps are dropped and counted."""
 
 
 class Writer:
@@ -89,7 +86,7 @@ class Writer:
     ) -> None:
         self.working = True
         self._stopped: tuple[str, int, int] | None = None
-        """Reason why recording stopped without a request to stop, its time, and the next step's number."""
+        """Reason why recording stopped by itself, the time, and the next step's number."""
         self.arrived: deque[Arrival] = deque()
         self.finished: deque[Finish] = deque()
         self._dummies: deque[DummyPass] = deque()
@@ -118,7 +115,7 @@ class Writer:
         )
         self._pending: deque[Capture | Dropped | PresentRequests] = deque()
         self._dropping: deque[Dropped] = deque(maxlen=1)
-        """Steps that are being dropped, until a step is not dropped; the reader removes them."""
+        """Steps that are being dropped, until a step is kept; the reader of this list removes them."""
         self._early: list[Capture] = []
         self._notices: deque[str | Notice] = deque()
         self.keeps_lines = chosen.keeps_lines
@@ -133,7 +130,7 @@ class Writer:
         self._header = header
         self._begun_anew = False
         self._notices_so_far: list[str] = []
-        """Notices so far, to be repeated in a new file of this trace."""
+        """Notices so far, which are repeated in a new file of this trace."""
         try:
             self._write([header])
             if self.flight is None and self.keeps_lines:
@@ -154,11 +151,11 @@ class Writer:
         return one_by_one(self._assembler.latest_exits.exits)
 
     def put_present(self, were: PresentRequests) -> None:
-        """Pass the requests present to the writer, before the first step (on the engine's thread)."""
+        """Pass the requests present to the writer before the first step (on the engine's thread)."""
         self._pending.append(were)
 
     def put_step(self, capture: Capture) -> bool:
-        """Pass one step to the writer (engine's thread); return False if it is dropped."""
+        """Pass one step to the writer (on the engine's thread); return False if the step is dropped."""
         self._steps += 1
         if len(self._pending) < MAX_PENDING:
             if self._dropping:
@@ -180,7 +177,7 @@ class Writer:
         return False
 
     def put_beside(self, entry: DummyPass | Synced | Control | KvSend) -> None:
-        """Pass events between the steps to the writer (engine's thread)."""
+        """Pass events between the steps to the writer (on the engine's thread)."""
         queue = self._beside[type(entry)]
         if len(queue) < MAX_PENDING:
             queue.append(entry)
@@ -194,12 +191,12 @@ class Writer:
         return SideEvents(*map(_drain, self._side_events)) if any(self._side_events) else NOBODY
 
     def give_back(self, side_events: SideEvents) -> None:
-        """Return events that were taken for a step that was not made."""
+        """Return events to the queues if they were taken for a step that was not made."""
         for queue, taken in zip(self._side_events, side_events, strict=True):
             queue.extendleft(reversed(taken))
 
     def describe(self, error: BaseException) -> str:
-        """Return an error as text; only its kind if ids are hidden, because its text may contain an id."""
+        """Describe an error; if ids are hidden, name only its kind, because its text may contain an id."""
         return type(error).__name__ if self.hash_ids else error_text(error)
 
     def notice(self, message: str) -> None:
@@ -219,13 +216,13 @@ class Writer:
         self._notices.append(Notice(at_us=self._now_us(), message=gone_on + seen.sentence, stalled=seen))
 
     def stops(self, why: str) -> None:
-        """Note that recording stops without a request to stop; only the first reason counts."""
+        """Record that recording stops by itself; only the first reason counts."""
         if self._stopped is None:
             self._stopped = why, time.monotonic_ns(), self._assembler.progress.next_step
 
     @property
     def incomplete_reason(self) -> str | None:
-        """Sentence with the reason why the trace is incomplete and what it lacks; None if it is complete."""
+        """Sentence on why the trace is incomplete and what it lacks; None if it is complete."""
         if self._stopped is not None:
             why, at_ns, step = self._stopped
             ago = f"{(time.monotonic_ns() - at_ns) / 1e9:,.0f} s ago"
@@ -239,10 +236,10 @@ class Writer:
         return (ns - self._anchor_ns) // 1000
 
     def from_wall_clock(self, unix_s: float, now_us: int) -> int:
-        """Convert a Unix time to the trace's microseconds, even if the wall clock was set meanwhile.
+        """Convert a Unix time to the trace's microseconds, even if the wall clock has been set since.
 
         Args:
-            unix_s: Unix time of a moment ago; a future time was read before the clock was set back.
+            unix_s: Unix time of a recent moment; a future time was read before the clock was set back.
             now_us: Current time in the trace's microseconds.
         """
         wall_us, at_us = time.time_ns() // 1000, int(unix_s * 1e6)
@@ -269,7 +266,7 @@ class Writer:
         self.working = False
 
     def abandon(self) -> None:
-        """Abandon the file in a forked child: it belongs to the parent, and nothing more is written."""
+        """Abandon the file in a forked child, because it belongs to the parent."""
         self.working = False
         self._closing = threading.Event()
         self._closing.set()
@@ -332,7 +329,7 @@ class Writer:
         self.measuring.end_round(now_us, self.since_anchor, complete=complete)
 
     def _noted(self) -> list[Notice]:
-        """Return the notices since the last call; repeat those about the recorder where a file begins."""
+        """Return the notices since the last call; where a file begins, repeat those about the recorder."""
         lines = []
         for noted in _drain(self._notices):
             if isinstance(noted, Notice):
@@ -343,7 +340,7 @@ class Writer:
         return lines
 
     def _late_outputs(self) -> list[AnyLine | dict[str, Any]]:
-        """Return the outputs that have come back since their steps were written without them."""
+        """Return the outputs that came back after their steps were written."""
         lines: list[AnyLine | dict[str, Any]] = []
         early, self._early = self._early, []
         for capture in early:
@@ -354,7 +351,7 @@ class Writer:
         return lines
 
     def _idle_events(self, *, last: bool) -> list[AnyLine]:
-        """Return the arrivals and departures that have been in no step for half a second."""
+        """Return the arrivals and departures that for half a second have not been part of a step."""
         now = time.monotonic_ns()
         if self._pending or not (self._dropping or any(self._side_events)):
             self._last_events_ns = now
@@ -400,7 +397,7 @@ class Writer:
         self._write([header, Events(at_us=at_us, trial=self._assembler.progress.trial, present=present)])
 
     def _end(self) -> End:
-        """Return the end line of a trace, once all earlier notices are written."""
+        """Return the end line of a trace, after all earlier notices."""
         self._write(self._noted())
         return End(
             at_us=self._now_us(), steps=self._assembler.progress.next_step, dropped_steps=self._dropped
@@ -448,7 +445,7 @@ def _output(chosen: Settings, header: Header) -> tuple[TraceOutput, FlightRecord
 
 
 def _drain(queue: deque[_T]) -> list[_T]:
-    """Take all entries of a queue; safe while another thread appends or takes."""
+    """Take all entries of a queue; other threads may append or take at the same time."""
     taken = []
     while queue:
         try:

@@ -1,4 +1,4 @@
-"""Ids as a trace contains them, cut or hashed, and keyed hashes of the blocks of prompts."""
+"""Ids in the form that a trace contains (cut or hashed), and keyed hashes of prompts' blocks."""
 
 import hashlib
 import os
@@ -10,13 +10,13 @@ from typing import Any
 from schedtrace.model.printable import capped, hashed
 
 MOST_KEPT = 100_000
-"""Maximum number of ids kept; further ids belong to requests whose departure the recorder did not see."""
+"""Maximum number of ids that are cached; beyond it, departures must have been missed."""
 
 
 class WrittenIds(dict[Any, str]):
     """Cache of the ids as the trace contains them: ``written[request_id]`` applies ``model.printable``.
 
-    Entries can be recomputed from the ids, so they may be dropped at any time.
+    Entries may be dropped at any time, because they can be recomputed from the ids.
 
     Args:
         hash_ids: Whether ids are written as hashes.
@@ -34,7 +34,7 @@ class WrittenIds(dict[Any, str]):
         return written
 
     def replace_ids(self, *rows: Iterable[Any]) -> None:
-        """Replace the ids of rows that have one."""
+        """Replace the ids in rows that have an id."""
         for row in chain(*rows):
             if row.request_id is not None:
                 row.request_id = self[row.request_id]
@@ -49,7 +49,7 @@ class WrittenIds(dict[Any, str]):
 
 
 class Salt:
-    """Keyed hashes that show which values in a trace are equal, and nothing else.
+    """Maker of keyed hashes, which show only which values in a trace are equal.
 
     The key is random and never written, so nobody can hash a guess and compare.
     """
@@ -64,7 +64,7 @@ class Salt:
         ).hexdigest()
 
     def hashed_blocks(self, hashes: Sequence[bytes]) -> str:
-        """Return 4 characters for each hash of a block."""
+        """Return a text with 4 characters for each block's hash."""
         key = self._key
         digests = (hashlib.blake2b(block_hash, digest_size=3, key=key).digest() for block_hash in hashes)
         return b64encode(b"".join(digests)).decode()

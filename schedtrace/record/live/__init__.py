@@ -1,1 +1,1 @@
-"""Work on a running engine: its socket, attachments, the watchdog, the flight recorder."""
+"""Code that acts on a running engine: its socket, attachments, the watchdog, the flight recorder."""

@@ -1,7 +1,7 @@
-"""Recordings of a running engine: a client's, brief ones, and one for metrics alone.
+"""Recordings of a running engine: a client's recording, brief ones, and one for metrics alone.
 
-Only one can be active at a time, because each exchanges the scheduler's class (``class_swap.py``). A client's
-recording ends the others; metrics then use its lines, and return to a recording of their own after it.
+Only one recording can be active at a time, because each exchanges the scheduler's class (``class_swap.py``).
+A client's recording ends the others; until it ends, metrics are computed from its lines.
 """
 
 import threading
@@ -24,7 +24,7 @@ from schedtrace.record.written_ids import WrittenIds
 
 
 class Attachment:
-    """Recordings of one engine that begin and end while it runs.
+    """Recordings of one engine that begin and end while the engine runs.
 
     Args:
         engine: vLLM's ``EngineCore``.
@@ -41,12 +41,12 @@ class Attachment:
 
     @property
     def recorder(self) -> Recorder | None:
-        """Recorder of the scheduler, active or not, whoever began it; None during a brief recording."""
+        """Recorder of the scheduler, even if it is inactive; None during a brief recording."""
         return None if self._brief.swap is not None else RECORDERS.look_up(self._engine.scheduler)
 
     @property
     def trace_path(self) -> Path | None:
-        """Path of the trace being written, by this attachment or since the engine's start."""
+        """Path of the trace being written, whether by an attachment or since the engine's start."""
         recorder = self.recorder
         if recorder is None or not recorder.active or not recorder.writer.keeps_lines:
             return None
@@ -59,12 +59,12 @@ class Attachment:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the client's recording ends by itself; None if it does not."""
+        """Seconds until the client's recording ends by itself; None if it has no such limit."""
         return self._client.left_s
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason why the scheduler's recording ended without a request to end it."""
+        """Reason why the scheduler's recording ended although nobody ended it."""
         recorder = self.recorder
         return None if recorder is None or recorder.active else recorder.writer.incomplete_reason
 
@@ -101,7 +101,7 @@ class Attachment:
             return self._client.begin(chosen, for_s, self._metrics.meter)
 
     def stop_recording(self) -> Detached:
-        """Stop recording for a client.
+        """Stop the recording of a client.
 
         Raises:
             RefusedError: If nothing is attached, or the engine does not reach the end of its step.
@@ -116,7 +116,7 @@ class Attachment:
             return ended
 
     def attach_meter(self, meter: Meter | None) -> float:
-        """Send every recording's totals to this receiver; if nothing is recorded, record for it alone.
+        """Send every recording's totals to this receiver; without a recording, begin one for it.
 
         Args:
             meter: The receiver; None to switch metrics off.
@@ -137,10 +137,11 @@ class Attachment:
         """Return the exits of the latest ``schedule()`` call; empty if they cannot be determined.
 
         If the engine is not recorded, attach to it for a moment, with a trace that stays in memory. The
-        causes thus come from vLLM's own conditions and not from another judgement of the scheduler's state.
+        causes therefore come from vLLM's own conditions, not from an inference.
 
         Args:
-            glance: Whether to attach for a moment if nothing is recorded; this waits for the end of a step.
+            glance: Whether to attach for a moment if nothing is recorded, which requires waiting for the end
+                of a step.
 
         Raises:
             RefusedError: If the engine cannot be recorded, or does not reach the end of its step.

@@ -1,9 +1,9 @@
 """Tasks on an engine's own thread between two of its steps, whether the engine works or idles.
 
 The engine's loop takes what clients send from ``input_queue`` before each step, and sleeps on that queue
-while it has nothing to do (``EngineCoreProc._process_input_queue``). A message of ours therefore wakes it,
-and is handled like a client's. An engine core in its caller's process has no such queue, so its next step is
-awaited. Nothing stays on the engine once the last message has been handled.
+while it has nothing to do (``EngineCoreProc._process_input_queue``). A message from schedtrace therefore
+wakes the engine and is handled like a client's. An engine core in its caller's process has no such queue, so
+the task waits for the next step. Nothing stays on the engine once the last message has been handled.
 """
 
 import threading
@@ -14,11 +14,11 @@ from schedtrace.record.vllms_own import put_on
 
 
 class NotReachedError(Exception):
-    """Error: the engine did not reach the end of a step in time, because it hangs or nothing drives it."""
+    """Error: the engine did not reach the end of a step in time, because it hangs or is not called."""
 
 
 class _Task:
-    """Task in the engine's input queue, in place of a kind of request; done once, unless cancelled."""
+    """Task in the engine's input queue, in place of a kind of request; it runs once, unless cancelled."""
 
     def __init__(self, what: Callable[[], None]) -> None:
         self._what = what
@@ -54,7 +54,7 @@ class BetweenSteps:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._tasks: set[_Task] = set()
-        """Tasks that the engine has not reached, including cancelled ones."""
+        """Tasks that the engine has not reached yet, including cancelled ones."""
         self._lock = threading.Lock()
         self._name = "_handle_client_request" if hasattr(engine, "input_queue") else "step_fn"
         self._had: Any = None
@@ -81,7 +81,7 @@ class BetweenSteps:
             raise task.error
 
     def _put_before(self) -> None:
-        """Have the tasks run before a method of this object."""
+        """Make the engine run the tasks before a method of this object."""
         engine, name = self._engine, self._name
         original = getattr(engine, name)
         self._had = put_on(engine, name)
@@ -103,7 +103,7 @@ class BetweenSteps:
         setattr(engine, name, step if name == "step_fn" else handle)
 
     def _gone(self, tasks: set[_Task]) -> None:
-        """Remove everything that was added to the engine for these tasks, after the last task."""
+        """Remove everything that was added to the engine for these tasks, once the last task is done."""
         with self._lock:
             self._tasks -= tasks
             if self._tasks:

@@ -1,7 +1,7 @@
-"""Brief recording in memory, for the exits of an engine that nobody records; no client sees it.
+"""Brief recording in memory, which finds the exits of an engine that is not being recorded.
 
-It has normally ended when ``exits`` returns. If the engine does not release it in time, it is inactive from
-then on, and its alarm ends it later.
+The recording has normally ended when ``exits`` returns. If the engine does not release the recording in time,
+it becomes inactive, and its alarm ends it later.
 """
 
 import threading
@@ -32,7 +32,7 @@ class BriefRecording:
         engine: vLLM's ``EngineCore``.
         between_steps: Access to the engine's thread.
         lock: Lock that callers of ``exits`` and ``end`` hold.
-        released: Function to call when the engine is not recorded any more.
+        released: Function to call when the engine is no longer recorded.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class BriefRecording:
     ) -> None:
         self._engine, self._between_steps, self._released = engine, between_steps, released
         self.swap: ClassSwap | None = None
-        """Swap of the recording, until all of it is removed; None without a recording."""
+        """Class swap of the recording, until it is completely undone; None without a recording."""
         self.alarm = Alarm(lock, lambda: self.end(MOST_WAITED_S))
 
     def exits(self) -> list[Exit]:
@@ -65,7 +65,7 @@ class BriefRecording:
         return list(swap.recorder.writer.latest_exits)
 
     def end(self, timeout_s: float) -> None:
-        """End the recording, if there is one.
+        """End the brief recording if there is one.
 
         Raises:
             RefusedError: If the engine does not reach the end of its step.

@@ -1,8 +1,8 @@
 """Exchange of a scheduler's class for the traced class between two steps, and later back.
 
-Slow work is done before, on another thread: the marked copy of ``schedule()``, the header, the file. The
-engine's thread only notes the requests present and assigns the class. After the swap back, nothing of
-schedtrace is on the scheduler or its engine.
+Another thread does the slow work beforehand: the marked copy of ``schedule()``, the header, the file. The
+engine's thread only copies the requests present and assigns the class. After the swap back, nothing of
+schedtrace is left on the scheduler or its engine.
 """
 
 import threading
@@ -26,18 +26,18 @@ MOST_WAITED_S = 30.0
 """Maximum seconds to wait for the end of a step; a long prefill may take several on a slow device."""
 
 AGAIN_S = 3.0
-"""Seconds before another attempt to end a recording that the engine did not release."""
+"""Seconds until the next attempt to end a recording that the engine did not release."""
 
 _SWAPS: "set[ClassSwap]" = set()
 """Swaps of this process that have not been undone; a process may have several engines."""
 
 
 class RefusedError(Exception):
-    """Error: the request cannot be met, for the reason that the text gives to the user."""
+    """Error: a client's request cannot be met, for the reason in the text."""
 
 
 class ClassSwap:
-    """Scheduler of one engine, prepared to be traced for a while: ``begin``, ``undo``, ``close``.
+    """Swap of one engine's scheduler class for a while: ``begin``, ``undo``, ``close``.
 
     Args:
         engine: vLLM's ``EngineCore``.
@@ -67,10 +67,10 @@ class ClassSwap:
             raise RefusedError(msg) from error
 
     def begin(self, timeout_s: float) -> Attached:
-        """Give the scheduler the traced class between two steps.
+        """Assign the traced class to the scheduler between two steps.
 
         Raises:
-            RefusedError: If the scheduler did not get the class; the swap is then closed.
+            RefusedError: If the class could not be assigned; the swap is then closed.
         """
         scheduler, plain, recorder = self._engine.scheduler, self._plain, self.recorder
         held_us, present = 0.0, 0
@@ -102,7 +102,7 @@ class ClassSwap:
         return Attached(path=str(recorder.writer.path), present=present, held_us=held_us)
 
     def undo(self, timeout_s: float) -> float:
-        """Give the scheduler its own class back between two steps; return the microseconds for this.
+        """Assign the scheduler's own class between two steps; return the microseconds that this took.
 
         Raises:
             RefusedError: If the engine does not reach the end of its step.
@@ -149,11 +149,11 @@ def _require_class_method(scheduler: Any) -> None:
 
 
 class Alarm:
-    """Timer that ends a recording, and tries again later if the engine does not release it.
+    """Timer that ends a recording, and tries again later if the engine does not release the recording.
 
     Args:
         lock: Lock to hold while ``end`` runs.
-        end: Function to call when the time is over, unless the alarm was set again or cancelled.
+        end: Function to call when the time is over, unless the alarm has been set again or cancelled.
     """
 
     def __init__(self, lock: threading.Lock, end: Callable[[], object]) -> None:

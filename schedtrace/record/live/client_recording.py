@@ -1,7 +1,8 @@
 """Recording that a client begins, and that the client or its alarm ends.
 
-It is in one of four states: there is none; it is active; it has given up, or the engine does not release it,
-and it still has to be ended; it has ended by itself, and its result waits for the client to ask for it.
+There are four states: no recording; an active one; one that has given up, or that the engine does not
+release, and that still has to be ended; one that has ended by itself, whose result waits until the client
+asks for it.
 """
 
 import threading
@@ -21,7 +22,7 @@ from schedtrace.record.switches import NotUnderstoodError
 
 
 def client_settings(run_dir: Path, *, hash_ids: bool, trace: str) -> Settings:
-    """Return the settings of a client's recording; raise RefusedError if the server's are invalid."""
+    """Return the settings for a client's recording; raise RefusedError if the server's are invalid."""
     try:
         return Settings(
             run_dir,
@@ -42,7 +43,7 @@ class ClientRecording:
         engine: vLLM's ``EngineCore``.
         between_steps: Access to the engine's thread.
         lock: Lock that callers of ``begin``, ``stop`` and ``end`` hold.
-        released: Function to call when the engine is not recorded any more.
+        released: Function to call when the engine is no longer recorded.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ClientRecording:
     ) -> None:
         self._engine, self._between_steps, self._released = engine, between_steps, released
         self.swap: ClassSwap | None = None
-        """Swap of the recording, even if it has given up; None without a recording."""
+        """Class swap of the recording, even if the recording has given up; None without a recording."""
         self.alarm = Alarm(lock, self._end_by_itself)
         self._end_s: float | None = None
         """Monotonic time at which the recording ends by itself."""
@@ -59,7 +60,7 @@ class ClientRecording:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the recording ends by itself; None if it does not."""
+        """Seconds until the recording ends by itself; None if it has no such limit."""
         end_s = self._end_s
         return None if end_s is None else max(0.0, end_s - time.monotonic())
 
@@ -68,8 +69,8 @@ class ClientRecording:
 
         Args:
             chosen: Settings of the recording.
-            for_s: Seconds after which it ends by itself.
-            meter: Receiver of its totals.
+            for_s: Seconds after which the recording ends by itself.
+            meter: Receiver of the recording's totals.
 
         Raises:
             RefusedError: If the engine cannot be recorded.
@@ -91,7 +92,7 @@ class ClientRecording:
         return begun
 
     def stop(self) -> Detached | None:
-        """End the recording, or return the result of one that ended by itself; None if there is neither.
+        """End the recording, or return the result of one that ended by itself; None if neither exists.
 
         Raises:
             RefusedError: If the engine does not reach the end of its step.

@@ -1,4 +1,4 @@
-"""Answers of engines and workers to clients of their socket."""
+"""Answers of engines and workers to clients that connect to their sockets."""
 
 import os
 import sys
@@ -70,14 +70,14 @@ _forever = ExitStack()
 _listens = False
 """Whether this process has such a socket."""
 _in_loop: dict[int, "_Engine"] = {}
-"""Engines whose loop runs in this process, by the id of vLLM's ``EngineCore``; each has one watchdog."""
+"""Engines whose loop runs in this process, each with one watchdog, by the id of vLLM's ``EngineCore``."""
 _made_once = threading.Lock()
 
 
 def listen_from_now_on() -> None:
-    """Start listening in an engine or worker that began without schedtrace and runs its loop.
+    """Start listening in an engine or worker whose loop began without schedtrace.
 
-    Another thread calls this, which may take long (``engine/unprepared.py``). If several clients attach at
+    This may take long, so a separate thread calls it (``engine/unprepared.py``). If several clients attach at
     the same time, each calls it.
     """
     global _listens  # noqa: PLW0603  # of the process, as its main thread is
@@ -88,8 +88,8 @@ def listen_from_now_on() -> None:
 def _begin_to_listen() -> bool:
     """Begin to listen in the running loop; return whether there is a socket.
 
-    An engine that could not create its socket when its loop began, for example because another user owned the
-    sockets' folder, keeps its watchdog and gets its socket now.
+    An engine may have been unable to create its socket when its loop began, for example because another user
+    owned the sockets' folder. It keeps its watchdog and gets its socket now.
     """
     if is_switched_off():
         logger.warning("schedtrace: process {} was started with {}=off", os.getpid(), SWITCH)
@@ -111,7 +111,7 @@ def _begin_to_listen() -> bool:
 
 
 def engine_loop(original: Method, core: Any, *args: object, **kwargs: object) -> Any:
-    """Run an engine's loop, and answer clients meanwhile."""
+    """Run an engine's loop, and answer clients while it runs."""
     engine = _Engine(core, threading.get_ident())
     with engine.answering():
         try:
@@ -122,14 +122,14 @@ def engine_loop(original: Method, core: Any, *args: object, **kwargs: object) ->
 
 
 def worker_loop(original: Method, worker: Any, *args: object, **kwargs: object) -> Any:
-    """Run a worker's loop, and answer clients meanwhile."""
+    """Run a worker's loop, and answer clients while it runs."""
     with _listening(_Worker(worker).answer):
         return original(worker, *args, **kwargs)
 
 
 @contextmanager
 def _listening(answer: Callable[[AnyAsk], AnyAnswer]) -> Iterator[bool]:
-    """Answer clients while the block runs; yield whether this is possible, because there may be no socket."""
+    """Answer clients in a context; yield whether this is possible, because there may be no socket."""
     listener = None
     try:
         listener = ControlSocket(answer)
@@ -145,7 +145,7 @@ def _listening(answer: Callable[[AnyAsk], AnyAnswer]) -> Iterator[bool]:
 
 
 class _Engine:
-    """An engine's process.
+    """Process of an engine, as its clients see it.
 
     Args:
         core: vLLM's ``EngineCore``.
@@ -184,7 +184,7 @@ class _Engine:
                 self._metrics.close()
 
     def ends(self, why: str) -> None:
-        """Note that the engine's loop ends with an exception; ``SystemExit`` is vLLM's way to shut down."""
+        """Record that an exception ends the engine's loop; ``SystemExit`` is vLLM's way to shut down."""
         with suppress(Exception):
             if self._flight is not None:
                 self._flight.snapshot_event(f"engine ended {why}", always=True)
@@ -237,7 +237,7 @@ class _Engine:
         return []
 
     def _facts(self) -> EngineFacts:
-        """Return the facts that metrics report in addition to the steps."""
+        """Return the facts that metrics contain in addition to steps."""
         watchdog, progress_s = self._watchdog, None
         if watchdog is not None and watchdog.progress_age_s is not None:
             progress_s = time.time() - watchdog.progress_age_s
@@ -248,7 +248,7 @@ class _Engine:
         )
 
     def _refuse_if_held_up(self) -> None:
-        """Raise RefusedError at once if the watchdog has detected that no step will end soon."""
+        """Raise RefusedError at once if the watchdog has found that no step will end soon."""
         watchdog = self._watchdog
         if watchdog is not None and watchdog.is_held_up:
             since = f"no step has made progress for {watchdog.stalled_s:,.0f} s"
@@ -264,7 +264,7 @@ class _Engine:
         return QueueNow(queue=queue_now(self._core, self._between_steps, current_exits, ids))
 
     def _measure_from_the_start(self) -> None:
-        """Switch metrics on as the environment says; never raise."""
+        """Switch metrics on if the environment says so; never raise."""
         try:
             answer = self._measure(environment_value(METRICS))
             if answer.where is not None:
@@ -354,7 +354,7 @@ class _Engine:
 
 
 def _orphaned(core: Any) -> str | None:
-    """Return a sentence that the front end has ended; None if it has not, or if that is not known."""
+    """Return a sentence stating that the front end has ended; None if it has not, or if this is unknown."""
     inputs = getattr(getattr(core, "addresses", None), "inputs", None) or []
     front_end = front_end_ended([str(address) for address in inputs])
     if front_end is None:
@@ -363,7 +363,7 @@ def _orphaned(core: Any) -> str | None:
 
 
 def _blocks_by_holder(scheduler: Any) -> dict[str, int]:
-    """Return the KV blocks that are free, and that running, waiting and finished requests hold."""
+    """Return the KV blocks that are free, or held by running, waiting and finished requests."""
     with suppress(Exception):  # a cache manager that is not vLLM's
         manager = scheduler.kv_cache_manager
         free, held = free_blocks(manager), held_blocks(manager)
@@ -379,7 +379,7 @@ def _blocks_by_holder(scheduler: Any) -> dict[str, int]:
 
 
 class _Worker:
-    """A worker's process.
+    """Process of a worker, as its clients see it.
 
     Args:
         worker: vLLM's ``WorkerProc``.

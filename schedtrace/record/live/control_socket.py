@@ -3,8 +3,8 @@
 A question has one deadline and one maximum size for the whole answer (``Connection``). The listening process
 is not trusted: its process id and user come from the kernel, and its answer must be of the requested kind.
 The listening thread sleeps until a client connects, and has another thread answer, so nothing is on the path
-of a step, and no setting is needed. In addition to the folder's mode, the kernel's report of the client's
-user is checked (``SO_PEERCRED``, ``unix(7)``).
+of a step, and no setting is needed. The folder's mode protects the socket; in addition, the client's user is
+checked, as the kernel reports it (``SO_PEERCRED``, ``unix(7)``).
 """
 
 import contextlib
@@ -45,31 +45,31 @@ LONGEST_ANSWER = 2**20
 """Maximum bytes of an answer; other bounds are in ``_LONGEST``."""
 _LONGEST: dict[type, int] = {QueueNow: 2**25, Stacks: 2**22}
 LONGEST_NAME = 1000
-"""Maximum characters kept of a text in an answer; other bounds are in ``_LONGEST_TEXT``."""
+"""Maximum number of characters kept of a text in an answer; other bounds are in ``_LONGEST_TEXT``."""
 _LONGEST_TEXT = {"path": 4096, "recording": 4096, "why": 4096, "stall": 4096, "text": _LONGEST[Stacks]}
 LARGEST = 10**18
 """Largest number in an answer."""
 BLOCK = 2**16
 RETRY_S = 0.02
-"""Seconds before another attempt if a process already listens to as many clients as it can."""
+"""Seconds until the next attempt if a process already serves as many clients as it can."""
 CREDENTIALS = struct.Struct("3i")
 _T = TypeVar("_T", bound=AnyAnswer)
 
 
 class AnswerError(Exception):
-    """Error: the reply of a process does not answer the question; the text says what the process did."""
+    """Error: a process's reply is not an answer to the question; the text states what the process did."""
 
 
 class Peer(NamedTuple):
     """Process at the other end of a socket, as the kernel reports it."""
 
     pid: int
-    """Process id as seen from here; 0 if it is in a PID namespace that cannot be seen from here."""
+    """Process id in this PID namespace; 0 if the process is not visible in it."""
     user: int
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Return the process that connected, or that listens (``SO_PEERCRED``, ``unix(7)``)."""
+    """Return the process at the other end of a connection (``SO_PEERCRED``, ``unix(7)``)."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, user, _ = CREDENTIALS.unpack(packed)
     return Peer(int(pid), int(user))
@@ -80,10 +80,10 @@ class Connection:
 
     Args:
         path: Socket of the process.
-        timeout_s: Seconds from now for connecting, asking and receiving the whole answer.
+        timeout_s: Time limit in seconds for connecting, asking and receiving the whole answer.
 
     Raises:
-        OSError: If no process listens, or none accepts in time.
+        OSError: If no process listens, or the connection is not accepted in time.
     """
 
     def __init__(self, path: Path, timeout_s: float) -> None:
@@ -105,15 +105,15 @@ class Connection:
         self._socket.close()
 
     def ask(self, question: AnyAsk, expected: type[_T]) -> _T | Refused:
-        """Send a question and return the answer; cut texts and lists of the answer that are too long.
+        """Send a question and return the answer, in which overlong texts and lists are cut.
 
         Args:
             question: Question to send.
             expected: Kind of the answer, unless it is a refusal.
 
         Raises:
-            OSError: If no whole answer comes in time.
-            AnswerError: If the reply does not answer the question.
+            OSError: If no complete answer arrives in time.
+            AnswerError: If the reply is not an answer to the question.
         """
         self._socket.settimeout(self._left_s())
         self._socket.sendall(msgspec.json.encode(question) + b"\n")
@@ -152,11 +152,11 @@ class Connection:
 
 
 def ask_process(path: Path, question: AnyAsk, expected: type[_T], timeout_s: float) -> _T | Refused:
-    """Ask the process that listens at this path.
+    """Send a question to the process that listens at this path; return the answer.
 
     Raises:
         OSError: If no process listens, or no complete answer arrives in time.
-        AnswerError: If the reply does not answer the question.
+        AnswerError: If the reply is not an answer to the question.
     """
     with Connection(path, timeout_s) as connection:
         return connection.ask(question, expected)
@@ -204,7 +204,7 @@ def _bounded(value: Any, most: int) -> Any:
 
 
 STACKS_S = 1.0
-"""Seconds within which a worker must send its stacks."""
+"""Time limit in seconds for a worker to send its stacks."""
 _STATES = {
     "T": " (stopped by a signal)",
     "t": " (stopped by a debugger)",
@@ -214,14 +214,14 @@ _STATES = {
 LONGEST_ASK = 2**16
 """Maximum bytes of a question."""
 END_S = 1.0
-"""Seconds to wait for the end of the listening thread, which may be serving its maximum number of clients."""
+"""Seconds to wait until the listening thread ends, which may be serving its maximum number of clients."""
 MOST_S = 5.0
-"""Seconds that a client has to ask, and again to receive the answer."""
+"""Time limit in seconds for a client to send its question, and again to receive the answer."""
 AGAIN_S = 0.05
 """Seconds before listening again after a failure, doubled each time."""
 LONGEST_AGAIN_S = 5.0
 MOST_AT_ONCE = 8
-"""Maximum number of clients served at once; further clients wait until they are accepted."""
+"""Maximum number of clients served at once; further clients wait."""
 _IS_CLOSED = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
 _decode = msgspec.json.Decoder(AnyAsk).decode
 
@@ -229,15 +229,15 @@ Answering = Callable[[AnyAsk], AnyAnswer]
 
 
 class ControlSocket:
-    """Socket of this process; forked children do not have it.
+    """Socket of this process, which forked children do not use.
 
     Args:
-        answer: Function that answers a question, called on threads of the socket. It gets one question at a
-            time, except for ``AskStatus``. Any error that it raises becomes a refusal.
+        answer: Function that answers a question, called on threads of the socket with one question at a time,
+            except for ``AskStatus``. Any error that it raises becomes a refusal.
 
     Raises:
-        OSError: If the socket cannot be created, or a process with the same id already listens: a process of
-            another container that shares the folder.
+        OSError: If the socket cannot be created, or a process with the same id, in another container that
+            shares the folder, already listens.
     """
 
     def __init__(self, answer: Answering) -> None:
@@ -375,7 +375,7 @@ def _line(connection: socket.socket) -> bytes:
 
     Raises:
         ValueError: If there is no newline.
-        TimeoutError: If it does not arrive within ``MOST_S``.
+        TimeoutError: If the text does not arrive within ``MOST_S``.
     """
     read, until_s = b"", time.monotonic() + MOST_S
     while b"\n" not in read and len(read) < LONGEST_ASK:
@@ -392,7 +392,7 @@ def _line(connection: socket.socket) -> bytes:
 
 
 def time_in_workers(*, on: bool) -> None:
-    """Start or stop recording, in the workers that this process started, when they execute batches.
+    """Make this process's workers start or stop recording the times at which they execute batches.
 
     If a worker does not answer, its steps lack ``execute_us``.
     """
@@ -402,7 +402,7 @@ def time_in_workers(*, on: bool) -> None:
 
 
 def worker_stacks() -> dict[str, list[str]]:
-    """Return the stacks of the workers that this process started, or the state of a worker without stacks."""
+    """Return the stacks of this process's workers; for a worker without stacks, its state."""
     return {path.stem: stacks for path in _worker_sockets() if (stacks := _stacks(path))}
 
 

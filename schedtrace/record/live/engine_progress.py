@@ -13,15 +13,15 @@ from schedtrace.record.live.stall_causes import StallCause
 from schedtrace.record.queues import Queues
 
 LOOKS_WITHOUT_CALL = 2
-"""Consecutive checks without a new ``schedule()`` call after which it counts as no longer called."""
+"""Number of consecutive checks without a new ``schedule()`` call after which calls count as stopped."""
 RESTARTS = 3
-"""Number of preemptions of one request without a new output token that count as a circle."""
+"""Number of preemptions of one request without a new output token that count as a livelock."""
 FORGOTTEN_S = 60.0
-"""Seconds after which a preempted request that neither ran nor was next is no longer tracked."""
+"""Seconds after which a preempted request that neither ran nor was next in the queue is no longer tracked."""
 
 
 class Calls:
-    """Count of ``schedule()`` calls, if this release counts them."""
+    """Counter of ``schedule()`` calls, if this release of vLLM counts them."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -39,12 +39,12 @@ class Calls:
         self.number = number
 
     def note_progress(self) -> None:
-        """Record the current call number as that of the latest progress."""
+        """Store the current call number as that of the latest progress."""
         self._at_progress = self.number
 
     @property
     def goes_on(self) -> bool:
-        """Return whether ``schedule()`` was called since the latest progress, most recently just now.
+        """Return whether ``schedule()`` is still being called since the latest progress.
 
         A hanging call is counted when it begins; two consecutive checks without another call identify it.
         """
@@ -52,27 +52,27 @@ class Calls:
 
     @property
     def since_progress(self) -> int | None:
-        """Calls since the latest progress; None if not counted."""
+        """Number of calls since the latest progress; None if not counted."""
         if self.number is None or self._at_progress is None:
             return None
         return self.number - self._at_progress
 
     def still_s(self, now_s: float) -> float | None:
-        """Return the seconds without a new call up to a check; None if calls are not counted."""
+        """Return the seconds up to a check without a new call; None if calls are not counted."""
         return None if self.number is None else now_s - self._moved_s
 
 
 @dataclass
 class Circle:
-    """Preempted request that has had no output token since."""
+    """Preempted request that has had no output token since its first preemption."""
 
     output_tokens: int
     preemptions: int
-    """Number of preemptions when it was first seen to restart."""
+    """Number of preemptions when the request was first seen to restart."""
     since_s: float
     seen_s: float
     restarts: int = 0
-    """Preemptions since then."""
+    """Number of preemptions since then."""
 
     def livelock(self, request_id: str) -> StallCause:
         """Return the stall of a request that restarts again and again."""
@@ -88,17 +88,16 @@ class Movement:
     """Detector of a scheduler's progress, from a few attributes that each step changes.
 
     Each check reads the current values. They may belong to different steps, which does not matter, because
-    only differences between checks count. It takes no lock and calls no method of vLLM. Times are seconds of
-    the caller's clock.
+    only differences between checks count. No lock is taken, and no method of vLLM is called. Times are
+    seconds of the caller's clock.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
         """Computed tokens of the running requests at the last check."""
         self._ran: list[Any] = []
-        """Requests that ran at that time, kept while some may be in a circle; each shows whether it has
-        ended.
-        """
+        """Requests that ran at the last check, kept while some may be in a livelock; each shows whether it
+        has ended."""
         self.circles: dict[str, Circle] = {}
 
     def has_progressed(self, scheduler: Any, now_s: float) -> bool:
@@ -121,7 +120,7 @@ class Movement:
         return moved or again
 
     def circling(self, now_s: float, for_s: float) -> tuple[str, Circle] | None:
-        """Return the request preempted most often, if no request got a token or ended meanwhile."""
+        """Return the most-preempted request if no request has got a token or ended for ``for_s``."""
         candidates = [
             (circle.restarts, request_id)
             for request_id, circle in self.circles.items()
@@ -135,7 +134,7 @@ class Movement:
         return request_id, self.circles[request_id]
 
     def _watch(self, preempted: Iterable[Any], now_s: float) -> bool:
-        """Return whether one of the tracked requests was preempted again."""
+        """Update the tracked requests; return whether any of them was preempted again."""
         again = False
         for request in preempted:
             preemptions = _preemptions(request)
@@ -156,7 +155,7 @@ class Movement:
 def has_work(engine: Any, waiting: Queues) -> bool:
     """Return whether a request waits for the engine's next step, or for its thread to read it.
 
-    Sessions that wait for their clients' next part do not. The waiting queues may be long, so they are
+    Sessions that wait for their clients' next part do not count. The waiting queues may be long, so they are
     checked last, and only for being empty.
 
     Args:

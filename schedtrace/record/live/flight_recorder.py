@@ -1,6 +1,6 @@
 """Flight recorder: keeps the last parts of a trace in memory, and writes them on request or after an event.
 
-The writer's thread, which has the lines, does all writing; a client waits for it.
+The writer's thread, which has the lines, does all writing; clients wait for this thread.
 """
 
 import re
@@ -27,7 +27,7 @@ class Ring:
     """Store of parts in memory.
 
     Args:
-        run_dir: Folder that the run would have.
+        run_dir: Run folder that would be used if the run were written to disk.
         rank: Data-parallel rank of the engine.
     """
 
@@ -39,7 +39,7 @@ class Ring:
 
     @property
     def size(self) -> int:
-        """Bytes in memory."""
+        """Number of bytes in memory."""
         return sum(map(len, self._all().values()))
 
     def _all(self) -> dict[int, bytes]:
@@ -47,7 +47,7 @@ class Ring:
             return {number: b"".join(frames) for number, frames in self._parts.items()}
 
     def begin(self, number: int) -> None:
-        """Begin this part; the next frames belong to it."""
+        """Begin this part, to which the next frames belong."""
         with self._lock:
             self._parts[number] = []
 
@@ -57,7 +57,7 @@ class Ring:
             self._parts[max(self._parts)].append(frame)
 
     def lost(self) -> Begins | None:
-        """Return None, because nobody else can reach the memory."""
+        """Return None, because no other process can change the memory."""
         return None
 
     def remove(self, number: int) -> None:
@@ -69,7 +69,7 @@ class Ring:
         """Keep the frames in memory for a later copy."""
 
     def write_to(self, run_dir: Path, end: bytes, header: Header) -> Path:
-        """Write a run folder with all parts; if that fails, leave nothing of it.
+        """Write a run folder with all parts; if that fails, leave nothing behind.
 
         Args:
             run_dir: Run folder; if it already has a trace of this engine, a folder with an added number.
@@ -105,7 +105,7 @@ class Ring:
 
 
 class Asked(Future[Path]):
-    """Requested snapshot, for which a client waits."""
+    """Snapshot that a client has requested and waits for."""
 
     def result(self, timeout: float | None = None) -> Path:
         """Return the path of the trace.
@@ -126,7 +126,7 @@ class Asked(Future[Path]):
 EVERY_S = 300.0
 """Minimum seconds between two automatic snapshots."""
 MOST = 10
-"""Maximum number of automatic snapshots, so that a server that is always slow does not fill the disk."""
+"""Maximum number of automatic snapshots, so that a permanently slow server does not fill the disk."""
 ASK = "schedtrace snapshot writes one"
 WAIT_S = 30.0
 """Seconds to wait for the writer's thread, which may be busy or have a slow disk."""
@@ -152,14 +152,14 @@ class FlightRecorder:
         self._latest_s = -EVERY_S
         self._taken = 0
         self._refused_after_s = 0.0
-        """Value of ``_latest_s`` when the log last reported that a snapshot was suppressed."""
+        """Value of ``_latest_s`` when the log last reported a suppressed snapshot."""
         self._reason: str | None = None
-        """Event that triggers the next snapshot; None without such an event."""
+        """Event that triggers the next snapshot; None if there is none."""
         self._preempted: deque[tuple[int, int]] = deque()
 
     @property
     def keeps(self) -> str:
-        """Contents of the memory, with their bounds."""
+        """Description of the memory's contents and bounds."""
         bounds = self._parts.bounds
         size, most = self._ring.size / 2**20, (bounds.max_bytes or 0) / 2**20
         return f"the last {bounds.max_s:g} s, {size:.1f} of at most {most:g} MiB"
@@ -173,7 +173,7 @@ class FlightRecorder:
         return future
 
     def close(self) -> None:
-        """Tell all clients, including later ones, that nothing more is written."""
+        """Notify all clients, including later ones, that nothing more will be written."""
         self._closed = True
         with suppress(IndexError):  # emptied by the other thread
             while True:
@@ -185,7 +185,7 @@ class FlightRecorder:
 
         Args:
             reason: Description of the event in a few words.
-            always: Whether to write it regardless of the number of earlier snapshots.
+            always: Whether to write the snapshot regardless of the number of earlier ones.
 
         Returns:
             Line for vLLM's log with the path of the snapshot, or the reason why there is none.
@@ -199,7 +199,7 @@ class FlightRecorder:
             return f"no snapshot: {error}"
 
     def _folder(self, reason: str, *, always: bool) -> Path | str:
-        """Return the folder of the next snapshot, or the reason why the limit suppresses it."""
+        """Return the folder of the next snapshot, or the reason why a limit suppresses the snapshot."""
         now = time.monotonic()
         with self._lock:
             if not always and self._taken >= MOST:
@@ -237,7 +237,7 @@ class FlightRecorder:
         return None
 
     def write_snapshots(self, end: Callable[[], End]) -> None:
-        """Write requested and triggered snapshots; on the writer's thread, after each round.
+        """Write requested and triggered snapshots (on the writer's thread, after each round).
 
         Args:
             end: Line that closes a trace that ends now.

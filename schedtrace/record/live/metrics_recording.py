@@ -1,7 +1,8 @@
 """Metrics of an engine: computed by the current recording or, if there is none, by one for metrics alone.
 
-They are in one of three states: off, without a receiver; counted by another recording, which has the
-receiver; counted by a recording for metrics alone, which ends before a client's begins and returns after it.
+Metrics are in one of three states: off, without a receiver; counted by another recording, which has the
+receiver; counted by a recording for metrics alone, which ends before a client's recording begins and returns
+after it.
 """
 
 from pathlib import Path
@@ -28,9 +29,9 @@ class MetricsRecording:
         self.meter: Meter | None = None
         """Receiver of the totals of every recording; None if metrics are off."""
         self.swap: ClassSwap | None = None
-        """Swap of the recording for metrics alone; None without one."""
+        """Class swap of the recording for metrics alone; None without such a recording."""
         self._makes_spans = False
-        """Whether that recording makes lines, for spans."""
+        """Whether that recording makes lines, which spans need."""
 
     def switch_on(self, meter: Meter) -> float:
         """Send the totals to a receiver; return the microseconds for which the engine was held up.
@@ -69,7 +70,7 @@ class MetricsRecording:
         return held_us
 
     def resume(self) -> None:
-        """Count again after another recording has ended; never raise."""
+        """Count again after another recording has ended; never raise an error."""
         if self.meter is None:
             return
         try:
@@ -78,7 +79,7 @@ class MetricsRecording:
             logger.warning("schedtrace: metrics stand still: {}", error)
 
     def _begin(self, meter: Meter) -> float:
-        """Record for the receiver, unless a recording is active that can; return the hold-up in us."""
+        """Record for the receiver unless an active recording can serve it; return the hold-up in us."""
         recorder = RECORDERS.look_up(self._engine.scheduler)
         makes_spans = meter.histories is not None
         suits = self.swap is None or (meter is self.meter and makes_spans == self._makes_spans)

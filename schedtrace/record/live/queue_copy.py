@@ -22,20 +22,20 @@ from schedtrace.record.written_ids import Salt, WrittenIds
 
 
 class CopiedRequest(NamedTuple):
-    """A request between two steps."""
+    """Copied state of a request between two steps."""
 
     request: Any
-    """vLLM's request, released as soon as its line is made."""
+    """Request of vLLM, released as soon as its line is made."""
     status: str
-    """Name of its ``RequestStatus``."""
+    """Name of the request's ``RequestStatus``."""
     state: PresentState
     computed_tokens: int
     output_tokens: int
     num_preemptions: int | None
     events: tuple[Any, ...]
-    """vLLM's ``EngineCoreEvent``s since its latest output; empty if statistics are off."""
+    """Events (``EngineCoreEvent``) of vLLM since the request's latest output; empty if statistics are off."""
     in_flight: bool
-    """Whether a step that contains it may be in flight."""
+    """Whether a step with this request may be in flight."""
 
 
 class QueueCopy(NamedTuple):
@@ -45,18 +45,18 @@ class QueueCopy(NamedTuple):
     """Monotonic time of the copy in nanoseconds."""
     requests: list[Any]
     statuses: list[Any]
-    """Status of each request, in the order of ``requests``; the lists below have the same order."""
+    """Status of each request, in the order of ``requests``, like the lists below."""
     computed_tokens: list[int]
     output_tokens: list[int]
     num_preemptions: list[int | None]
     events: list[list[Any]]
-    """Events of each request: vLLM's own lists, which may grow."""
+    """Events of each request, in vLLM's own lists, which may grow."""
     running: list[Any]
     waiting: queues.Waiting
     in_flight: bool
 
     def ordered_requests(self) -> list[CopiedRequest]:
-        """Return all requests, running ones first, in the scheduler's order if that is known."""
+        """Return all requests, running ones first, in the scheduler's order if it is known."""
         place = {id(request): number for number, request in enumerate(self.requests)}
         order = (*self.running, *queues.queued_requests(self.waiting), *self.requests)
         numbers = dict.fromkeys(place[id(request)] for request in order if id(request) in place)
@@ -83,7 +83,7 @@ class QueueCopy(NamedTuple):
 
 
 class PresentRequests(NamedTuple):
-    """Requests present when recording began."""
+    """Requests that were present when recording began."""
 
     queues: QueueCopy
     salt: Salt
@@ -98,11 +98,12 @@ _preemptions = attrgetter("num_preemptions")
 def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
     """Return a copy, made as quickly as possible, of everything that the next step may change.
 
-    It makes a list per attribute, because a tuple per request would trigger the garbage collector.
+    The copy consists of a list per attribute, because a tuple per request would trigger the garbage
+    collector.
 
     Args:
         scheduler: Scheduler between two steps; the caller is on its thread.
-        in_flight: Whether there are steps whose outputs are not back.
+        in_flight: Whether the outputs of any steps are not back yet.
     """
     requests = list(scheduler.requests.values())
     try:
@@ -159,14 +160,14 @@ def present_entry(seen: CopiedRequest, salt: Salt, anchor_ns: int, wall_anchor_u
 
 
 MOST_WAITED_S = 5.0
-"""Seconds to wait for the end of a step, after which the queues are read within it."""
+"""Seconds to wait for the end of a step; after that, the queues are read during the step."""
 
 
 class Exits(Protocol):
-    """Exits of an engine's latest ``schedule()`` call; empty if unknown."""
+    """Function that returns the exits of an engine's latest ``schedule()`` call; empty if unknown."""
 
     def __call__(self, *, wait: bool) -> Sequence[Exit]:
-        """Return the exits; ``wait`` says whether to wait for the end of a step."""
+        """Return the exits; ``wait`` states whether to wait for the end of a step."""
 
 
 def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: WrittenIds) -> EngineQueue:
@@ -252,7 +253,7 @@ def _entry(seen: CopiedRequest, now: float, held: Counter[str], ids: WrittenIds)
 
 
 def _refusals(entries: Iterable[tuple[CopiedRequest, QueueEntry]], exits: Sequence[Exit]) -> None:
-    """Note why each request got nothing: by the exit that names it, otherwise by the loop's end."""
+    """Store in each entry why its request got nothing: the exit that names it, or else the loop's end."""
     named: dict[tuple[str, str | None], str] = {
         (exit_.loop, exit_.request_id): exit_.cause for exit_ in exits
     }

@@ -1,4 +1,4 @@
-"""Causes of an engine's stall: a kind, a sentence and the holders, read from outside its thread.
+"""Causes of an engine's stall: a kind, a sentence and the holders, read from another thread.
 
 Values may come from different moments, and a container may change meanwhile, so only copies are iterated. The
 engine is not asked anything, so a hung engine can be described too.
@@ -27,15 +27,16 @@ from schedtrace.record.header import cache_groups
 from schedtrace.record.written_ids import WrittenIds
 
 At = Literal["idle", "request", "schedule", "output", "ranks", "between", "other"]
-"""``idle``: it sleeps on its input queue. ``request``: it does what a client asked for. ``schedule``: within
-``schedule()``. ``output``: it waits for the executor, or is the executor. ``ranks``: it waits for other
-data-parallel ranks. ``between``: it lets other threads go first after a step without tokens.
-"""
+"""Activity of the engine's thread. ``idle``: sleeps on its input queue. ``request``: does what a client asked
+for. ``schedule``: is within ``schedule()``. ``output``: waits for the executor, or is the executor.
+``ranks``: waits for other data-parallel ranks. ``between``: lets other threads go first after a step without
+tokens."""
 
 MOST_OF_NAME = 100
-"""Characters of a thread's name."""
+"""Maximum number of characters of a thread's name."""
 _THREAD = re.compile(r"(?i)(thread 0x([0-9a-f]+))(?s: \[.{,15}\])?(?= \(most recent call first\):)")
-"""Heading of a thread's stack; since Python 3.14 it has the first 15 characters of the name in brackets."""
+"""Pattern of the heading of a thread's stack; since Python 3.14 it has the first 15 characters of the name in
+brackets."""
 _RANKS = {"_has_global_unfinished_reqs", "sync_dp_state", "has_unfinished_dp", "sync_kv_cache_memory_size"}
 _EXECUTE = {"execute_model", "sample_tokens", "execute_dummy_batch", "take_draft_token_ids"}
 _EXECUTOR_FILES = ("v1/executor/", "v1/worker/")
@@ -55,13 +56,13 @@ class ThreadPlace(NamedTuple):
 
 
 def thread_place(thread_id: int) -> ThreadPlace | None:
-    """Return the place of a thread of this process; None if the thread has ended."""
+    """Return the place of a thread in this process; None if the thread has ended."""
     frame = sys._current_frames().get(thread_id)
     return None if frame is None else frame_place(frame)
 
 
 def frame_place(frame: FrameType) -> ThreadPlace:
-    """Return the place of the thread whose innermost frame this is."""
+    """Return the place of the thread whose innermost frame is given."""
     stack: list[tuple[str, int, str]] = []
     walked: FrameType | None = frame
     while walked is not None:
@@ -80,13 +81,13 @@ def frame_place(frame: FrameType) -> ThreadPlace:
 
 
 def _is_beneath(file: str) -> bool:
-    """Return whether a function is Python's own or schedtrace's, and was called by other code."""
+    """Return whether a function on a stack is Python's or schedtrace's own, called by other code."""
     of_python = file.startswith(("<", _LIBRARY)) and "-packages" not in file
     return of_python or file.startswith(_OURS)
 
 
 def _at(functions: list[str], files: list[str]) -> At:
-    """Return the kind of place that functions on a stack, innermost first, and their vLLM files indicate."""
+    """Return the kind of place that a stack shows: functions, innermost first, and their files in vLLM."""
     names = set(functions)
     asks_a_future = "result" in names and bool(names & {"step", "step_with_batch_queue"})
     executes = (
@@ -104,7 +105,7 @@ def _at(functions: list[str], files: list[str]) -> At:
 
 
 def stacks_here() -> str:
-    """Return the stacks of this process's threads except schedtrace's, by name, the main thread first."""
+    """Return the stacks of this process's threads by name, the main thread first, without schedtrace's."""
     with TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)  # takes no lock, and reads no source
         file.seek(0)
@@ -132,7 +133,7 @@ _ELSEWHERE: dict[At, tuple[Kind, str]] = {
     "between": ("engine", "the engine's thread is in {within}"),
     "other": ("engine", "the engine's thread is in {within}"),
 }
-"""Kind and sentence for each place that may hold up the engine's thread, outside of connectors."""
+"""Kind and sentence for each place, outside of connectors, at which the engine's thread may be held up."""
 _REMOTE = "WAITING_FOR_REMOTE_KVS"
 
 
@@ -145,7 +146,7 @@ class StallCause(NamedTuple):
 
 
 def is_paused(engine: Any) -> bool:
-    """Return whether the scheduler is paused, so that nothing can run, or its workers sleep."""
+    """Return whether the scheduler is paused so that nothing can run, or its workers sleep."""
     pause = queues.pause_name(engine.scheduler)
     asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
     return asleep or pause == "PAUSED_ALL" or (pause == "PAUSED_NEW" and not engine.scheduler.running)
@@ -165,11 +166,11 @@ def stall_cause(
 
     Args:
         engine: vLLM's ``EngineCore``.
-        places: Places of its thread at each check since its last progress, the latest at the end.
+        places: Places of the engine's thread at each check since the last progress, in order of time.
         steps: Whether ``schedule()`` is called repeatedly.
-        exits: Exits of a late call that scheduled nothing; empty if unknown.
+        exits: Exits of a call during the stall that scheduled nothing; empty if unknown.
         ids: Written form of request ids.
-        calls: Number of ``schedule()`` calls since its last progress; None if unknown.
+        calls: Number of ``schedule()`` calls since the last progress; None if unknown.
         call_s: Seconds since the latest call began; None if unknown.
     """
     latest = places[-1] if places else None
@@ -188,7 +189,7 @@ def stall_cause(
 
 
 def paused(engine: Any) -> str | None:
-    """Return a sentence that the engine was paused or put to sleep; None if it was not."""
+    """Return a sentence stating that the engine was paused or put to sleep; None if it was not."""
     asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
     running = queues.pause_name(engine.scheduler) == "UNPAUSED"
     return None if running and not asleep else _paused(engine).sentence
@@ -231,7 +232,7 @@ def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds, calls: int | N
 
 
 def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
-    """Return the certain facts about the next request, without a recorded call."""
+    """Return certain facts about the next request, read without a recording."""
     first = usable = needed = None
     with suppress(Exception):  # a user's scheduler, or another release's cache groups
         first, usable = queues.head(engine.scheduler), blocks_without_null(engine.scheduler.kv_cache_manager)
@@ -243,7 +244,7 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
 
 
 def _decisive(exits: Iterable[Exit]) -> Exit | None:
-    """Return the exit that blocks running requests, else the waiting loop's end, else the usual skip."""
+    """Return the exit that blocks running requests or else the waiting loop's end, or the usual skip."""
     refusals = [exit_ for exit_ in exits if is_refusal(exit_.cause, exit_.detail)]
     running = [exit_ for exit_ in refusals if exit_.loop == "running"]
     ended = [exit_ for exit_ in refusals if exit_.loop == "waiting" and exit_.kind != "continue"]
@@ -255,7 +256,7 @@ def _decisive(exits: Iterable[Exit]) -> Exit | None:
 
 
 def _reason(scheduler: Any, exit_: Exit) -> str:
-    """Return the reason for an exit from the table of causes, with current figures of the engine."""
+    """Return the reason for an exit from the table of causes, with the engine's current figures."""
     if exit_.cause == Cause.OTHER:
         return f"a condition that schedtrace does not know, at {exit_.location}: {exit_.guard or ''}"
     if not (text := reason_text(exit_.cause, exit_.detail, exit_.loop)):
@@ -269,7 +270,7 @@ def _reason(scheduler: Any, exit_: Exit) -> str:
 
 
 def _need(engine: Any, exit_: Exit) -> str:
-    """Return the number of blocks that the request needs."""
+    """Return the number of blocks that the refused request needs."""
     if exit_.cause != Cause.KV_BLOCKS:
         return ""
     manager = engine.scheduler.kv_cache_manager
@@ -293,7 +294,7 @@ def _whole(engine: Any, request_id: str | None) -> int | None:
 
 
 def holders(engine: Any, ids: WrittenIds) -> list[str]:
-    """Return lines about seats, the queue and the KV cache: which requests hold how much, in which state."""
+    """Return lines about seats, queue and KV cache: which requests hold how much, and in which state."""
     scheduler = engine.scheduler
     running = [ids[request.request_id] for request in list(scheduler.running)]
     lines = [
@@ -324,7 +325,7 @@ def _state(scheduler: Any, request_id: str) -> str:
 
 
 def _worded(status: str) -> str:
-    """Return a status in words: "waiting for remote kvs" for ``WAITING_FOR_REMOTE_KVS``."""
+    """Return a status as words: "waiting for remote kvs" for ``WAITING_FOR_REMOTE_KVS``."""
     return status.lower().replace("_", " ")
 
 

@@ -1,9 +1,9 @@
-"""Watchdog that reports in vLLM's log when an engine has stopped making progress, why, and when it continues.
+"""Watchdog, which logs when an engine stops making progress, why, and when it continues.
 
 A separate thread looks at the engine once a second and adds nothing to the path of a step. Only to describe a
-stall does it collect more: the exits of a late call (if the engine is recorded, or if
-``SCHEDTRACE_WATCHDOG=explain`` permits a brief recording, ``brief_recording.py``), then the holders, then
-the stacks. See ``docs/watchdog.md``.
+stall does it collect more: the exits of a call during the stall (if the engine is recorded, or if
+``SCHEDTRACE_WATCHDOG=explain`` permits a brief recording, ``brief_recording.py``), then the holders, then the
+stacks. See ``docs/watchdog.md``.
 """
 
 import logging
@@ -54,35 +54,32 @@ EVERY_S = 1.0
 END_S = 1.0
 """Seconds to wait for a check in progress when the engine ends."""
 ABSENT_S = 3 * EVERY_S
-"""Delay of a check, in seconds, from which the whole process counts as stopped meanwhile."""
+"""Delay of a check, in seconds, above which the whole process counts as having been stopped."""
 MOST_FAILED = 60
-"""Number of consecutive failed checks after which the watchdog ends."""
+"""Number of consecutive failed checks after which the watchdog gives up."""
 STACKS_EVERY_S = 600.0
-"""Seconds before stacks of a process are repeated for the same kind of stall at the same place; an engine may
-stall with every long prompt.
-"""
+"""Minimum seconds until a process's stacks are written again for the same kind of stall at the same place,
+because an engine may stall with every long prompt."""
 STARVED_EVERY_S = 600.0
-"""Seconds before the log repeats that the engine waits for a processor."""
+"""Minimum seconds until the log repeats that the engine waits for a processor."""
 SAME_FRAMES = 3
-"""Innermost functions of a process's main thread that distinguish its places."""
+"""Number of innermost functions of a process's main thread by which places are distinguished."""
 MOST_STACK_LINES = 400
-"""Lines of stacks in a trace."""
+"""Maximum number of lines of stacks in a trace."""
 HELD_UP = ("worker", "ranks", "engine")
-"""Kinds of stalls in which no step ends."""
+"""Kinds of stalls during which no step ends."""
 MORE = f"schedtrace queue {{pid}} names the limit; with {VARIABLE}={EXPLAIN} the watchdog does so itself"
 log = logging.getLogger("vllm.schedtrace")
-"""Logger with vLLM's handlers, level and format."""
+"""Logger that has vLLM's handlers, level and format."""
 
 Causes = Callable[[], list[Exit]]
 Ids = Callable[[], WrittenIds]
 """Function that returns the current written form of request ids."""
 Snapshot = Callable[[str], str]
-"""Function that saves the data from before a stall; it takes the stall's kind and returns a line about the
-data, or nothing.
-"""
+"""Function that saves the data from before a stall, given the stall's kind; returns a line about the saved
+data, or an empty text."""
 Note = Callable[[Stalled], None]
-"""Function that writes a stall into the trace, if there is one; times are microseconds of the monotonic
-clock.
+"""Function that writes a stall into the trace if there is one; times are microseconds of the monotonic clock.
 """
 
 
@@ -108,7 +105,7 @@ def after_s() -> float | None:
 
 
 def explains() -> bool:
-    """Return whether the watchdog may make a brief recording to explain a stall."""
+    """Return whether the watchdog may make a brief recording in order to explain a stall."""
     return EXPLAIN in _asked()
 
 
@@ -122,8 +119,8 @@ class Watchdog:
     Args:
         engine: vLLM's ``EngineCore``.
         place: Function that returns the place of the engine's thread.
-        causes: Function that returns the exits of a late call of ``schedule()``; if it raises, they are
-            unknown.
+        causes: Function that returns the exits of a ``schedule()`` call during the stall; if it raises, the
+            exits are unknown.
         after_s: Seconds without progress after which a stall is reported.
         snapshot: See ``Snapshot``.
         stacks: Function that returns the stacks of this process and its workers, by the name of each process.
@@ -161,7 +158,7 @@ class Watchdog:
         """Places of the engine's thread at each check since the latest progress."""
         self._calls = Calls()
         self._waits: ProcessorWaits | None = None
-        """Waits for a processor since the latest progress; None if there was progress at the latest check."""
+        """Waits for a processor since the latest progress; None if the latest check saw progress."""
         self._starved_said_s = -STARVED_EVERY_S
         self._moved_s: float | None = None
         self._looked_s = 0.0
@@ -171,14 +168,14 @@ class Watchdog:
         self._reported_hashed = False
         """Whether the ids in the reported sentence are hashes."""
         self._unexplained = False
-        """Whether calls of ``schedule()`` schedule nothing and none of them has been examined."""
+        """Whether calls of ``schedule()`` schedule nothing, and none of these calls has been examined yet."""
         self._stacks_s: dict[tuple[str, ...], float] = {}
-        """Times at which a process's stacks were written, by kind of stall, process and place."""
+        """Times at which stacks were written, by kind of stall, process and place."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="schedtrace-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Check once a second from now on, on a separate thread that never raises into its process."""
+        """Start checking once a second, on a separate thread that never raises an error into its process."""
         self._thread.start()
 
     def close(self) -> None:
@@ -215,7 +212,7 @@ class Watchdog:
 
     @property
     def stall(self) -> str | None:
-        """Sentence with the reason."""
+        """Sentence with the reason for the stall."""
         return None if self.stalled_s is None or self._reported is None else self._reported.sentence
 
     @property
@@ -225,19 +222,19 @@ class Watchdog:
 
     @property
     def progress_age_s(self) -> float | None:
-        """Seconds from the latest progress, or time without work, to the latest check; None before one."""
+        """Seconds from the latest progress (or time without work) to the latest check; None before any."""
         return None if self._moved_s is None else self._looked_s - self._moved_s
 
     @property
     def starvation(self) -> str | None:
-        """Sentence saying that progress takes long because a processor is lacking; None if it does not."""
+        """Sentence about an engine that is slow because it waits for a CPU; None if it is not."""
         age_s = self.progress_age_s
         if self._reported is not None or self._waits is None or age_s is None or age_s < self._after_s:
             return None
         return f"waits for a processor ({self._waits.waited_s:,.0f} of the last {age_s:,.0f} s)"
 
     def check(self, now_s: float) -> None:
-        """Compare the engine with its state at the last check; report stalls that have begun or ended since.
+        """Compare the engine with its state at the last check; report the beginning and end of stalls.
 
         Args:
             now_s: Time of a monotonic clock in seconds.
@@ -279,7 +276,7 @@ class Watchdog:
     def _look_at_threads(self, now_s: float, interval_s: float) -> None:
         """Note where the engine's thread is, and whether threads that its step needs wait for a processor.
 
-        Where calls of ``schedule()`` go on and schedule nothing, no wait is the reason.
+        If calls of ``schedule()`` continue but schedule nothing, a wait for a processor is not the reason.
         """
         place = self._place()
         if place is not None:
@@ -297,7 +294,7 @@ class Watchdog:
         return len(places) > 1 or "between" in places
 
     def _tell_starved(self, now_s: float) -> None:
-        """Write into the log, if it has not for a while, that the engine waits for a processor."""
+        """Log that the engine waits for a processor, unless this was logged recently."""
         starved = self.starvation
         if starved is not None and now_s - self._starved_said_s >= STARVED_EVERY_S:
             self._starved_said_s = now_s
@@ -354,7 +351,7 @@ class Watchdog:
             return {}
 
     def _noted(self, stall: StallCause, held: list[str], stacks: dict[str, list[str]]) -> None:
-        """Write the stall into the trace."""
+        """Write a stall into the trace."""
         with suppress(Exception):  # the log has it
             scheduler = self._engine.scheduler
             sentence, held = self._as_now_asked(stall, held)
@@ -372,7 +369,7 @@ class Watchdog:
             self._note(stalled)
 
     def _as_now_asked(self, stall: StallCause, held: list[str]) -> tuple[str, list[str]]:
-        """Return the sentence and the holders, without ids if they must now be hashed and are not."""
+        """Return sentence and holders; drop ids that must now be hashed but are not."""
         if self._ids().hash_ids and not self._reported_hashed:
             return f"no step makes progress ({stall.kind})", []
         return stall.sentence, held
@@ -404,7 +401,7 @@ def make_watchdog(
     ids: Ids | None = None,
     note: Note | None = None,
 ) -> Watchdog | None:
-    """Return a watchdog for an engine and its thread, unless it is switched off or impossible."""
+    """Return a watchdog for an engine and its thread; None if it is switched off or impossible."""
     try:
         seconds = after_s()
         if seconds is None:
@@ -457,7 +454,7 @@ def _functions(stack: list[str]) -> list[str]:
 
 
 def _tried(lines: Callable[[], list[str]]) -> list[str]:
-    """Return the lines that a function returns; no lines if it raises an error."""
+    """Return the lines that a function returns; an empty list if it raises an error."""
     try:
         return lines()
     except Exception as error:

@@ -1,1 +1,1 @@
-"""Marked copy of ``schedule()``: the places of its exits, their causes, and what the marks note."""
+"""Marked copy of ``schedule()``: the places of its exits, their causes, and what the marks record."""

@@ -1,4 +1,4 @@
-"""Conditions that note which of their parts decided, which values it compared, and where flags came from.
+"""Conditions that record which part decided, the values that it compared, and the origin of flags.
 
 Nothing is evaluated twice, because a queue may change when it is called. The condition itself is rewritten:
 each part is evaluated at the same place and time as before, and a local variable keeps its truth.
@@ -20,7 +20,7 @@ PREFIX = "_schedtrace_"
 
 
 class DecidedCondition:
-    """A condition and its parts, one of which decides.
+    """Condition with its parts, one of which decides the outcome.
 
     Args:
         condition: The original condition, which is not changed; ``test`` replaces it.
@@ -33,14 +33,14 @@ class DecidedCondition:
         self._name = f"{PREFIX}{number}"
         self.holds = holds
         self.parts = _parts(condition, holds=holds)
-        """Parts as they stand in the source."""
+        """Parts as they are in the source."""
         self.tests = [copy.deepcopy(part) for part in self.parts]
-        """The parts with the values that they keep, for callers that evaluate each alone."""
+        """Parts with the values that they keep, for callers that evaluate each part separately."""
         self._operands: list[list[tuple[str, str]]] = [[] for _ in self.parts]
         """Operands of each part: the text, and the variable that keeps the value."""
 
     def keep_values(self, place: int) -> None:
-        """Make a part keep the values that it compares, unless one of its operands may be skipped."""
+        """Make a part keep the values that it compares, unless any of its operands may be skipped."""
         part, negated = _without_not(self.tests[place])
         with_values: ast.expr
         match part:
@@ -62,7 +62,7 @@ class DecidedCondition:
 
     @property
     def test(self) -> ast.expr:
-        """The condition rewritten so that it keeps these values; its truth and its effects are unchanged."""
+        """Condition rewritten so that it keeps these values, with the same truth and effects."""
         *before, last = self.tests
         if not before:
             return last
@@ -110,7 +110,7 @@ class DecidedCondition:
 
 
 def as_true(part: ast.expr, *, holds: bool) -> ast.expr:
-    """Return the text of what holds if the part was true, or false, without a superfluous ``not``."""
+    """Return the text that was true if the part was true, or false, without a superfluous ``not``."""
     inner, negated = _without_not(part)
     return ast.UnaryOp(ast.Not(), inner) if negated is holds else inner
 
@@ -134,7 +134,7 @@ def _without_not(part: ast.expr) -> tuple[ast.expr, bool]:
 
 
 _State = frozenset[ast.AST] | None
-"""Assignments that may have set the current value; None if this point is not reached."""
+"""Assignments that may have set the current value; None if this point cannot be reached."""
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _MAKE_CONTAINERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"})
 
@@ -155,9 +155,9 @@ def explained(function: ast.FunctionDef, test: ast.expr, part: ast.expr | None =
 
 
 def _assigned(function: ast.FunctionDef, test: ast.expr, flag: str) -> list[str]:
-    """Return these assignments in the order of the source; none for a name that other functions also bind.
+    """Return these assignments in source order; none for a name that other functions also bind.
 
-    A container has none either, because its contents decide, and these are not assigned.
+    For a container there are also none, because its contents decide, and contents are not assigned.
     """
     shared = (part for part in ast.walk(function) if isinstance(part, ast.Global | ast.Nonlocal))
     if any(flag in part.names for part in shared):
@@ -194,7 +194,7 @@ class _Flow:
 
     Args:
         name: A local variable.
-        test: The condition; ``seen`` collects the assignments that can reach it.
+        test: The condition; ``seen`` collects the assignments that can reach the condition.
     """
 
     def __init__(self, name: str, test: ast.expr) -> None:
@@ -289,6 +289,6 @@ class _Flow:
 
 
 def _either(*states: _State) -> _State:
-    """Return the assignments that any of these branches can contribute."""
+    """Return the assignments that may have been made by any of these branches."""
     taken = [state for state in states if state is not None]
     return frozenset[ast.AST]().union(*taken) if taken else None

@@ -1,4 +1,4 @@
-"""Events that the marks in ``schedule()`` note, and the lines of the trace, which ``to_lines`` makes later.
+"""Events that the marks in ``schedule()`` record, and their conversion to lines with causes (``to_lines``).
 
 A mark notes plain values at once, since vLLM's objects change after the exit. It never raises. A worked
 example: sites 5 and 6 are two caps in a row, site 7 is the waiting loop's condition, site 8 an exit in it::
@@ -51,7 +51,7 @@ _DIFFUSION = "vllm.v1.core.sched.diffusion_scheduler"
 
 
 def why_not_eligible(scheduler: Any, request: Any) -> int:
-    """Return one of the three constants; ``READ_IN_FLIGHT`` takes precedence."""
+    """Return why a request may not decode yet, as one of three constants; ``READ_IN_FLIGHT`` comes first."""
     diffusion = sys.modules.get(_DIFFUSION)
     if diffusion is not None and issubclass(type(scheduler), diffusion.DiffusionAsyncScheduler):
         width = diffusion.diffusion_canvas_width(request, scheduler.num_spec_tokens)
@@ -71,19 +71,19 @@ class Site:
     kind: ExitKind | None
     """Kind of the exit; None for a cap or a preemption."""
     causes: tuple[str, ...]
-    """Cause of the exit; if the parts of a condition lead to different causes, one per part, in order of
-    evaluation.
-    """
+    """Cause of the exit; if parts of the condition lead to different causes, one cause per part, in order of
+    evaluation."""
     guard: str
-    """Condition as in the source; if it is unknown, a condition that was true there."""
+    """Condition as in the source or, if it is unknown, a condition that was true at this place."""
     location: str
     """Place in the source, as ``file:line``."""
     refuses_head: bool = False
     """Whether the exit refuses the head of the queue before the loop has taken a request from it."""
     parts: tuple[str, ...] = ()
-    """Condition that was true of its part, for each of several causes."""
+    """Condition that was true for each part, if there are several causes."""
     operands: tuple[tuple[str, ...], ...] = ()
-    """Texts of the operands that each unknown cause compares; the mark notes their values."""
+    """Texts of the operands that an unknown condition compares for each cause; the mark records their values.
+    """
 
     def asks_queue(self, part: int) -> bool:
         """Return whether the part that decided tests whether a queue is empty."""
@@ -110,7 +110,7 @@ LONGEST_TEXT = 40
 
 
 class Event(msgspec.Struct, gc=False):
-    """Passage of one mark.
+    """Record of one passed mark.
 
     Fields that most marks set come first, because positional arguments create a struct twice as fast.
     """
@@ -128,7 +128,7 @@ class Event(msgspec.Struct, gc=False):
     status: Any = None
     """vLLM's ``RequestStatus`` of that request."""
     queued: int = 0
-    """Number of requests that wait although the queue reports that it is empty."""
+    """Number of requests that wait although the queue reports being empty."""
     tokens_before: int = 0
     """Tokens before a cap."""
     tokens_after: int = 0
@@ -136,7 +136,7 @@ class Event(msgspec.Struct, gc=False):
     refusal: Refusal | None = None
     """Reason of a failed allocation."""
     values: tuple[str, ...] = ()
-    """Values of the operands of an unknown condition (``Site.operands``)."""
+    """Values of the operands of an unknown condition (see ``Site.operands``)."""
     held_back: bool = False
     """Whether balance scheduling keeps requests out of free seats (``queues.held_back``)."""
 
@@ -152,20 +152,20 @@ class Event(msgspec.Struct, gc=False):
 
 
 Noted = Event | tuple[int, Any, int, Any]
-"""Note of a mark: an event, or an event's first fields if its other fields are empty.
+"""Record of a mark: an event or, if its other fields are empty, a tuple of its first fields.
 
-In a steady decode the only mark notes that nobody waits. A tuple is created and compared at half the cost of
-a struct.
+In a steady decode, the only mark records that no request waits. A tuple is created and compared at half the
+cost of a struct.
 """
 
 
 def as_events(noted: Iterable[Noted]) -> list[Event]:
-    """Return the marks' notes as events."""
+    """Return the marks' records as events."""
     return [Event(*fields) if isinstance(fields, tuple) else fields for fields in noted]
 
 
 class Marks:
-    """Object that the marks call; ``marking.py`` puts it in place of a constant of the code.
+    """Object that the marks call; ``marking.py`` puts it in the place of a constant in the code.
 
     ``scheduler`` is the scheduler whose ``schedule()`` runs; its recorder collects the events of the current
     call.
@@ -181,7 +181,7 @@ class Marks:
         part: int = 0,
         values: tuple[Any, ...] = (),
     ) -> None:
-        """Note that a ``break`` or ``continue`` is about to be taken."""
+        """Record that a ``break`` or ``continue`` is about to be executed."""
         if request is None and SITES[site].refuses_head:
             Marks.exit_at_head(scheduler, site, budget, queue, part, values)
             return
@@ -204,7 +204,7 @@ class Marks:
     def exit_at_head(
         scheduler: Any, site: int, budget: Any, queue: Any, part: int = 0, values: tuple[Any, ...] = ()
     ) -> None:
-        """Note that a ``break`` is about to refuse the head of a queue, if anybody waits."""
+        """Record that a ``break`` is about to refuse the head of a queue, if any request waits."""
         recorder = recorder_by_id(id(scheduler))
         if recorder is None or (events := recorder.events) is None:
             return
@@ -226,7 +226,7 @@ class Marks:
 
     @staticmethod
     def allocation_refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
-        """Note that ``allocate_slots`` has returned None, and the code is about to leave the loop."""
+        """Record that ``allocate_slots`` has returned None, and that the code is about to leave the loop."""
         _note_refusal(scheduler, site, budget, request, arguments)
         recorder = recorder_by_id(id(scheduler))
         if recorder is None or request is None or recorder.events is None:
@@ -246,7 +246,7 @@ class Marks:
         part: int = 0,
         values: tuple[Any, ...] = (),
     ) -> None:
-        """Note that a loop's condition, or the condition before a loop, was false.
+        """Record that a loop's condition, or the condition before a loop, was false.
 
         ``queue`` and ``index``: the list over which the loop iterates, and its current position.
         """
@@ -269,14 +269,14 @@ class Marks:
 
     @staticmethod
     def done(scheduler: Any, site: int) -> None:
-        """Note that a loop has reached the end of its list, which refuses nobody."""
+        """Record that a loop has reached the end of its list, which refuses no request."""
         recorder = recorder_by_id(id(scheduler))
         if recorder is not None and (events := recorder.events) is not None:
             events.append(Event(site, None))
 
     @staticmethod
     def cap(scheduler: Any, site: int, budget: Any, request: Any, *tokens: int) -> None:
-        """Note that one or more limits, from ``site`` on, have reduced the number of tokens.
+        """Record that one or more limits, from ``site`` on, have reduced the number of tokens.
 
         ``tokens``: the number before the first of these sites, and after each of them.
         """
@@ -301,19 +301,19 @@ class Marks:
 
     @staticmethod
     def preempts(scheduler: Any, site: int, request: Any, arguments: Any) -> None:
-        """Note that ``allocate_slots`` has returned None, so that a victim is preempted for ``request``."""
+        """Record that ``allocate_slots`` returned None, so that a request is preempted for ``request``."""
         _note_refusal(scheduler, site, None, request, arguments)
 
     @staticmethod
     def preempting(scheduler: Any, victim: Any) -> None:
-        """Note a victim before ``schedule()`` itself preempts it, as in vLLM up to 0.11."""
+        """Record a request that ``schedule()`` itself is about to preempt, as in vLLM up to 0.11."""
         recorder = recorder_by_id(id(scheduler))
         if recorder is not None and recorder.events is not None:
             recorder.request_preempted(scheduler, victim)
 
     @staticmethod
     def victim_preempted(scheduler: Any) -> None:
-        """Note that ``schedule()`` has freed the victim's blocks."""
+        """Record that ``schedule()`` has freed the preempted request's blocks."""
         recorder = recorder_by_id(id(scheduler))
         if recorder is not None and recorder.events is not None:
             recorder.request_was_preempted()
@@ -329,10 +329,10 @@ class Marks:
 
 
 def _note_head(event: Event, scheduler: Any, events: list[Noted], head: Any) -> None:
-    """Note the next request; if a queue reports that it is empty, note how many requests it may hold back.
+    """Record the next request or, if a queue reports being empty, how many requests it may hold back.
 
-    vLLM's own queues are really empty then. Another queue may hold requests back: all that are neither
-    running nor finished, and were not skipped in this call.
+    vLLM's own queues are really empty in this case. Any other queue may hold requests back: those that are
+    neither running nor finished, and were not skipped in this call.
     """
     event.request_id = getattr(head, "request_id", None)
     if head is not None or not SITES[event.site].asks_queue(event.part) or queues.can_read_queues(scheduler):
@@ -343,12 +343,12 @@ def _note_head(event: Event, scheduler: Any, events: list[Noted], head: Any) -> 
 
 
 def _texts(values: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return the operands' values as texts; none for a single bool, which adds nothing to the condition."""
+    """Return the operands' values as texts; empty for a single bool, which adds nothing to the condition."""
     return () if len(values) == 1 and isinstance(values[0], bool) else tuple(map(plain_text, values))
 
 
 def plain_text(value: Any) -> str:
-    """Return a value as text. Only Python's own objects are converted; of all others, the class is named."""
+    """Return a value as text; only Python's own objects are converted, others are named by class."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return repr(value)
@@ -362,7 +362,7 @@ def plain_text(value: Any) -> str:
 
 
 def _note_refusal(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
-    """Note a failed allocation with the limit behind it."""
+    """Record a failed allocation with the limit behind it."""
     recorder = recorder_by_id(id(scheduler))
     if recorder is None or (events := recorder.events) is None:
         return
@@ -377,7 +377,7 @@ def _note_refusal(scheduler: Any, site: int, budget: Any, request: Any, argument
 
 
 def _failed(scheduler: Any, error: Exception) -> None:
-    """Make the trace warn that an event lacks a value that could not be read."""
+    """Write a notice that an event lacks a value, because the value could not be read."""
     if (recorder := recorder_by_id(id(scheduler))) is not None:
         recorder.mark_failed(error)
 
@@ -401,7 +401,7 @@ _NOT_ELIGIBLE: tuple[tuple[Cause, str | None], ...] = (
     (Cause.OUTPUT_IN_FLIGHT, "diffusion_read_only"),
     (Cause.OTHER, None),
 )
-"""Cause and detail by the constant of ``exits.py`` that the mark noted."""
+"""Cause and detail for each constant of ``exits.py`` that a mark records."""
 
 _WITH_DETAIL: dict[str, tuple[str, str | None]] = {
     guards.ONE_STEP_IN_FLIGHT: (Cause.OUTPUT_IN_FLIGHT, "pipeline_parallel"),
@@ -410,13 +410,13 @@ _WITH_DETAIL: dict[str, tuple[str, str | None]] = {
 
 
 def ended_loops(events: Iterable[Noted]) -> set[Loop]:
-    """Return the loops whose end a mark noted, including those that the condition before them kept out."""
+    """Return the loops whose end a mark recorded, including those skipped by the condition before them."""
     sites = (SITES[event.site] for event in as_events(events))
     return {site.loop for site in sites if site.kind not in (None, "continue")}
 
 
 def latest_preemption(events: Sequence[Noted]) -> Event | None:
-    """Return the latest event if it was noted right before a preemption, else None."""
+    """Return the latest event if it was recorded right before a preemption; otherwise None."""
     for event in as_events(events[-1:]):
         site = SITES[event.site]
         if site.kind is None and not site.causes:
@@ -425,7 +425,7 @@ def latest_preemption(events: Sequence[Noted]) -> Event | None:
 
 
 def sees_preemptions(sites: Iterable[int]) -> bool:
-    """Return whether one of these marks is at a preemption."""
+    """Return whether any of these marks is at a preemption."""
     return any(SITES[site].kind is None and not SITES[site].causes for site in sites)
 
 
@@ -437,7 +437,7 @@ def places(sites: Iterable[int]) -> int:
 def to_lines(
     events: Iterable[Noted], remaining_budget: int, long_prefill_threshold: int
 ) -> tuple[list[Exit], list[ChunkCap]]:
-    """Return a step's exits and caps as lines, in the order in which they were taken.
+    """Return a step's exits and caps as lines, in the order in which they occurred.
 
     Args:
         events: Events of one call.
@@ -515,7 +515,7 @@ def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:
 
 
 def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> tuple[str, str | None]:
-    """Return the cause and its detail; if a guard has several causes, the noted values decide."""
+    """Return the cause and its detail; if a guard has several causes, the recorded values determine which."""
     cause = site.cause(event.part)
     cause_and_detail: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
     match cause:
@@ -556,7 +556,7 @@ def _values(event: Event, site: Site) -> str | None:
 
 
 def unknown_guards(sites: Iterable[int]) -> list[str]:
-    """Return the sites whose cause this version cannot determine, as texts."""
+    """Return texts about the sites whose cause this version cannot determine."""
     return [
         f"{SITES[site].location}: {SITES[site].condition(place)}"
         for site in sites

@@ -1,8 +1,7 @@
-"""Causes of exits, determined by the names in the guard before the exit, never by its line.
+"""Causes of exits, determined by the names in the guard before the exit, never by its line number.
 
-The names are those of vLLM 0.10 to 0.33. A rule applies only to a guard whose names, and numbers other than
-0, it all knows. If a newer vLLM or another scheduler adds a condition, the guard is unknown and is recorded
-as unknown.
+The names are those of vLLM 0.10 to 0.33. A rule applies only to a guard of which it knows all names, and all
+numbers other than 0. If a newer vLLM or another scheduler adds a condition, the guard is recorded as unknown.
 
 Another package registers the guards of its own scheduler as an entry point in the group
 ``schedtrace.guards``, which refers to a list of ``Guard``.
@@ -30,7 +29,7 @@ ONE_STEP_IN_FLIGHT = "(one step in flight)"
 PADDED_BEYOND_MODEL = "(padded beyond the model)"
 
 Names = frozenset[str]
-"""The names, attribute names and numbers (without 0) in a piece of code."""
+"""Names, attribute names and numbers (without 0) in a piece of code."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,11 @@ class Guard:
 
 @dataclass(frozen=True)
 class Registered:
-    """Guards that installed packages have registered."""
+    """Guards that installed packages have registered, and failures to load them."""
 
     guards: tuple[Guard, ...]
     failed: tuple[str, ...]
-    """A line for each entry point that could not be loaded, with the reason."""
+    """Line with the reason for each entry point that could not be loaded."""
 
 
 class _Rule:
@@ -208,15 +207,15 @@ def exit_cause(module: str, loop: Loop, names: Names, enclosing: Names) -> str:
 
     Args:
         module: Module of the code.
-        loop: Loop to which it belongs.
+        loop: Loop to which the statement belongs.
         names: Names in the innermost guard.
-        enclosing: Names in all guards around that guard, within the loop.
+        enclosing: Names in all guards around the innermost one, within the loop.
     """
     return registered(module, names) or _first(_EXITS, loop, names, enclosing)
 
 
 def end_cause(module: str, loop: Loop, names: Names) -> str:
-    """Return the cause if this part of a loop's condition, or of the condition before a loop, is false."""
+    """Return the cause if this part of the condition of a loop, or before a loop, is false."""
     return registered(module, names) or _first(_ENDS, loop, names, frozenset())
 
 
@@ -232,7 +231,7 @@ def cap_of(module: str, loop: Loop, names: Names) -> str:
 
 @cache
 def registered_guards() -> Registered:
-    """Return the guards that installed packages have registered; a package that fails to load is left out."""
+    """Return the guards that installed packages have registered, without those that fail to load."""
     guards: list[Guard] = []
     failed: list[str] = []
     for entry_point in entry_points(group=ENTRY_POINTS):
@@ -258,7 +257,7 @@ def _checked(registered: Iterable[Guard]) -> list[Guard]:
 
 
 def registered(module: str, names: Names) -> str | None:
-    """Return the cause that a scheduler's author has registered for code with these names, or None."""
+    """Return the cause that a scheduler's author has registered for code with these names; None otherwise."""
     every = registered_guards().guards
     return next((guard.cause for guard in every if guard.module == module and guard.names <= names), None)
 

@@ -2,7 +2,7 @@
 
 The copy is the proven source (``source.py``) with marks, compiled as a part of its module, with the
 original's globals, defaults and closure. It becomes the method of a class between the original's class and
-the traced class (``instrument``). So nothing in vLLM is patched, and ``super()`` resolves as before.
+the traced class (``instrument``). Nothing in vLLM is patched, and ``super()`` resolves as before.
 
 A mark is a call on the string ``MARK``, which the compiled copy replaces with an object. The only name that
 is added to the function is ``BEFORE``, which holds a number of tokens while a limit is applied to it. A mark
@@ -54,18 +54,18 @@ MARK = "schedtrace mark"
 BEFORE = "_schedtrace_tokens_before"
 
 _PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"})
-"""Tokens that the scheduler adds for draft tokens and takes back; no request asked for them."""
+"""Tokens that the scheduler adds for draft tokens and then removes; they are not requested by any request."""
 
 _OF_PARTS = frozenset({Cause.OTHER, Cause.SPEC_DECODE_PADDING, guards.QUEUE_OR_INPUT_BUDGET})
-"""Causes of a whole condition whose parts lead to different causes."""
+"""Causes of whole conditions, whose parts lead to different causes."""
 
 _Limit = ast.Assign | ast.AugAssign
-"""A statement that reduces the number of tokens."""
+"""Statement that reduces the number of tokens."""
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """Context of a statement."""
+    """Context of a statement while marks are inserted."""
 
     loop: Loop | None = None
     nested: bool = False
@@ -75,15 +75,15 @@ class _Scope:
     (``for``).
     """
     tests: tuple[tuple[ast.expr, bool], ...] = ()
-    """Conditions around the statement within the loop, outermost first; True: the statement is in the
-    ``else`` part.
-    """
+    """Conditions around the statement within the loop, outermost first; True if the statement is in the
+    ``else`` part."""
     bound: frozenset[str] = frozenset()
     """Names that are certainly bound."""
     fresh: frozenset[str] = frozenset()
-    """Names that were bound in this iteration of the loop, a part of ``bound``."""
+    """Names in ``bound`` that were bound in this iteration of the loop."""
     allocation: ast.Call | None = None
-    """The call of ``allocate_slots`` that certainly precedes in this iteration, with the same arguments."""
+    """Call of ``allocate_slots`` that certainly precedes the statement in this iteration, with the same
+    arguments."""
 
     def scope_after(self, node: ast.stmt) -> "_Scope":
         names = syntax.binds(node)
@@ -109,7 +109,7 @@ class Marker:
 
     Args:
         proven: Proven source of the function.
-        first: Number of its first site in the table of all sites.
+        first: Number of the function's first site in the table of all sites.
     """
 
     def __init__(self, proven: Proven, first: int) -> None:
@@ -129,7 +129,7 @@ class Marker:
         self._victims = syntax.victim_names(function)
         self._peeked = syntax.assigned_from(function, "peek_request")
         self._decided: dict[int, DecidedCondition] = {}
-        """Conditions whose parts are distinguished, by the id of the syntax node."""
+        """Conditions whose parts are distinguished, by the id of their syntax node."""
         self._conditions: set[int] = set()
         """Ids of the conditions of an ``if`` or ``while`` that can be rewritten."""
         self._outcomes = frozenset[str]()
@@ -156,7 +156,7 @@ class Marker:
         return marked
 
     def _limits(self, statements: list[ast.stmt], scope: _Scope) -> list[_Limit]:
-        """Return the limits at the beginning of these statements: one, or a series of several ``min``.
+        """Return the limits with which these statements begin: one limit, or a series of ``min`` statements.
 
         ``min(tokens, ...)`` never raises the number, so one comparison around the series shows whether any of
         them has reduced it.
@@ -174,7 +174,7 @@ class Marker:
         return limits
 
     def _statement(self, node: ast.stmt, scope: _Scope) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """Insert the marks within the statement; return the statements to put before and after it."""
+        """Insert the marks within a statement; return the statements to put before and after it."""
         loop = scope.loop
         match node:
             case ast.If():
@@ -252,7 +252,7 @@ class Marker:
             node.test = syntax.on_line_of(node.test, decided.test)
 
     def _decide(self, condition: ast.expr, *, holds: bool) -> DecidedCondition | None:
-        """Return a condition's parts; None if it cannot be rewritten, or already is for the other outcome."""
+        """Return a condition's parts; None if it cannot be rewritten, or has been for the other outcome."""
         if id(condition) not in self._conditions:
             return None
         number = len(self._decided)
@@ -316,7 +316,7 @@ class Marker:
     ) -> tuple[Site, list[ast.expr]]:
         """Return the site with the texts of its parts, and the arguments of its mark.
 
-        These are the part that decided, and the values in it.
+        The arguments are the part that decided, and the values in that part.
         """
         texts = []
         for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
@@ -360,7 +360,7 @@ class Marker:
         return marks
 
     def _done(self, node: ast.stmt, loop: Loop, number: int) -> ast.stmt:
-        """Return the mark for the end of a list; none is needed if the end of the waiting loop shows it."""
+        """Return the mark for the end of a list; none if the end of the waiting loop already shows it."""
         if loop == "running" and self._goes_on:
             return syntax.on_line_of(node, ast.Pass())
         return self._call(node, "done", ast.Constant(number))
@@ -451,26 +451,26 @@ class Marker:
 
 
 def _mark_call(method: str, *arguments: ast.expr) -> ast.Call:
-    """Return a call on the object that replaces ``MARK``."""
+    """Return a call of a method of the object that replaces ``MARK``."""
     return ast.Call(ast.Attribute(ast.Constant(MARK), method, ast.Load()), [*arguments], [])
 
 
 @dataclass(frozen=True)
 class Instrumented:
-    """Result for the ``schedule()`` methods of a scheduler class."""
+    """Result of instrumenting the ``schedule()`` methods of a scheduler class."""
 
     classes: tuple[type, ...]
-    """Subclasses with a ``schedule()`` that notes its exits, to be added to the bases."""
+    """Subclasses with a ``schedule()`` that records its exits, to be added to the bases."""
     refused: tuple[str, ...]
-    """A line for each class that keeps its own ``schedule()``, with the reason."""
+    """Line with the reason for each class that keeps its own ``schedule()``."""
     sites: tuple[int, ...] = ()
     """Numbers of the marked places in the table of all sites."""
 
 
 def instrument(base: type) -> Instrumented:
-    """Instrument every ``schedule()`` that has exits of its own and that a call on ``base`` can reach.
+    """Instrument every ``schedule()`` with exits of its own that a call on ``base`` can reach.
 
-    That is the first ``schedule()`` in the MRO, and each further one that earlier code can call through
+    These are the first ``schedule()`` in the MRO, and each further one that earlier code can call through
     ``super()``.
     """
     classes: list[type] = []
@@ -516,7 +516,7 @@ def _mentioned(code: CodeType) -> set[str]:
 def _with_marks(owner: type) -> tuple[type | None, range]:
     """Return a subclass of ``owner`` with a marked copy of its ``schedule()``, and the numbers of its sites.
 
-    Return None and no sites if it has no exits.
+    Return None and no sites if the method has no exits.
     """
     proven = prove(vars(owner)["schedule"])
     original, code = proven.function, proven.function.__code__

@@ -1,7 +1,7 @@
 """Proof that a function's source text is the running code, so that a changed copy of it can be trusted.
 
 The whole module is parsed and compiled, and the resulting code object of the function is compared with the
-running one. It must be the whole module. Compiled alone, a method loses its name mangling, its ``__class__``
+running one. The whole module is needed: compiled alone, a method loses its name mangling, its ``__class__``
 cell, the module's ``__future__`` imports and, since Python 3.12, the way in which names imported by the
 module are called. Nothing of the module is executed.
 """
@@ -15,12 +15,12 @@ from typing import Any
 
 
 class UnprovableError(Exception):
-    """Error: the source of a function cannot be proven to be the running code; the text says why."""
+    """Error: the source of a function cannot be proven to be the running code; the text states why."""
 
 
 @dataclass(frozen=True)
 class Proven:
-    """A function and the syntax tree that it was compiled from."""
+    """Function with the syntax tree from which it was compiled."""
 
     function: FunctionType
     module: ast.Module
@@ -41,9 +41,8 @@ def prove(function: Any) -> Proven:
     """Return the proven source of ``function``.
 
     Raises:
-        UnprovableError: If it is not a plain function, is decorated, has no source, or its source differs
-        from
-            the running code.
+        UnprovableError: If ``function`` is not a plain function, is decorated, has no source, or has a source
+            that differs from the running code.
     """
     if type(function) is not FunctionType:
         msg = f"it is a {type(function).__name__}, not a plain function"
@@ -110,7 +109,7 @@ def _thin_out(node: ast.AST, code: CodeType) -> list[ast.FunctionDef]:
 
 
 def _find(code: CodeType, wanted: CodeType) -> CodeType:
-    """Return the code object of the same qualified name and line among the constants of ``code``."""
+    """Return the code object with the wanted qualified name and line among the constants of ``code``."""
     for constant in code.co_consts:
         if not isinstance(constant, CodeType):
             continue

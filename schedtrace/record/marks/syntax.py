@@ -1,4 +1,4 @@
-"""Queries about pieces of syntax trees, for ``marking.py``."""
+"""Queries of syntax trees, for ``marking.py``."""
 
 import ast
 import copy
@@ -63,7 +63,7 @@ def stores(target: ast.expr) -> frozenset[str]:
 
 
 def rebinds(node: ast.AST) -> frozenset[str]:
-    """Return the names that may have another value, or none, after a statement."""
+    """Return the names whose value may change, or vanish, in a statement."""
     touched = (part for part in ast.walk(node) if isinstance(part, ast.Name))
     return frozenset(part.id for part in touched if not isinstance(part.ctx, ast.Load))
 
@@ -119,7 +119,7 @@ def counted_tokens(function: ast.FunctionDef) -> str:
 
 
 def hands_out_tokens(loop: ast.While | ast.For) -> bool:
-    """Return whether the node schedules requests: it allocates blocks or notes numbers of tokens."""
+    """Return whether the node schedules requests, that is, allocates blocks or stores numbers of tokens."""
     return has_call(loop, "allocate_slots") or any(
         isinstance(node, ast.Assign) and _counts_tokens(node.targets[0]) for node in own_nodes(loop)
     )
@@ -135,7 +135,7 @@ def _counts_tokens(target: ast.expr) -> bool:
 
 
 def allocated_request(function: ast.FunctionDef) -> str:
-    """Return the variable that holds the request in question: the first argument of ``allocate_slots``."""
+    """Return the variable with the request in question, which is the first argument of ``allocate_slots``."""
     match call_of(function, "allocate_slots"):
         case ast.Call(args=[ast.Name(name), *_]):
             return name
@@ -175,7 +175,7 @@ def is_pure(node: ast.AST) -> bool:
 
 
 def flags(test: ast.expr) -> list[str]:
-    """Return the variables whose truth a condition tests, also as operands of ``not``, ``and``, ``or``."""
+    """Return the variables whose truth a condition tests, even within ``not``, ``and`` or ``or``."""
     match test:
         case ast.Name(name):
             return [name]
@@ -199,7 +199,7 @@ def next_in_line(part: ast.expr) -> tuple[ast.expr, ast.expr]:
 
 
 def assigned_from(function: ast.FunctionDef, method: str) -> list[str]:
-    """Return the variables that get only values returned by ``....method()``."""
+    """Return the variables to which only results of ``....method()`` are assigned."""
     stored = stored_names(function)
     assigned: list[str] = []
     for node in own_nodes(function):
@@ -238,7 +238,7 @@ _TAKES = frozenset({"peek_request", "pop_request"})
 
 
 def loop_of(node: ast.While | ast.For) -> Loop | None:
-    """Return which of the scheduler's two loops this is; None for a helper's loop."""
+    """Return which of the scheduler's two loops this is; None for any other loop."""
     if not hands_out_tokens(node):
         return None
     condition = names_in(node.test if isinstance(node, ast.While) else node.iter)
@@ -256,7 +256,7 @@ def first_loop(statements: list[ast.stmt]) -> Loop | None:
 
 
 def goes_on_to_waiting(function: ast.FunctionDef) -> bool:
-    """Return whether every call that returns has passed the waiting loop, or the condition before it."""
+    """Return whether every returning call has passed the waiting loop, or the condition before it."""
     own = list(own_nodes(function))
     returns = [node for node in own if isinstance(node, ast.Return)]
     return (
@@ -278,7 +278,7 @@ def allocated_blocks(function: ast.FunctionDef) -> str:
 
 
 def is_there(test: ast.expr, name: str, *, negated: bool = False) -> bool:
-    """Return whether the test is that ``name`` is set, or, if ``negated``, that it is not."""
+    """Return whether the test checks that ``name`` is set or, if ``negated``, that it is not set."""
     match test:
         case ast.UnaryOp(ast.Not(), operand):
             return is_there(operand, name, negated=not negated)
@@ -295,7 +295,7 @@ def outcomes(function: ast.FunctionDef, loop: ast.stmt, blocks: str) -> frozense
 
     Args:
         function: The function that contains the loop.
-        loop: The loop, which sets every value of such a flag right before a ``break``.
+        loop: The loop; it sets such a flag only right before a ``break``.
         blocks: Variable that holds the result of ``allocate_slots``.
     """
     settings = list(_flags_before_breaks([loop], blocks, succeeded=None))
@@ -310,7 +310,8 @@ def _flags_before_breaks(
 ) -> Iterator[tuple[str, bool]]:
     """Yield the flags set to a constant right before a ``break``, and whether they record what happened.
 
-    If the code has not tested whether there are blocks (``succeeded`` is None), no flag shows it.
+    If the code has not tested whether blocks were allocated (``succeeded`` is None), no flag shows the
+    outcome.
     """
     for node, following in zip_longest(statements, statements[1:]):
         match node:
@@ -330,7 +331,7 @@ def _flags_before_breaks(
 
 
 def victim_names(function: ast.FunctionDef) -> frozenset[str]:
-    """Return the variables that hold a victim: the code itself sets their status to ``PREEMPTED``."""
+    """Return the variables with a preempted request, whose status the code itself sets to ``PREEMPTED``."""
     victims = set()
     for node in own_nodes(function):
         match node:

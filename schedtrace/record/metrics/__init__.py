@@ -1,1 +1,1 @@
-"""Metrics of a recorded engine: totals made on the writer's thread, their series, and where they appear."""
+"""Metrics of a recorded engine: totals made on the writer's thread, their series, and their export."""

@@ -1,12 +1,12 @@
-"""Recorder for metrics alone: on the path of a step it counts, and looks at no request that merely decodes.
+"""Recorder for metrics alone: it only counts, and examines no request that merely decodes.
 
-It serves vLLM's own schedulers whose exits are marked, without a KV or encoder-cache connector. Their
+It is used for vLLM's own schedulers whose exits are marked, without a KV or encoder-cache connector. Their
 requests are in the running list or in the queue, and lose computed tokens only to preemptions and refused
 drafts. All other schedulers are recorded as for a trace, whose lines are added up.
 
 A trace needs the requests of every step with their tokens. Totals need only the requests whose place has
-changed: those that the step admitted, those of the running list to which it gave nothing, and those that have
-not finished their prefill. In a steady decode there are none, whatever the number of running requests.
+changed: those that the step admitted, running requests that got no tokens, and those that have not finished
+their prefill. In a steady decode there are none, whatever the number of running requests.
 """
 
 from collections.abc import Sequence
@@ -37,14 +37,14 @@ class StepCounts(Capture):
     tokens: int
     """Tokens of all these requests."""
     decode: int
-    """Tokens among these that are neither prefill nor recomputed."""
+    """Number of these tokens that are neither prefill nor recomputed."""
     recomputed: int
     admitted: Sequence[str]
     """Requests that the step took from the queue."""
     idle: Sequence[str]
-    """Running requests to which it gave no tokens."""
+    """Running requests that got no tokens."""
     ran: Sequence[str]
-    """Requests that it scheduled and did not admit, if the steps before it were dropped."""
+    """Requests that the step scheduled but did not admit; set if the steps before it were dropped."""
 
     def __init__(self, step: int, start_ns: int, end_ns: int, side_events: SideEvents) -> None:
         # All in one function: on the path of a step, each further call costs as much as the assignments.
@@ -55,9 +55,9 @@ class StepCounts(Capture):
 
 
 class SteadyStep(Capture):
-    """Capture of a ``schedule()`` call that decided what the call before it did, for the same requests.
+    """Capture of a ``schedule()`` call with the same decision and requests as the call before it.
 
-    Everything but its times and its output is that of the step before; nothing has happened between them.
+    Only its times and its output differ from the step before; nothing happened between the two steps.
     """
 
     __slots__ = ()
@@ -72,10 +72,10 @@ class SteadyStep(Capture):
 
 
 class StepCounter(Assembler):
-    """Assembler that adds steps to totals, makes no lines and keeps no lives of requests."""
+    """Assembler that only adds steps to totals, without lines and lives of requests."""
 
     _idle: frozenset[str] = frozenset()
-    """Running requests to which the latest step gave nothing."""
+    """Running requests that got no tokens in the latest step."""
     _latest: CountedStep
     """Latest step that was not steady."""
 
@@ -124,13 +124,13 @@ class StepCounter(Assembler):
         return step
 
     def output(self, capture: Capture, result: Result) -> dict[str, Any]:
-        """Add the times of an output that came back late; return an empty line, as for a step."""
+        """Add the times of an output that came back late; return an empty line, as ``step_line`` does."""
         if self.tally is not None:
             self.tally.note_output(self._output(capture, result))
         return {}
 
     def _add_counts(self, tally: Tally, step: CountedStep, capture: StepCounts) -> None:
-        """Add a step to the totals, with the requests whose place changed."""
+        """Add a step to the totals, with the requests that changed places between queue and running list."""
         ids = self._ids
         if capture.ran:
             tally.resume_with(ids.written_ids(capture.ran))
@@ -141,7 +141,7 @@ class StepCounter(Assembler):
         self._idle = idle
 
     def present_line(self, present_requests: PresentRequests, wall_anchor_us: int) -> Events:
-        """Begin the totals with the requests present when recording began."""
+        """Begin the totals with the requests that were present when recording began."""
         at_us = self._us(present_requests.queues.at_ns)
         entries = [
             present_entry(seen, present_requests.salt, self._anchor_ns, wall_anchor_us)
@@ -165,11 +165,11 @@ class StepCounter(Assembler):
 
 
 NEVER = -1
-"""Number of running requests that no step has."""
+"""Number that no step's count of running requests has."""
 
 
 def can_count(scheduler: Any, traced: type) -> bool:
-    """Return whether this recorder's totals are exact for a scheduler, whose traced class is given."""
+    """Return whether this recorder's totals are exact for a scheduler with this traced class."""
     know_queues()
     connectors = (getattr(scheduler, name, None) for name in ("connector", "ec_connector"))
     marked: Any = getattr(traced, "_schedtrace_instrumented", None)
@@ -182,7 +182,7 @@ def can_count(scheduler: Any, traced: type) -> bool:
 
 
 class NoFacts(SchedulerFacts):
-    """Facts other than decisions, none of which totals need; times of inputs are forgotten."""
+    """Replacement for facts other than decisions, which totals do not need; times of inputs are forgotten."""
 
     def arrival_fields(self, request: Any) -> dict[str, Any]:
         """Return no fields."""
@@ -194,7 +194,7 @@ class NoFacts(SchedulerFacts):
         self.inputs.abort_us(finish.request_id)
 
     def head_refused(self, scheduler: Any, request: Any, arguments: Any) -> None:
-        """Note no facts about a refused head."""
+        """Record no facts about a refused head."""
 
 
 class CountingRecorder(Recorder):
@@ -206,32 +206,33 @@ class CountingRecorder(Recorder):
         self._prefilling: set[str] = set()
         """Running requests that may have tokens to prefill or to recompute."""
         self._lost: dict[str, int] = {}
-        """Computed tokens that preempted requests had lost, at most."""
+        """Maximum number of computed tokens that preempted requests had lost."""
         self._dropped = False
         """Whether the latest step was dropped."""
         self._news = False
-        """Whether anything has happened since the call before: an arrival, a departure, a call, a pass."""
+        """Whether anything (an arrival, a departure, a call, a pass) has happened since the call before."""
         self._side_events = NOBODY
         self._start_ns = 0
         self._repeatable = NEVER
-        """Running requests of the latest step if all of them decoded, and nothing has happened since."""
+        """Running requests of the latest step, if all of them decoded and nothing has happened since."""
         self._tokens = self._present = 0
-        """Tokens that the latest step scheduled, and requests that the scheduler had after it."""
+        """Number of tokens that the latest step scheduled, and of requests that the scheduler had after it.
+        """
         self._lengths = self._queues.lengths(scheduler)
 
     def note_present(self, queue_copy: QueueCopy) -> None:
-        """Note the requests present when recording began, before the first step."""
+        """Store the requests that were present when recording began, before the first step."""
         self._prefilling = {request.request_id for request in queue_copy.running}
         super().note_present(queue_copy)
 
     def latest_call(self) -> Capture:
-        """Return the capture of the current or latest call; on the writer's thread."""
+        """Return the capture of the current or latest call (on the writer's thread)."""
         if self.events is None:
             return self._call
         return StepCounts(self._steps, self._start_ns, self._start_ns, NOBODY)
 
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:  # noqa: ARG002  # in no total
-        """Note the time, and what happened since the call before."""
+        """Record the time, and what has happened since the call before."""
         if self._news or self._expects_inference:
             try:
                 self._repeatable = NEVER
@@ -245,7 +246,7 @@ class CountingRecorder(Recorder):
             self.events = []
 
     def schedule_ended(self, scheduler: Any, output: Any) -> None:
-        """Count what the call decided; note only its times if it decided what the call before it did."""
+        """Count what the call decided; if that repeats the call before, record only its times."""
         end_ns = self.clock()
         try:
             events = self.events
@@ -318,7 +319,7 @@ class CountingRecorder(Recorder):
         return call
 
     def _count_waiting(self, scheduler: Any) -> int:
-        """Return the number of waiting requests, read directly where the queues are what they were."""
+        """Return the number of waiting requests, read directly if the queues are unchanged."""
         waiting = 0
         for name, kind, length in self._lengths:
             queue = getattr(scheduler, name)
@@ -328,7 +329,7 @@ class CountingRecorder(Recorder):
         return waiting
 
     def _note_places(self, scheduler: Any, output: Any, call: StepCounts) -> None:
-        """Note the requests whose place the step changed, and count prefill apart from decodes."""
+        """Record the requests whose place the step changed; count prefill and decode tokens separately."""
         scheduled = output.num_scheduled_tokens
         new, resumed = output.scheduled_new_reqs, resumed_ids(output.scheduled_cached_reqs)
         if new or resumed:
@@ -360,7 +361,7 @@ class CountingRecorder(Recorder):
         left: int,  # noqa: ARG002  # in no total
         outputs: Any,  # noqa: ARG002  # in no total
     ) -> None:
-        """Note the times of a step's output."""
+        """Record the times of a step's output."""
         try:
             done_ns = self.clock()
             call, _ = self._in_flight.pop(id(output), (None, 0))
@@ -370,12 +371,12 @@ class CountingRecorder(Recorder):
             self._fail("in update_from_output()", error)
 
     def request_arrives(self, scheduler: Any, request: Any) -> None:
-        """Note a request before it enters the queue."""
+        """Record a request before it enters the queue."""
         self.queued = self._news = True
         super().request_arrives(scheduler, request)
 
     def request_preempted(self, scheduler: Any, request: Any) -> None:
-        """Note a victim before its counters are reset, and what it loses."""
+        """Record a preempted request before its counters are reset, and the tokens that it loses."""
         super().request_preempted(scheduler, request)
         self._repeatable = NEVER
         if self._preempted:
@@ -384,12 +385,12 @@ class CountingRecorder(Recorder):
             self._lost[victim.request_id] = max(self._lost.get(victim.request_id, 0), victim.lost_tokens)
 
     def control(self, *args: Any, **options: Any) -> None:
-        """Note a call to the engine other than a request."""
+        """Record a call to the engine other than a request."""
         self._news = True
         super().control(*args, **options)
 
     def beside(self, entry: DummyPass | Synced) -> None:
-        """Note a data-parallel rank's work for other ranks outside its steps."""
+        """Record a data-parallel rank's work for other ranks outside its steps."""
         self._news = True
         super().beside(entry)
 

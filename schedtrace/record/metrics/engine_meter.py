@@ -1,4 +1,4 @@
-"""Metrics of one engine's process: totals of its recordings, facts of its watchdog, and where they appear."""
+"""Metrics of one engine's process: totals of its recordings, facts of its watchdog, and their export."""
 
 import re
 import time
@@ -27,33 +27,34 @@ from schedtrace.record.switches import METRICS, NO, YES, NotUnderstoodError
 
 LOOPBACK = "127.0.0.1"
 PORT = 9415
-"""Port of rank 0; each rank adds its number."""
+"""Port for rank 0, to which each rank adds its number."""
 _ADDRESS = re.compile(r"(?:([\w.-]+|\[[0-9a-fA-F:.]+\]):)?(\d{1,5})")
 EXPECTED = "expected on, off, a port, an address with a port (0.0.0.0:9415), otlp, or spans=1%"
 MOST_PORT = 65535
 EVERY_S = 1.0
-"""Seconds between two looks at the watchdog and the block tables."""
+"""Seconds between two reads of the watchdog and the block tables."""
 MINUTE_S = 60.0
 JUDGED_EVERY_S = 5.0
-"""Seconds between two judgements of the leading cause."""
+"""Seconds between two determinations of the leading cause."""
 LEAST_WAITING = 0.5
-"""Mean number of waiting requests over the last minute below which no cause leads."""
+"""Minimum mean number of waiting requests over the last minute for a cause to lead."""
 
 
 class Address(NamedTuple):
-    """Address on which an engine serves its metrics."""
+    """Address at which an engine serves its metrics."""
 
     host: str
     port: int
     asked: bool
-    """Whether a person named it; otherwise it is not used where vLLM's own ``/metrics`` has the series."""
+    """Whether a user named the address; otherwise it is not used if vLLM's own ``/metrics`` has the series.
+    """
 
 
 def metrics_address(text: str) -> Address | None:
     """Return the address that a value of ``SCHEDTRACE_METRICS`` names; None if metrics are off.
 
     Raises:
-        NotUnderstoodError: If it is not an address.
+        NotUnderstoodError: If the value is not an address.
     """
     if text.lower() in NO | {""}:
         return None
@@ -73,7 +74,7 @@ class EngineMeter:
         labels: Values of ``families.ENGINE_LABELS``.
         by_priority: Whether the scheduler's policy is priority.
         facts: Function that returns facts about the engine, on any thread.
-        health: Function that returns its health, on any thread.
+        health: Function that returns the engine's health, on any thread.
     """
 
     def __init__(
@@ -99,14 +100,14 @@ class EngineMeter:
 
     @property
     def published_on(self) -> str:
-        """Places of the series, in words."""
+        """Description of the places where the series appear."""
         own = [] if self._server is None else [f"http://{self._server.address}/metrics"]
         shared = ["vLLM's own /metrics"] if self._shared else ["Ray's metrics"] if self._in_ray else []
         return " and ".join(shared + own + self._otlp.destinations)
 
     @property
     def histories(self) -> Histories | None:
-        """Histories of requests for spans; None if there are none."""
+        """Histories of requests for spans; None if spans are off."""
         return self._otlp.histories
 
     def send_otlp(self, chosen: Choice) -> None:
@@ -119,7 +120,7 @@ class EngineMeter:
         self._otlp.send(chosen)
 
     def serve(self, asked: Address, rank: int) -> None:
-        """Serve the metrics, unless vLLM does; a second call changes nothing.
+        """Serve the metrics unless vLLM serves them; a second call changes nothing.
 
         Raises:
             OSError: If the port cannot be bound.
@@ -136,7 +137,7 @@ class EngineMeter:
             server.close()
 
     def new_tally(self) -> Tally:
-        """Return the totals of a recording that begins; those of the one before are kept."""
+        """Return the totals of a recording that begins; the totals of earlier recordings are kept."""
         if self._tally is not None:
             self._before.update(_by_series(self._tally))
         self._tally = Tally(by_priority=self._by_priority)
@@ -166,15 +167,15 @@ def _by_series(tally: Tally) -> dict[tuple[Family, str], float]:
 
 
 class LeadingCause:
-    """Cause of most waiting time in the last minute; a change is logged."""
+    """Cause of most of the waiting time in the last minute; changes are logged."""
 
     def __init__(self) -> None:
         self._waited: deque[tuple[float, dict[str, float]]] = deque()
-        """Waiting seconds by cause, with the time of the look."""
+        """Waiting seconds by cause, with the time at which they were read."""
         self._cause: str | None = None
 
     def gauge_values(self, now_s: float, waits: Mapping[str, float]) -> dict[str, float]:
-        """Return the leading cause as a gauge's values; log it if it is another than before.
+        """Return the leading cause as a gauge's values; log the cause if it has changed.
 
         Args:
             now_s: Time of a monotonic clock.
@@ -211,7 +212,7 @@ class LeadingCause:
 
 
 def _reason(cause: str) -> str:
-    """Return the reason from the table of causes, without its figures."""
+    """Return the reason for a cause from the table of causes, without figures."""
     text = reason_text(cause, None, "waiting") or reason_text(str(Cause.OTHER), None, "waiting")
     text = text.replace(" {seats_setting} {seats}", " max_num_seqs").replace(" of {token_budget}", "")
     return text.replace("`", "")

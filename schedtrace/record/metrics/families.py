@@ -1,4 +1,4 @@
-"""The metrics: names, units, labels and meanings, and their values from an engine's totals.
+"""Definitions of the metrics: names, units, labels, meanings, and values from an engine's totals.
 
 ``docs/metrics.md`` shows this table. Labels come from closed vocabularies: causes, states and uses that
 schedtrace defines. An engine has at most ``MOST_SERIES`` series; a cause beyond them counts under ``more``.
@@ -14,19 +14,18 @@ from schedtrace.record.metrics.tally import NEXT_STEP, OTHER, Tally
 PREFIX = "schedtrace_"
 MOST_SERIES = 50
 MORE = "more"
-"""Label of all causes for which an engine has no series left."""
+"""Label under which all causes are counted for which an engine has no series left."""
 US = 1e6
 ENGINE_LABELS = ("model_name", "engine")
 """Labels of every series, named as vLLM names its own."""
 _UNITS = {"seconds": "s", "stalled": "", "cause": ""}
-"""Units by the last word of a metric's name; any other word is what is counted. A collector would add
-``_ratio`` to the name of a metric whose unit is ``1``.
-"""
+"""Units by the last word of a metric's name; any other word names the things that are counted. A collector
+would add ``_ratio`` to the name of a metric whose unit is ``1``."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A metric.
+    """Definition of a metric.
 
     A counter's name lacks the ``_total`` that Prometheus adds.
     """
@@ -35,13 +34,13 @@ class Family:
     kind: Literal["counter", "gauge"]
     help: str
     label: str | None = None
-    """Its label besides ``ENGINE_LABELS``."""
+    """Name of the metric's label in addition to ``ENGINE_LABELS``."""
     values: tuple[str, ...] | None = None
     """All values of this label; None for causes, and without a label."""
 
     @property
     def full_name(self) -> str:
-        """Name as it is exposed."""
+        """Name under which the metric is exposed."""
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
     @property
@@ -137,11 +136,11 @@ FAMILIES = (
 _BY_CAUSE = [family for family in FAMILIES if family.label == "cause"]
 _FIXED = sum(len(family.values or ("",)) for family in FAMILIES if family not in _BY_CAUSE)
 MOST_BY_CAUSE = MOST_SERIES - _FIXED
-"""Series that are left for causes, of all families together."""
+"""Maximum number of series for causes, over all families together."""
 
 
 def known_cause(cause: str) -> str:
-    """Return a cause as a label: a word of another package's scheduler is ``other``."""
+    """Return a cause as a label; a word that only another package's scheduler uses becomes ``other``."""
     return str(cause) if cause in CAUSES or cause == NEXT_STEP else OTHER
 
 
@@ -171,7 +170,7 @@ def series_totals(tally: Tally) -> Iterator[tuple[Family, str, float]]:
 
 
 class Exemplar(NamedTuple):
-    """Request that is an example of what a counter has counted."""
+    """Request as an example of what a counter has counted."""
 
     trace_id: str
     value: float
@@ -180,7 +179,7 @@ class Exemplar(NamedTuple):
 
 
 class Sink(Protocol):
-    """Place where series appear."""
+    """Place at which series appear."""
 
     def add(self, family: Family, label: str, amount: float) -> None:
         """Add to a counter; an amount of 0 makes the series appear."""
@@ -191,19 +190,19 @@ class Sink(Protocol):
 
 @dataclass
 class Series:
-    """All series of an engine: their number is bounded, and no counter decreases.
+    """All series of an engine; their number is limited, and counters never decrease.
 
     Args:
-        sinks: Places in which they appear.
+        sinks: Places at which the series appear.
     """
 
     sinks: list[Sink]
     values: dict[tuple[Family, str], float] = field(default_factory=dict)
     """Value of each series, by family and label (empty without a label)."""
     exemplars: dict[tuple[Family, str], Exemplar] = field(default_factory=dict)
-    """Latest request with exported spans that added to a counter."""
+    """Latest request with exported spans that increased a counter."""
     _highest: dict[tuple[Family, str], float] = field(default_factory=dict)
-    """Value of each counter by its own label, before labels are put together."""
+    """Value of each counter by its own label, before labels are combined."""
 
     def count(self, totals_now: Mapping[tuple[Family, str], float]) -> None:
         """Raise the counters to these totals."""
@@ -221,7 +220,7 @@ class Series:
                 sink.add(family, label, amount)
 
     def gauge(self, family: Family, values: Mapping[str, float]) -> None:
-        """Set a gauge; labels that it has had and that are absent now are 0."""
+        """Set a gauge's values; labels that it had before and that are absent now are set to 0."""
         now = {shown: 0.0 for of, shown in self.values if of is family}
         for label, value in values.items():
             _, shown = self._series(family, label)
@@ -232,7 +231,7 @@ class Series:
                 sink.set(family, label, value)
 
     def _series(self, family: Family, label: str) -> tuple[Family, str]:
-        """Return the family and label to count under: ``more`` if there are too many series by cause."""
+        """Return the family and the label to count under: ``more`` if there are too many series by cause."""
         if family.label == "cause":
             label = known_cause(label)
             number = sum(series in _BY_CAUSE for series, _ in self.values)

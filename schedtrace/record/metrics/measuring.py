@@ -1,4 +1,4 @@
-"""Connection of a writer with a receiver of totals, which comes and goes while the writer works."""
+"""Connection of a writer with a receiver of totals, which may change while the writer works."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -22,16 +22,16 @@ class Meter(Protocol):
         """Return totals for a recording that begins."""
 
     def publish(self, tally: Tally) -> None:
-        """Take the totals after a round, up to their clock."""
+        """Take the totals after a round, which are complete up to their clock."""
 
 
 class EngineFacts(NamedTuple):
-    """Facts about an engine that no step has."""
+    """Facts about an engine that no step contains."""
 
     stall_kind: str | None
     """Kind of the stall that the watchdog reports."""
     progress_unix_s: float | None
-    """Time at which it last saw progress; None without a watchdog."""
+    """Time at which the watchdog last saw progress; None without a watchdog."""
     kv_blocks: Mapping[str, int]
     """KV blocks by holder; empty if they cannot be read."""
 
@@ -46,18 +46,18 @@ class Measuring:
 
     def __init__(self, assembler: "Assembler", wall_anchor_us: int = 0) -> None:
         self.meter: Meter | None = None
-        """Receiver of the totals, set on any thread; None if nobody asked for metrics."""
+        """Receiver of the totals, which any thread may set; None if metrics are off."""
         self.begun: Callable[[], Any] = lambda: None
-        """Function that returns the capture of the latest call, which may not have ended."""
+        """Function that returns the capture of the latest call, which may still be under way."""
         self.assembled: Any = None
-        """Latest capture that was assembled."""
+        """Latest capture that has been assembled."""
         self._assembler = assembler
         self._current: Meter | None = None
         self._wall_anchor_us = wall_anchor_us
         self._followed: Histories | None = None
 
     def begin_round(self) -> None:
-        """Begin new totals if the receiver is another than before."""
+        """Begin new totals if the receiver has changed."""
         meter = self.meter
         if meter is not self._current:
             self._current = meter
@@ -75,12 +75,12 @@ class Measuring:
             histories.contexts.append((request.request_id, headers))
 
     def end_round(self, now_us: int, since_anchor: Callable[[int], int], *, complete: bool) -> None:
-        """Hand the totals on; never raise.
+        """Pass on the totals; never raise an error.
 
         Args:
             now_us: Time of the trace's clock.
             since_anchor: Function that converts nanoseconds to that clock.
-            complete: Whether all that happened up to now is in the totals, but for a call under way.
+            complete: Whether the totals contain everything up to now, except a call under way.
         """
         meter, tally = self._current, self._assembler.tally
         if meter is None or tally is None:

@@ -1,8 +1,8 @@
 """Places where an engine's series appear: a server of its own, vLLM's own ``/metrics``, or Ray's metrics.
 
-With several API servers, vLLM puts its metrics together from files in ``PROMETHEUS_MULTIPROC_DIR``, which
-every process writes; the engine's series appear there if this process writes them, too. Otherwise the engine
-serves ``/metrics`` itself, with ``/health`` and ``/ready``, by default on loopback.
+With several API servers, vLLM combines its metrics from files in ``PROMETHEUS_MULTIPROC_DIR``, which every
+process writes; the engine's series appear there if this process also writes them. Otherwise the engine serves
+``/metrics`` itself, with ``/health`` and ``/ready``, by default on loopback.
 """
 
 import json
@@ -31,7 +31,7 @@ class Instruments:
 
     Args:
         labels: Values of ``ENGINE_LABELS``.
-        counter: Function that makes a counter of a name, a text and names of labels.
+        counter: Function that makes a counter, given a name, a text and names of labels.
         gauge: The same for a gauge.
     """
 
@@ -66,7 +66,7 @@ def shared_files(labels: tuple[str, str]) -> Instruments:
 
 
 def in_ray_actor() -> bool:
-    """Return whether this process is a Ray actor, whose metrics Ray collects; import nothing."""
+    """Return whether this process is a Ray actor, whose metrics Ray collects, without importing Ray."""
     ray = sys.modules.get("ray")
     try:
         return ray is not None and ray.is_initialized() and bool(ray.get_runtime_context().get_actor_id())
@@ -89,7 +89,7 @@ def ray_metrics(labels: tuple[str, str]) -> Instruments:
 
 
 class OwnCollector:
-    """Collector of a registry, with the series as they are at a scrape.
+    """Collector for a registry, which returns the series as they are at a scrape.
 
     Args:
         series: Series of the engine.
@@ -123,7 +123,7 @@ class OwnCollector:
 
 
 def engine_labels(vllm_config: Any, rank: int) -> tuple[str, str]:
-    """Return the values of ``ENGINE_LABELS``: those of vLLM's own metrics, so that both can be joined."""
+    """Return the values of ``ENGINE_LABELS``, equal to those of vLLM's metrics so that both can be joined."""
     model = vllm_config.model_config
     name = getattr(model, "served_model_name", None) or model.model
     values = str(name[0] if isinstance(name, list) else name), str(rank)
@@ -141,7 +141,7 @@ class MetricsServer:
 
     Args:
         host: Address to bind.
-        port: Port to bind; 0 for any free one.
+        port: Port to bind; 0 for any free port.
         collector: Collector of ``prometheus_client``; None if the metrics appear elsewhere.
         health: Function that returns the engine's health.
 
@@ -177,7 +177,7 @@ class MetricsServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers to GET; nothing that a client sends reaches the engine."""
+    """Handler of GET requests; nothing that a client sends reaches the engine."""
 
     health: ClassVar[Callable[[], Health]]
     registry: ClassVar[Any]

@@ -1,10 +1,10 @@
-"""Running totals of an engine: what its trace's lines add up to, line by line, on the writer's thread.
+"""Running totals of an engine: the sums over its trace's lines, updated on the writer's thread.
 
-The totals equal the sums of the tables that ``analyze`` makes of the same trace (``timeline/``), and so does
-their meaning: a request waits from the start of the step that refuses it to the start of the next step, for
-the cause of the skip that names it or else of the exit that ended the loop. The requests of the queue are not
-examined one by one: the time is the number of requests that wait for a cause, times the time between two
-steps. A request that arrives or leaves between two steps corrects this by its own part.
+The totals equal the sums of the tables that ``analyze`` makes from the same trace (``timeline/``) and have
+the same meaning: a request waits from the start of the step that refuses it to the start of the next step,
+for the cause of the skip that names it or else of the exit that ended the loop. The requests of the queue are
+not examined one by one: the time is the number of requests that wait for a cause, times the time between two
+steps. For a request that arrives or leaves between two steps, this time is corrected.
 """
 
 from collections import Counter, deque
@@ -17,17 +17,17 @@ from schedtrace.model.trace import Arrival, Events, Exit, Finish, Output, Preemp
 from schedtrace.model.trace_facts import SetAside
 
 NEXT_STEP = "next_step"
-"""Cause of waiting for the first step that can see the request; no step has refused it yet."""
+"""Cause of waiting for the first step that can see the request, because no step has refused it yet."""
 OTHER = str(Cause.OTHER)
 MOST_OUTPUTS = 4096
-"""Steps whose output time is remembered, for requests that stop getting tokens."""
+"""Number of steps whose output time is remembered, for requests that stop getting tokens."""
 MOST_SPANS = 256
-"""Latest periods of work that are remembered, for the time in which no request is present."""
+"""Number of latest periods of work that are remembered, for the time in which no request is present."""
 PriorityClass = Literal["urgent", "default", "background"]
 
 
 def priority_class(priority: int) -> PriorityClass:
-    """Return the class of a priority; lower numbers go first, and 0 is vLLM's default."""
+    """Return the class of a priority; lower numbers are served first, and 0 is vLLM's default."""
     return "urgent" if priority < 0 else "background" if priority else "default"
 
 
@@ -39,7 +39,7 @@ def preemption_reason(preemption: Preemption) -> str:
 
 
 class Levels:
-    """Time spent under each label: how many there are, summed up over time, in microseconds."""
+    """Time spent under each label: the number under each label, integrated over time, in microseconds."""
 
     def __init__(self) -> None:
         self.us: Counter[str] = Counter()
@@ -54,25 +54,25 @@ class Levels:
         self.clock_us = us
 
     def enter(self, label: str, at_us: int) -> None:
-        """Count one more from a moment on, which may be before or after the clock's."""
+        """Add one to a label from a moment on, which may be before or after the clock's time."""
         self.count[label] += 1
         self.us[label] += self.clock_us - at_us
 
     def leave(self, label: str, at_us: int) -> None:
-        """Count one fewer from a moment on, which may be before or after the clock's."""
+        """Remove one from a label from a moment on, which may be before or after the clock's time."""
         self.count[label] -= 1
         self.us[label] -= self.clock_us - at_us
 
 
 class StepCauses(NamedTuple):
-    """Causes for which a step gave requests nothing."""
+    """Causes for which a step gave requests no tokens."""
 
     waiting: str
-    """Cause that ended the loop over the waiting queue; ``queue_empty`` if nobody is left in it."""
+    """Cause that ended the loop over the waiting queue; ``queue_empty`` if no request is left in it."""
     skipped: Mapping[str, str]
-    """Cause for each request that this loop passed over by name."""
+    """Cause for each request that this loop skipped by name."""
     running: str
-    """Cause for running requests that the step does not name."""
+    """Cause for running requests that no exit of the step names."""
     named: Mapping[str, str]
     """Cause for each request that a refusal of either loop names."""
     refusals: Mapping[str, int]
@@ -85,7 +85,7 @@ class StepCauses(NamedTuple):
 
 
 def step_causes(exits: Iterable[Exit], *, waiting: int) -> StepCauses:
-    """Return the causes that a step's exits give.
+    """Return the causes that a step's exits state.
 
     Args:
         exits: Exits of the step's line.
@@ -135,10 +135,10 @@ def _waiting_cause(
     often: Mapping[tuple[str, str | None], int],
     waiting: int,
 ) -> str:
-    """Return the cause of the exit that shows why the queue was not emptied (``timeline.py``).
+    """Return the cause of the exit that best shows why the queue was not emptied.
 
-    A refusal comes before an end that refused nobody, an end before a skip, and the most frequent skip before
-    others.
+    A refusal comes before an end that refused no request, an end before a skip, and the most frequent skip
+    before other skips.
     """
     refusing = {place: exit_ for place, exit_ in skips.items() if _refuses(exit_, waiting)}
     if ended is not None and (_refuses(ended, waiting) or not refusing):
@@ -151,8 +151,8 @@ def _waiting_cause(
 class BusyTime:
     """Time in which an engine works or has requests, and the part of it in which the device works.
 
-    Idle is the time in which no request is in the scheduler and none of its work is under way: between the
-    last request that left and the next that comes.
+    Idle time is the time in which the scheduler has no request and no work is under way: from the departure
+    of the last request to the next arrival.
     """
 
     def __init__(self) -> None:
@@ -162,24 +162,24 @@ class BusyTime:
         self._idle_us = 0
         self._device_end_us = 0
         self._empty_since_us: int | None = 0
-        """Time at which the last request left; None while there are any."""
+        """Time at which the last request left; None while any request is present."""
         self._spans: deque[tuple[int, int]] = deque(maxlen=MOST_SPANS)
 
     def note_empty(self, at_us: int) -> None:
-        """Note that no request is left."""
+        """Record that no request is left."""
         self._empty_since_us = at_us
 
     def note_first(self, at_us: int) -> None:
-        """Note that a request came while there was none."""
+        """Record that a request arrived when there was none."""
         self._idle_us += self._empty_us(at_us)
         self._empty_since_us = None
 
     def note_work(self, begin_us: int, end_us: int) -> None:
-        """Note a period in which the engine worked."""
+        """Record a period in which the engine worked."""
         self._spans.append((begin_us, end_us))
 
     def note_device(self, begin_us: int, end_us: int) -> None:
-        """Note a period in which the device worked; periods begin in order."""
+        """Record a period in which the device worked; periods must begin in order."""
         self.device_us += max(0, end_us - max(begin_us, self._device_end_us))
         self._device_end_us = max(self._device_end_us, end_us)
         self._spans.append((begin_us, end_us))
@@ -194,7 +194,7 @@ class BusyTime:
         return self._idle_us + self._empty_us(now_us)
 
     def host_us(self, now_us: int) -> int:
-        """Return the time up to now that is neither idle nor the device's."""
+        """Return the time up to now that is neither idle time nor the device's."""
         elapsed_us = 0 if self.began_us is None else now_us - self.began_us
         return elapsed_us - self.idle_us(now_us) - self.device_us
 
@@ -210,7 +210,7 @@ class BusyTime:
 
 
 class CountedStep(NamedTuple):
-    """Step that is counted but not written, with what totals need; the fields are those of ``Step``."""
+    """Step that is counted but not written, with the fields of ``Step`` that totals need."""
 
     step: int
     start_us: int
@@ -231,14 +231,14 @@ class CountedStep(NamedTuple):
 
 @dataclass(slots=True)
 class _Unscheduled:
-    """A running request that the latest step gave nothing."""
+    """Running request that got no tokens in the latest step."""
 
     raw_id: str
-    """Its id as vLLM knows it."""
+    """Id of the request in vLLM."""
     last_step: int
-    """Last step that scheduled it; -1 if none of the trace did."""
+    """Last step that scheduled the request; -1 if no step of the trace did."""
     counted_us: int = 0
-    """Time since the latest step that the totals contain already."""
+    """Part of the time since the latest step that the totals already contain."""
 
 
 class Tally:
@@ -264,14 +264,14 @@ class Tally:
         self.clock_us = 0
         """Moment up to which the totals are complete."""
         self._next: dict[str, int] = {}
-        """Requests that no step has seen yet, with their priorities."""
+        """Requests that have arrived after the latest step, with their priorities."""
         self._queued: dict[str, int] = {}
         self._running: dict[str, int] = {}
         self._aside: set[str] = set()
         self._unscheduled: dict[str, _Unscheduled] = {}
         self._exits: Sequence[Exit] | None = None
         self._is_empty = True
-        """Whether the latest step left nobody in the queue."""
+        """Whether the latest step left no request in the queue."""
         self.causes = step_causes((), waiting=0)
         """Causes of the exits of the latest step."""
         self._step_us: int | None = None
@@ -280,9 +280,9 @@ class Tally:
         """Time at which the output of a step came back."""
         self._latest_output_us = 0
         self._done: dict[int, tuple[int, int]] = {}
-        """Steps whose output is not back: when ``schedule()`` returned, and when it began."""
+        """Steps whose output is not back, with the times at which ``schedule()`` returned and began."""
         self._over_us = 0
-        """End of the latest step: its call has returned, or its output is back."""
+        """Time at which the latest step ended: its call has returned, or its output is back."""
         self._lost = False
         """Whether steps before the next one are missing."""
         self._dummy_us = 0
@@ -304,7 +304,7 @@ class Tally:
         }
 
     def advance_to(self, us: int) -> None:
-        """Add the time up to a moment, for which all lines are there."""
+        """Add the time up to a moment, before which all lines have been added."""
         for request_id in self._unscheduled:
             self._add_stall(request_id, us)
         for levels in (self.waits, self.running, self.aside, self.classes):
@@ -315,10 +315,10 @@ class Tally:
     def begin_with(
         self, at_us: int, present: Iterable[tuple[str, Present]], scheduled: Container[str] = ()
     ) -> None:
-        """Take the requests present at a moment as all that there are.
+        """Start with the requests present at a moment, and no others.
 
         Args:
-            at_us: The moment; time before it is not counted.
+            at_us: The moment; earlier time is not counted.
             present: These requests, each with vLLM's id.
             scheduled: vLLM's ids of the requests of the latest step.
         """
@@ -343,9 +343,9 @@ class Tally:
 
         Args:
             step: Line of the step, without its requests.
-            admitted: Requests that it took from the queue.
+            admitted: Requests that the step took from the queue.
             left: Requests of the step before that are not in it: their ids in lines, and vLLM's.
-            scheduled: vLLM's ids of its requests; None if they are those of the step before.
+            scheduled: vLLM's ids of the step's requests; None if they are the same as in the step before.
         """
         start_us = step.start_us
         if self._lost:
@@ -378,7 +378,7 @@ class Tally:
             self.note_output(step)
 
     def note_events(self, events: Events, *, preempted: Iterable[str] = ()) -> None:
-        """Add what happened between two steps, or instead of dropped ones.
+        """Add events between two steps, or in place of dropped ones.
 
         Args:
             events: Line of the events.
@@ -397,14 +397,14 @@ class Tally:
         self._dummy_us += events.dummy_us
 
     def resume_with(self, request_ids: Iterable[str]) -> None:
-        """Note that these requests run after dropped steps, which may have admitted them."""
+        """Record that these requests run after dropped steps, which may have admitted them."""
         for request_id in request_ids:
             if request_id in self._next or request_id in self._queued:
                 priority = self._leave(request_id, self.clock_us)
                 self._run(request_id, priority, self.clock_us)
 
     def _move_to(self, us: int) -> None:
-        """Set the clock without adding time, which is not recorded."""
+        """Set the clock without adding the time in between, which is not recorded."""
         self.busy.skip(max(0, us - self.clock_us))
         for levels in (self.waits, self.running, self.aside, self.classes):
             if levels is not None:
@@ -444,7 +444,7 @@ class Tally:
             self.classes.leave(priority_class(priority), at_us)
 
     def _leave(self, request_id: str, at_us: int) -> int:
-        """Take a request out of wherever it is; return its priority."""
+        """Remove a request from wherever it is; return its priority."""
         priority = 0
         if request_id in self._next:
             priority = self._next.pop(request_id)
@@ -506,7 +506,7 @@ class Tally:
                 self._run(request_id, self._leave(request_id, at_us), at_us)
 
     def _note_causes(self, step: Step | CountedStep) -> None:
-        """Take the causes of this step for those who wait after it."""
+        """Take the causes of this step for the requests that wait after it."""
         is_empty = not step.num_waiting_after
         if step.exits is not self._exits or is_empty != self._is_empty:
             self._exits, self._is_empty = step.exits, is_empty

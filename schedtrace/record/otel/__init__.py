@@ -1,1 +1,1 @@
-"""OpenTelemetry: an engine's metrics, and the states of sampled requests as spans, sent by OTLP."""
+"""OpenTelemetry export over OTLP: an engine's metrics, and the states of sampled requests as spans."""

@@ -1,4 +1,4 @@
-"""Everything that an engine sends by OTLP: its metrics, and spans of sampled requests.
+"""Export of an engine's metrics, and of spans of sampled requests, over OTLP.
 
 ``SCHEDTRACE_METRICS`` chooses what is sent (``choice``), and which requests are sampled.
 """
@@ -27,12 +27,12 @@ MOST_SHARE = 1 << 64
 
 @dataclass(frozen=True)
 class Sampling:
-    """Requests whose states become spans, decided when they end."""
+    """Rules for sampling the requests whose states become spans; a request is judged when it ends."""
 
     rate: float = 0.0
     """Share of all requests, from 0 to 1."""
     slow: Rules = NO_RULES
-    """Objectives whose violation samples a request, whatever the rate."""
+    """Objectives; a request that violates one is sampled whatever the rate."""
 
     def sampling_reason(self, history: History) -> str | None:
         """Return the reason for sampling a request that has ended; None if it is not sampled."""
@@ -43,7 +43,7 @@ class Sampling:
 
 
 def _share(history: History) -> int:
-    """Return a number below ``MOST_SHARE``, the same for all requests of a trace, as SDKs sample them."""
+    """Return a number below ``MOST_SHARE``, equal for all requests of a trace, as SDKs sample them."""
     match = _TRACE_ID.fullmatch(history.headers.get("traceparent", ""))
     if match is not None:
         return int(match[1][16:], 16)
@@ -55,11 +55,11 @@ class Choice(NamedTuple):
     """Parsed value of ``SCHEDTRACE_METRICS``."""
 
     address: str
-    """The rest of the value: whether and where to serve metrics."""
+    """Rest of the value: whether and where to serve metrics."""
     otlp: bool = False
     """Whether to send metrics by OTLP."""
     sampling: Sampling | None = None
-    """Requests whose states to send as spans; None for none."""
+    """Sampling of the requests whose states to send as spans; None for no spans."""
 
     @property
     def is_sent(self) -> bool:
@@ -127,15 +127,15 @@ class OtlpExport:
         self._sampling = Sampling()
         self._lost_before = 0
         self.histories: Histories | None = None
-        """Histories of requests; None if there are no spans."""
+        """Histories of requests; None if spans are off."""
 
     @property
     def destinations(self) -> list[str]:
-        """Places to which something is sent, in words."""
+        """Description of the places to which data is sent."""
         return [sender.destination for sender in (self._push, self._spans) if sender is not None]
 
     def send(self, chosen: Choice) -> None:
-        """Begin to send the chosen signals; signals that are sent already continue.
+        """Begin to send the chosen signals; signals that are already being sent continue.
 
         Raises:
             NotUnderstoodError: If a variable of an exporter is invalid.
@@ -161,7 +161,7 @@ class OtlpExport:
         return {(families.LOST_SPANS, ""): float(self._lost_before + spans.lost)}
 
     def close(self) -> None:
-        """Send what is waiting, and stop."""
+        """Send the remaining data, and stop."""
         with suppress(Exception):  # the writer's thread may still add lines
             self.publish(last=True)
         push, self._push = self._push, None
@@ -173,7 +173,7 @@ class OtlpExport:
             push.close()
 
     def _note_exemplars(self, request: SampledRequest, trace_id: str) -> None:
-        """Note the request as an example of waiting for its causes."""
+        """Store the request as an example of waiting for its causes."""
         now_s = time.time()
         for cause, seconds in request.seconds_by_cause(QUEUED).items():
             self._series.exemplars[families.WAIT, cause] = Exemplar(trace_id, seconds, now_s)

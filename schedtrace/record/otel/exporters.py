@@ -1,4 +1,4 @@
-"""OTLP exporters of the OpenTelemetry SDK, configured by its standard variables, and the push of metrics.
+"""OTLP exporters of OpenTelemetry's SDK, configured by standard variables, and periodic metrics.
 
 ``OTEL_EXPORTER_OTLP_ENDPOINT`` and its relatives are read by the exporters themselves. No provider is made
 global: vLLM has its own.
@@ -23,9 +23,9 @@ _EXPORTERS: dict[Signal, tuple[str, str]] = {
     "METRICS": ("metric_exporter", "OTLPMetricExporter"),
     "TRACES": ("trace_exporter", "OTLPSpanExporter"),
 }
-"""Module and class of each signal's exporter in the packages of the SDK."""
+"""Module and class of each signal's exporter in the SDK's packages."""
 CLOSE_MS = 2000
-"""Milliseconds for the last export when an engine ends; a collector that is gone may not hold it up."""
+"""Milliseconds for the last export when an engine ends, which an absent collector must not delay."""
 
 
 def signal_variable(signal: Signal, name: str) -> str:
@@ -35,10 +35,10 @@ def signal_variable(signal: Signal, name: str) -> str:
 
 
 def protocol(signal: Signal) -> str:
-    """Return the protocol of a signal: ``grpc``, as in vLLM, unless a variable says ``http/protobuf``.
+    """Return the protocol of a signal: ``grpc``, as in vLLM, unless a variable selects ``http/protobuf``.
 
     Raises:
-        NotUnderstoodError: If a variable names another protocol.
+        NotUnderstoodError: If a variable names any other protocol.
     """
     text = signal_variable(signal, "PROTOCOL") or GRPC
     if text not in DEFAULT_ENDPOINTS:
@@ -48,7 +48,7 @@ def protocol(signal: Signal) -> str:
 
 
 def destination(signal: Signal) -> str:
-    """Return the protocol and the endpoint of a signal, in words."""
+    """Describe a signal's protocol and endpoint."""
     by = protocol(signal)
     return f"{signal_variable(signal, 'ENDPOINT') or DEFAULT_ENDPOINTS[by]} ({by})"
 
@@ -75,7 +75,7 @@ def otlp_exporter(signal: Signal) -> Any:
 
 
 def sdk_resource() -> Any:
-    """Return the resource of all signals, to which ``OTEL_RESOURCE_ATTRIBUTES`` adds."""
+    """Return the resource of all signals, including the attributes in ``OTEL_RESOURCE_ATTRIBUTES``."""
     from opentelemetry.sdk.resources import Resource
 
     return Resource.create({"vllm.process_id": str(os.getpid()), "schedtrace.version": __version__})

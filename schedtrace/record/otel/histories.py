@@ -1,10 +1,10 @@
-"""Histories of requests, line by line on the writer's thread: the states that ``analyze`` makes of a trace.
+"""Histories of requests, updated on the writer's thread, with the same states as in ``analyze``.
 
 A request's history is a list of pieces, each with its beginning, as in ``timeline/pieces.py``, which explains
-them with an example. Steps leave only marks: the step that admits a request, the step that completes its
-prompt, steps that pass over it. Causes of waiting are not stored by request but once for each step that
-changes them; only the history of a request that is exported looks them up. A steady step costs a few
-comparisons.
+them with an example. Only certain steps are stored: the step that admits a request, the step that completes
+its prompt, and steps that pass over the request. Causes of waiting are not stored by request but once for
+each step that changes them; only the history of a request that is exported looks them up. A steady step costs
+a few comparisons.
 """
 
 from bisect import bisect_right
@@ -21,23 +21,23 @@ from schedtrace.record.metrics.tally import NEXT_STEP, StepCauses
 from schedtrace.record.step_lines import LatestRows
 
 MOST_CONTEXTS = 10_000
-"""Trace contexts that are kept for requests whose arrival is not assembled yet."""
+"""Maximum number of trace contexts that are kept for requests whose arrival is not assembled yet."""
 MOST_REFUSALS = 4096
-"""Latest steps with other causes than the step before that are remembered."""
+"""Number of latest steps that are remembered whose causes differ from those of the step before."""
 MOST_NAMES = 200_000
-"""Requests that these steps name, all together."""
+"""Maximum number of requests that these steps name, all together."""
 MOST_OUTPUTS = 4096
-"""Steps whose output time is remembered, for stalls that begin when an output is back."""
+"""Number of steps whose output time is remembered, for stalls that begin when an output is back."""
 
 ARRIVES, WAITS, COMPUTES, DECODES = range(4)
-"""Order of the pieces that one step begins."""
+"""Order of pieces that begin in the same step."""
 
 
 class Piece(NamedTuple):
-    """Beginning of a state."""
+    """Beginning of a state in a request's history."""
 
     step: int
-    """Step that begins it; -1 for the arrival."""
+    """Step that begins the piece; -1 for the arrival."""
     rank: int
     since_us: int
     state: str
@@ -54,12 +54,12 @@ class RequestState(NamedTuple):
     name: str
     cause: str | None
     step: int
-    """Step that began it; -1 if none did."""
+    """Step that began the state; -1 if no step did."""
     refusal: "StepRefusals | None"
 
 
 class StepRefusals(NamedTuple):
-    """Exits of a step whose causes differ from those of the step before."""
+    """Exits of a step whose causes differ from those of the step before it."""
 
     step: int
     start_us: int
@@ -68,29 +68,29 @@ class StepRefusals(NamedTuple):
     token_budget: int
     max_num_running_reqs: int
     running: int
-    """Running requests after the step."""
+    """Number of running requests after the step."""
     head: HeadRefusal | None
     """Latest refusal of KV blocks at the head of the queue, with the holders of the blocks."""
 
 
 @dataclass(eq=False, slots=True)
 class _Admission:
-    """Admission of a request, until it is preempted or leaves."""
+    """Admission of a request, until the request is preempted or leaves."""
 
     computes: str
     """``prefill`` or ``recompute``."""
     missing_tokens: int
-    """Tokens to compute before its next token comes back."""
+    """Number of tokens to compute before the next token comes back."""
     reached_step: int | None = None
-    """Step that computed the last of them."""
+    """Step that computed the last of these tokens."""
     output_us: int | None = None
     """Time at which the output of that step came back."""
     decodes: bool = False
-    """Whether a later step scheduled it, or preempted it."""
+    """Whether a later step scheduled or preempted the request."""
 
 
 class _Run(NamedTuple):
-    """First of the steps that schedule a request one after the other."""
+    """First of a series of steps that schedule a request consecutively."""
 
     admission: _Admission
     step: int
@@ -99,7 +99,7 @@ class _Run(NamedTuple):
     after_stall: bool = False
 
     def piece(self) -> Piece:
-        """Return the piece that it begins."""
+        """Return the piece that the series begins."""
         if not self.decodes:
             return Piece(self.step, COMPUTES, self.start_us, self.admission.computes)
         back_us = self.admission.output_us
@@ -111,14 +111,14 @@ class _Run(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Absence:
-    """Steps that gave a request nothing: in the queue, or running without tokens."""
+    """Steps in which a request got no tokens: in the queue, or running."""
 
     state: str
     """``waiting``, ``preempted``, ``set_aside`` or ``stalled``."""
     step: int
     start_us: int
     end_step: int | None = None
-    """Step that scheduled it again; None if it left."""
+    """Step that scheduled the request again; None if the request left."""
     end_us: int | None = None
     back_us: int | None = None
     """Time at which the output of the step before came back."""
@@ -130,26 +130,26 @@ class History:
 
     arrival: Arrival
     headers: Mapping[str, str]
-    """Trace context that the front end sent with it."""
+    """Headers of the trace context that the front end sent with the request."""
     marks: list[Piece | _Absence | _Run] = field(default_factory=list)
     raw_id: str = ""
-    """Id in vLLM, once a step has admitted it."""
+    """Id in vLLM, set once a step has admitted the request."""
     absence: _Absence | None = None
     admission: _Admission | None = None
     lost_tokens: int = 0
     finish: Finish | None = None
     asked_again: bool = False
-    """Whether it has been asked for before its last output was back."""
+    """Whether ``take_ended`` has already seen the request without its last output."""
 
     @property
     def awaits_output(self) -> bool:
-        """Whether the step that completed its prompt has no output yet."""
+        """Whether the step that completed the request's prompt has no output yet."""
         admission = self.admission
         return admission is not None and admission.reached_step is not None and admission.output_us is None
 
 
 class RefusalLog:
-    """Causes of the latest steps, and the exits that they come from; steps without a change are left out."""
+    """Causes of the latest steps, and the exits behind them; steps without a change are left out."""
 
     def __init__(self) -> None:
         self._steps: list[StepRefusals] = []
@@ -157,7 +157,7 @@ class RefusalLog:
         self._head: HeadRefusal | None = None
 
     def add_step(self, step: Step, causes: StepCauses) -> None:
-        """Add a step if its causes differ from those of the step before."""
+        """Add a step if its causes differ from those of the step before it."""
         if step.refusals:
             self._head = step.refusals[-1]
         if self._steps and (causes is self._steps[-1].causes or causes == self._steps[-1].causes):
@@ -174,7 +174,7 @@ class RefusalLog:
             self._names = sum(len(entry.causes.named) + len(entry.causes.skipped) for entry in self._steps)
 
     def within(self, first: int, end: int | None) -> Iterator[tuple[int, StepRefusals | None]]:
-        """Yield the steps of a range with other causes than the step before, and the first of the range.
+        """Yield the first step of a range, and each step in it whose causes differ from the step before.
 
         Args:
             first: First step.
@@ -195,24 +195,23 @@ class RefusalLog:
 
 
 class Histories:
-    """Histories of the requests that have arrived since this recording began and have not left."""
+    """Histories of the requests that arrived since this recording began and have not left."""
 
     def __init__(self) -> None:
         self.contexts: deque[tuple[str, Mapping[str, str]]] = deque(maxlen=MOST_CONTEXTS)
-        """Trace contexts by vLLM's ids; the engine's thread appends, the writer's takes."""
+        """Trace contexts by vLLM's ids; the engine's thread adds them, and the writer's thread takes them."""
         self.wall_anchor_us = 0
         self._written_id: Callable[[str], str] = str
         self.lost = 0
-        """Requests whose history is incomplete: steps were dropped, a recording ended, or it is a streaming
-        session.
-        """
+        """Number of requests whose history is incomplete: steps were dropped, a recording ended, or it is a
+        streaming session."""
         self._headers: dict[str, Mapping[str, str]] = {}
         self._present: dict[str, History] = {}
         self._ended: list[History] = []
         self._begin()
 
     def begin_recording(self, wall_anchor_us: int, written_id: Callable[[str], str]) -> None:
-        """Forget the requests of the recording before.
+        """Forget the requests of the previous recording.
 
         Args:
             wall_anchor_us: Unix time in microseconds at which the trace's clock read 0.
@@ -229,11 +228,11 @@ class Histories:
         self._computing: dict[str, History] = {}
         """Requests that have not reached their next token, by vLLM's ids."""
         self._reached: dict[str, History] = {}
-        """Requests that have reached it and that no step has scheduled since."""
+        """Requests that have reached their next token and that no step has scheduled since."""
         self._unscheduled: dict[str, History] = {}
-        """Running requests to which the latest step gave no tokens."""
+        """Running requests that got no tokens in the latest step."""
         self._awaited: dict[int, list[_Admission]] = {}
-        """Admissions by the step whose output is their next token."""
+        """Admissions by the step whose output contains their next token."""
         self._outputs: dict[int, int] = {}
         self.refusals = RefusalLog()
 
@@ -250,7 +249,7 @@ class Histories:
             step: Line of the step, without its requests.
             causes: Causes for which the step refused requests.
             rows: The step's requests; None if it is steady.
-            latest: Rows of this step, also if it is steady.
+            latest: Rows of this step, even if it is steady.
         """
         self._come_and_go(step.arrived, step.finished)
         self.refusals.add_step(step, causes)
@@ -265,12 +264,12 @@ class Histories:
             self._output(step.step, step.output_us)
 
     def add_output(self, output: Output) -> None:
-        """Add the output of a step whose line came before it."""
+        """Add the output of a step whose line was written without it."""
         if output.output_us is not None:
             self._output(output.step, output.output_us)
 
     def add_events(self, events: Events) -> None:
-        """Add what happened between two steps; dropped steps end all histories."""
+        """Add events between two steps; dropped steps end all histories."""
         if events.dropped_steps:
             self._begin()
             self._headers.clear()
@@ -278,7 +277,7 @@ class Histories:
             self._come_and_go(events.arrived, events.finished)
 
     def take_ended(self, *, last: bool = False) -> list[History]:
-        """Return the histories that have ended; those that lack an output only with the next call.
+        """Return the histories that have ended; a history that lacks an output is returned by the next call.
 
         Args:
             last: Whether no line will follow.
@@ -294,7 +293,7 @@ class Histories:
         return ready
 
     def _come_and_go(self, arrived: Sequence[Arrival], finished: Sequence[Finish]) -> None:
-        """Add arrivals and departures; an id may leave and come again."""
+        """Add arrivals and departures; an id may leave and arrive again."""
         while self.contexts:
             raw_id, headers = self.contexts.popleft()
             if len(self._headers) < MOST_CONTEXTS:
@@ -318,7 +317,7 @@ class Histories:
         self._new.append(history)
 
     def _finish(self, finish: Finish) -> bool:
-        """End the history of a request; return whether it has one."""
+        """End the history of a request; return whether the request has one."""
         history = self._present.pop(finish.request_id, None)
         if history is None:
             return False
@@ -332,7 +331,7 @@ class Histories:
             requests.pop(history.raw_id, None)
 
     def _put_back(self, step: Step) -> None:
-        """Put requests that a step preempted, or found set aside, back into the queue."""
+        """Put requests that a step preempted or set aside back into the queue."""
         lost = [(preemption.request_id, "preempted", preemption.lost_tokens) for preemption in step.preempted]
         lost += [(aside.request_id, "set_aside", 0) for aside in step.set_aside]
         for request_id, state, tokens in lost:
@@ -346,7 +345,7 @@ class Histories:
                 self._begin_absence(history, state, step)
 
     def _change_places(self, step: Step, rows: Rows, latest: LatestRows) -> None:
-        """Admit requests, and note those that get no tokens, and get some again."""
+        """Admit requests, and record which of them stop or resume getting tokens."""
         if latest.phases:
             computed = dict(zip(latest.ids, latest.token_counts()[0], strict=True))
             for raw_id in latest.phases:
@@ -389,7 +388,7 @@ class Histories:
             self._computing[raw_id] = history
 
     def _advance(self, step: Step, rows: Rows | None) -> None:
-        """Note the requests that compute, or have computed, their next token in this step."""
+        """Record the requests that compute, or have computed, their next token in this step."""
         for raw_id, history in list(self._reached.items()):
             if raw_id in self._unscheduled or (rows is not None and raw_id not in rows.scheduled):
                 continue
@@ -415,7 +414,7 @@ class Histories:
             admission.output_us = output_us
 
     def states(self, history: History) -> list[RequestState]:
-        """Return the states of a request that has left, in order, without gap or overlap."""
+        """Return the states of a request that has left, in order, without gaps or overlaps."""
         finish = history.finish
         end_us = 0 if finish is None else finish.finished_us
         pieces = sorted(self._pieces(history, end_us), key=lambda piece: piece[:2])
@@ -453,7 +452,7 @@ class Histories:
                 yield Piece(admission.reached_step, DECODES, admission.output_us, "decode")
 
     def _stalls(self, absence: _Absence, request_id: str, end_us: int) -> Iterator[Piece]:
-        """Yield the pieces in which a running request gets no tokens and has no output in flight."""
+        """Yield the pieces in which a running request has no output in flight and gets no tokens."""
         back_us = absence.back_us
         if back_us is None:
             back_us = self._outputs.get(absence.step - 1, 0)

@@ -1,4 +1,4 @@
-"""Spans of sampled requests: their states, under the trace context that the client sent.
+"""Spans with the states of sampled requests, under the trace context that the client sent.
 
 vLLM makes one span per request, ``llm_request``, in its front end when the request has ended, and the SDK
 then draws its id. While spans are on, the front end draws the id when the request begins and sends it to the
@@ -27,32 +27,32 @@ from schedtrace.record.otel.histories import History, RequestState, StepRefusals
 from schedtrace.version import __version__
 
 MOST_QUEUED = 1000
-"""Sampled requests that wait for their export; further ones are dropped and counted."""
+"""Maximum number of sampled requests that wait for export; further ones are dropped and counted."""
 MOST_STATES = 100
 """Maximum number of state spans per request; beyond it, only the longest states get a span."""
 MOST_TOGETHER = 50
-"""Requests whose spans are exported together."""
+"""Number of requests whose spans are exported together."""
 LONGEST_TRACESTATE = 512
-"""Characters of ``tracestate`` that must be passed on; a longer one is left out."""
+"""Maximum number of characters of ``tracestate`` that is passed on; a longer one is left out."""
 EVERY_S = 1.0
 """Seconds between two exports."""
 CLOSE_S = 2.0
 QUEUED = ("waiting", "preempted", "set_aside")
 """States of a request that is in the waiting queue."""
 _RANDOMIZED = re.compile(r"(.+)-[0-9a-f]{8}", re.DOTALL)
-"""Id that vLLM's front end has made of the client's."""
+"""Pattern of an id that vLLM's front end has made from the client's id."""
 
 Attributes = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRequest:
-    """A request whose states become spans."""
+    """Request whose states become spans."""
 
     history: History
     states: Sequence[RequestState]
     reason: str
-    """Reason why it is sampled."""
+    """Reason why the request is sampled."""
     wall_anchor_us: int
 
     def unix_ns(self, us: int) -> int:
@@ -88,7 +88,7 @@ class SpanExport:
 
         self.destination = f"spans to {destination('TRACES')}"
         self.lost = 0
-        """Requests whose spans were dropped, or could not be exported."""
+        """Number of requests whose spans were dropped, or could not be exported."""
         self._labels, self._exported = labels, exported
         self._made = InMemorySpanExporter()
         provider = TracerProvider(resource=sdk_resource(), shutdown_on_exit=False)
@@ -101,14 +101,14 @@ class SpanExport:
         self._thread.start()
 
     def queue_spans(self, request: SampledRequest) -> None:
-        """Have a request's spans exported; drop it if too many wait."""
+        """Queue a request's spans for export; drop them if too many wait."""
         if len(self._queue) < MOST_QUEUED:
             self._queue.append(request)
         else:
             self.lost += 1
 
     def close(self) -> None:
-        """Export what waits, but for no longer than ``CLOSE_S``."""
+        """Export the waiting spans, but for no longer than ``CLOSE_S``."""
         self._closing.set()
         self._thread.join(CLOSE_S)
         self._exporter.shutdown()
@@ -147,7 +147,7 @@ class SpanExport:
 
 
 def make_spans(tracer: Any, request: SampledRequest, labels: tuple[str, str]) -> str | None:
-    """Make the spans of a request; return its trace id, or None if its client does not sample the trace.
+    """Make the spans of a request; return its trace id (None if its client does not sample the trace).
 
     Args:
         tracer: Tracer of the OpenTelemetry SDK.
@@ -186,7 +186,7 @@ def make_spans(tracer: Any, request: SampledRequest, labels: tuple[str, str]) ->
 
 
 def _longest(states: Sequence[RequestState]) -> tuple[Sequence[RequestState], int]:
-    """Return the longest states in their order, and the number of the others."""
+    """Return the longest states in their order, and the number of all other states."""
     if len(states) <= MOST_STATES:
         return states, 0
     by_length = sorted(states, key=lambda state: state.begin_us - state.end_us)[:MOST_STATES]
@@ -220,7 +220,7 @@ def _request_attributes(request: SampledRequest, labels: tuple[str, str]) -> Att
 
 
 def _parent_context(headers: Mapping[str, str]) -> Any:
-    """Return the context of vLLM's own span if its id is known, or else of the client's."""
+    """Return the context of vLLM's own span if its id is known; otherwise that of the client's."""
     from opentelemetry.context import Context
     from opentelemetry.trace import (
         INVALID_SPAN_CONTEXT,
@@ -247,11 +247,11 @@ def _parent_context(headers: Mapping[str, str]) -> Any:
 
 
 def exit_attributes(state: RequestState, refusal: StepRefusals, request_id: str) -> Attributes:
-    """Return the attributes of a ``schedtrace.exit``: its cause, the limit, and who holds what is missing.
+    """Return the attributes of a ``schedtrace.exit``: cause, limit, and holders of what is missing.
 
     Args:
         state: State without tokens.
-        refusal: Step that began it.
+        refusal: Exits of the step that began the state.
         request_id: The request.
     """
     loop, cause = "running" if state.name == "stalled" else "waiting", str(state.cause)
@@ -297,7 +297,7 @@ def _place(exit_: Exit) -> Attributes:
 
 
 PARENT = "schedtrace-llm-request"
-"""Key, among a request's trace headers, of the id of its ``llm_request``: 16 hex digits."""
+"""Key in a request's trace headers under which the id of its ``llm_request`` is sent: 16 hex digits."""
 _chosen = threading.local()
 
 
@@ -310,7 +310,7 @@ def choose_span_ids() -> None:
 
 
 class ChosenIds:
-    """Generator of ids whose next span id may have been chosen.
+    """Generator of ids that can be told the next span id.
 
     Args:
         original: Generator of the SDK's provider.
@@ -320,7 +320,7 @@ class ChosenIds:
         self._original = original
 
     def generate_span_id(self) -> int:
-        """Return the chosen id, once, or else one that the SDK draws."""
+        """Return the chosen id once; otherwise, an id that the SDK draws."""
         chosen, _chosen.span_id = getattr(_chosen, "span_id", None), None
         return int(self._original.generate_span_id() if chosen is None else chosen)
 
@@ -346,7 +346,7 @@ def _trace(original: Method, processor: Any, output: Any, *args: object, **kwarg
 
 
 def _takes_ids() -> bool:
-    """Have vLLM's provider take chosen ids; return whether it does."""
+    """Make vLLM's provider accept chosen ids; return whether it does."""
     from opentelemetry.trace import get_tracer_provider
 
     provider = get_tracer_provider()
