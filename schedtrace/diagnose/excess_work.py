@@ -71,7 +71,7 @@ def part_times(timeline: Timeline, steps: pl.DataFrame) -> dict[str, Array]:
     nothing = pl.lit(None, pl.Int64)
     in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
     shared = (timeline.header.pipeline_parallel_size or 1) > 1
-    execution = pl.when(pl.col("total_requests") > 0).then(pl.coalesce("execute_us", "busy_us"))
+    execution = pl.when(pl.col("total_requests") > 0).then("execution_us")
     columns = steps.select(
         (nothing if shared or in_lockstep else execution).alias(EXECUTION),
         pl.col("schedule_us").alias(SCHEDULE),

@@ -159,14 +159,12 @@ def paces(steps: pl.DataFrame) -> list[SummaryPace]:
     Args:
         steps: Steps of a timeline.
     """
-    columns = steps.columns
-    if not {"busy_us", *FEATURES} <= {*columns}:
+    if not {"execution_us", *FEATURES} <= {*steps.columns}:
         return []
-    us = pl.coalesce("execute_us", "busy_us") if "execute_us" in columns else pl.col("busy_us")
     classes = [_work_class(pl.col(name)) for name in FEATURES]
     rows = (
         steps.filter(pl.col("total_requests") > 0)
-        .with_columns(us=us)
+        .with_columns(us="execution_us")
         .drop_nulls(["us", *FEATURES])
         .filter(pl.col("us") > 0)
         .group_by(work=pl.concat_str(classes, separator="/"))

@@ -408,7 +408,8 @@ class Step(Line, tag="step", kw_only=True):
     """Time from ``start_us`` until the worker that returns the output began to execute this batch, by the
     worker's clock (vLLM 0.12 and newer). Null outside an engine, or if that worker is on another host."""
     execute_us: int | None = None
-    """Time from the beginning of the execution until the output was ready, including sampling."""
+    """Time from the beginning of the execution until the output was ready, including sampling. With
+    asynchronous scheduling, it includes the wait for the batch before, which the device still executes."""
     token_budget: int
     remaining_budget: int
     """``token_budget`` minus the tokens scheduled in this step."""

@@ -153,7 +153,7 @@ def _lives(timeline: Timeline) -> pl.DataFrame:
 def _pace(steps: pl.DataFrame) -> Pace | None:
     timed = (
         steps.filter(pl.col("total_requests") > 0)
-        .with_columns(busy_us=pl.coalesce("execute_us", "busy_us"))
+        .with_columns(busy_us=pl.col("execution_us"))
         .drop_nulls(["busy_us", *FEATURES])
     )
     model = fit_step_time(timed)
@@ -475,6 +475,7 @@ class RecordedRanks:
             pl.col("step").cast(pl.Int64),
             device_us="length_us",
             device_end_us="end_us",
+            overlap_us=0,
             used_tokens=pl.col("most_prefill") + pl.col("decoding"),
             prefill_tokens="most_prefill",
             decode_tokens="decoding",

@@ -316,6 +316,8 @@ FAR_HOST = 5.0
 """The same factor for host times, which vary more; a slow one must also exceed a usual step."""
 ABOUT = 0.8
 """Least share of a step's work that another step must have for their work to count as similar."""
+FEWEST_AGREEING = 2
+"""Fewest steps that take as long as one cost of a token explains, so that they are not slow."""
 FEWEST_LIKE = 3
 """Fewest steps with as much work, or as many requests, for which the median is the usual time."""
 NEAR = 20_000
@@ -408,16 +410,23 @@ def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
 
 
 def _timed_steps(frames: EngineFrames, starving: pl.Series) -> pl.DataFrame:
-    """Return the steps whose ``device_us`` is known, with ``device_end_us``, the end of their device work."""
+    """Return the steps whose ``device_us`` is known.
+
+    ``device_end_us`` is the end of their device work, and ``overlap_us`` the part of it in which the worker
+    already had the next step's batch.
+    """
     steps = unstarved(frames, starving, frames.steps)
     in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
     if in_lockstep or (frames.header.pipeline_parallel_size or 1) > 1:
         steps = steps.clear()
-    executed = pl.col("start_us") + pl.col("execute_after_us") + pl.col("execute_us")
+    began = pl.col("start_us") + pl.coalesce("execute_after_us", "schedule_us")
+    end = pl.min_horizontal("output_us", began + pl.col("execute_us"))
+    next_began = pl.when(pl.col("step").shift(-1) == pl.col("step") + 1).then(began.shift(-1))
     return (
         steps.with_columns(
-            device_us=pl.coalesce("execute_us", "busy_us"),
-            device_end_us=pl.min_horizontal("output_us", executed),
+            device_us=pl.col("execution_us"),
+            device_end_us=end,
+            overlap_us=(end - next_began).fill_null(0).clip(0),
         )
         .filter(
             (pl.col("device_us") > 0)
@@ -433,14 +442,14 @@ def slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         steps: Steps, or passes of all ranks, with ``trial``, ``step``, ``device_us``, ``device_end_us``,
-            ``used_tokens`` and ``FEATURES``.
+            ``overlap_us``, ``used_tokens`` and ``FEATURES``.
     """
     modelled = _expected(steps)
     if modelled is None:
         return _slow([])
     import numpy as np  # noqa: PLC0415  # a filter for each slow step would take half a minute
 
-    steps = modelled.with_row_index("place")
+    steps = _without_late_ends(modelled).with_row_index("place")
     far = steps.filter(pl.col("device_us") >= FAR * pl.col("expected_us"))
     if far.is_empty() or far.height > MOST_FRAC * steps.height:
         return _slow([])
@@ -485,8 +494,31 @@ def _expected(steps: pl.DataFrame) -> pl.DataFrame | None:
     """
     timed = steps.with_columns(busy_us="device_us")
     rough = nearly_predicted(timed, timed)
-    model = None if rough is None else fit_step_time(timed.filter(pl.col("device_us") < FAR * rough))
+    if rough is None:
+        return None
+    far = timed["device_us"] >= FAR * rough
+    if far.sum() >= FEWEST_AGREEING and (of_all := fit_step_time(timed)) is not None:
+        # A step that ended too early makes its tokens free in the first model: all with as many look slow.
+        both = timed.select("device_us", far=far, rough=rough, of_all=of_all.predicted())
+        off = {name: (both["device_us"] / both[name]).log().abs() for name in ("rough", "of_all")}
+        agree = (off["of_all"].filter(far) < math.log(FAR)).sum()
+        if agree >= FEWEST_AGREEING and off["of_all"].sum() < off["rough"].sum():
+            rough = both["of_all"]
+    model = fit_step_time(timed.filter(timed["device_us"] < FAR * rough))
     return None if model is None else steps.with_columns(expected_us=model.predicted())
+
+
+def _without_late_ends(steps: pl.DataFrame) -> pl.DataFrame:
+    """Give the next step the time by which a worker that prepared its batch saw the end of a step late.
+
+    The next step then seems too short by the same time, and the step too long.
+    """
+    short_us = (pl.col("expected_us") - pl.col("device_us")).clip(0).shift(-1).fill_null(0)
+    long_us = (pl.col("device_us") - pl.col("expected_us")).clip(0)
+    late_us = pl.min_horizontal(short_us, long_us, "overlap_us").cast(pl.Int64)
+    return steps.with_columns(
+        pl.col("device_us") - late_us + late_us.shift(1).fill_null(0), pl.col("device_end_us") - late_us
+    )
 
 
 def _slow(rows: Sequence[dict[str, object]]) -> pl.DataFrame:

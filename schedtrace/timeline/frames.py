@@ -52,6 +52,18 @@ class Demand:
         return self.blocks / self.ended if self.blocks else None
 
 
+def execution_us() -> pl.Expr:
+    """Return how long each batch alone kept the worker, in microseconds; null if not recorded.
+
+    With asynchronous scheduling, the worker takes the next batch before the current one has ended:
+    ``execute_us`` includes this wait, because it begins when the worker takes the batch.
+    """
+    began = pl.col("start_us") + pl.col("execute_after_us")
+    ended = began + pl.col("execute_us")
+    free = ended.cum_max().forward_fill().shift(1).fill_null(0)
+    return (ended - pl.max_horizontal(began, free)).clip(0)
+
+
 @dataclass(eq=False)
 class EngineFrames:
     """Frames of one engine's trace, and values that follow from them alone.
@@ -62,6 +74,7 @@ class EngineFrames:
     * ``end_us``: when ``schedule()`` returned,
     * ``used_tokens``: tokens scheduled (null if not recorded), and ``use_frac``: their share of the budget,
     * ``busy_us``: time from the moment at which the step could begin on the device to its output,
+    * ``execution_us``: time of its batch alone in the worker (``execution_us()``), or ``busy_us``,
     * ``context_tokens``: tokens that the step's requests had computed before it (``step_time.py``),
     * ``eligible_after``: waiting requests that are not known to wait for anything but a limit,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_location``, ``waiting_via``:

@@ -79,6 +79,69 @@ def test_larger_steps_do_not_make_a_slower_device(view_of):
     assert view_of(*lines).events.is_empty()
 
 
+def asynchronous(works):
+    """A worker takes each batch when the one before it begins; works: prefill tokens, and the output's time.
+
+    A decode takes 1,000 us and 100 tokens of prefill as much again.
+    """
+    lines, ends = [], [0, 0]
+    for number, (prefill, end) in enumerate(works):
+        start = ends[-2]
+        lines.append(
+            step(
+                number,
+                start=start,
+                took=10,
+                back=end - start,
+                got={"a": max(1, prefill)},
+                new="a" if not number else "",
+                prefill_tokens=prefill,
+                decode_tokens=int(not prefill),
+                execute_after_us=10,
+                execute_us=end - start - 10,
+                arrived=[arrival("a", None, 0)] if not number else [],
+            )
+        )
+        ends.append(end)
+    return lines
+
+
+def batches(prefills, late=None, count=60):
+    """Yield prefill tokens and the end of each of so many batches, which is late by so much, seen alone."""
+    end = 0
+    for number in range(count):
+        prefill = prefills.get(number, 0)
+        end += 1_000 + 10 * prefill
+        yield prefill, end + (late or {}).get(number, 0)
+
+
+def test_an_asynchronous_batch_that_waits_for_a_large_one_is_not_slow(view_of):
+    """The worker has the decode of step 21 for 31 ms, 30 of them while it computes step 20."""
+    timeline = view_of(*asynchronous(batches({20: 3000})))
+    assert timeline.steps["execute_us"][21] == 31_990
+    assert timeline.steps["execution_us"][20:23].to_list() == [31_000, 1_000, 1_000]
+    assert timeline.events.is_empty()
+
+
+def test_an_end_that_is_seen_late_shortens_the_next_batch(view_of):
+    """The output of step 20 is taken while the large batch after it is prepared, 5 ms after its end."""
+    prefills = dict.fromkeys((21, 31, 41), 3000)
+    timeline = view_of(*asynchronous(batches(prefills, {20: 5_000})))
+    assert timeline.steps["execution_us"][20:22].to_list() == [6_000, 26_000]
+    assert timeline.events.is_empty()
+    alone = view_of(*asynchronous(batches({31: 3000, 41: 3000}, dict.fromkeys(range(20, 60), 5_000))))
+    assert kinds(alone.events) == [("scattered", "device", 20)]
+
+
+def test_a_large_batch_that_seems_short_does_not_make_the_others_slow(view_of):
+    """The first large batch ends with the small one before it, as on a GPU that loads its kernels."""
+    prefills = {0: 1000, 1: 15_000} | dict.fromkeys((20, 40), 15_000)
+    timeline = view_of(*asynchronous(batches(prefills, {0: 145_000})))
+    assert timeline.steps["execution_us"][1] == 6_000
+    assert 20 not in timeline.events["step"].to_list()
+    assert 40 not in timeline.events["step"].to_list()
+
+
 def test_no_call_of_schedule(view_of):
     timeline = view_of(*steady(later={20: 30_000}))
     [event] = timeline.events.to_dicts()
