@@ -170,11 +170,19 @@ def _specific_first(roots: list[Finding]) -> list[Finding]:
             at
             and KINDS[root.code].specific
             and not ordered[at - 1].leads
-            and _share(root) >= NEARLY * _share(ordered[at - 1])
+            and _share(root) >= _part_to_precede(ordered[at - 1], root) * _share(ordered[at - 1])
         ):
             at -= 1
         ordered.insert(at, root)
     return ordered
+
+
+def _part_to_precede(shortage: Finding, root: Finding) -> float:
+    """Return the least ratio of shares from which a specific finding precedes a shortage.
+
+    Where both are about the same resource, the shortage's own advice may undo the specific one's.
+    """
+    return SMALL_FRAC if shortage.cause is not None and shortage.cause == root.cause else NEARLY
 
 
 def _share(root: Finding) -> float:

@@ -110,7 +110,9 @@ DENSER = 10
 never are.
 """
 LEAST_FRAC = 0.1
-"""Least share of the requests that must have the same adapter, priority, ... to form a kind."""
+"""Least share of the requests that must have the same adapter, priority, ... to form a kind, and of those that
+wait that must wait behind others.
+"""
 MOST_FRAC = 0.8
 """Least share of the waiters' waiting time that they spent behind the holders."""
 HALF = 0.5
@@ -321,6 +323,8 @@ def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame
     )
     wait_us = int(waiters["wait_us"].sum())
     if wait_us < MOST_FRAC * waited_us or wait_us < HALF * int(waiters["life_us"].sum()):
+        return None
+    if waiters.height < LEAST_FRAC * requests.filter(pl.col("wait_us") > 0).height:
         return None
     return waiters, wait_us
 

@@ -93,6 +93,18 @@ def test_requests_that_their_own_kind_would_have_kept_waiting_wait_for_the_limit
     assert of(view_of(*lines, max_num_running_reqs=1)) is None
 
 
+@pytest.mark.parametrize(("more", "waiters"), [(18, 2), (19, None)])
+def test_less_than_a_tenth_of_those_that_wait_are_no_kind(view_of, more, waiters):
+    """So many jobs more come with the eight and wait as the two chats do."""
+    lines, late = load(), [f"late-{number}" for number in range(more)]
+    lines[0].arrived += [arrival(name, None, 0) for name in late]
+    lines[9] = step(
+        10, got=dict.fromkeys([*CHATS, *late], 100), new=[*CHATS, *late], finished=lines[9].finished
+    )
+    behind = of(view_of(*lines))
+    assert (None if behind is None else behind.waiters) == waiters
+
+
 def test_what_explains_most_of_the_wait_leads_and_so_does_its_advice(view_of, recorded_words):
     [finding] = RULES["max-num-seqs-bound"](view_of(*load()))
     assert finding.gain is None

@@ -65,6 +65,15 @@ def test_a_cause_that_names_the_holder_precedes_a_shortage_of_nearly_the_same_sh
     assert reranked(in_order) == in_order
 
 
+@pytest.mark.parametrize(("share", "first"), [(0.25, "priority-inversion"), (0.24, "max-num-seqs-bound")])
+def test_a_holder_of_the_same_resource_precedes_its_shortage_from_half_of_its_share(share, first):
+    seats = [root("max-num-seqs-bound", 0.5), root("priority-inversion", share)]
+    for finding_ in seats:
+        finding_.cause = "max_num_seqs"
+    [found] = ranked([ordered_findings(timeline(), seats)])
+    assert (found.code, len(found.symptoms)) == (first, 1)
+
+
 def test_a_symptom_stands_beneath_the_largest_of_its_root_causes():
     found = [finding("blocked-budget"), root("kv-bound", 0.3), root("max-num-seqs-bound", 0.4)]
     assert codes(ranked([ordered_findings(timeline(), found)])) == {
