@@ -110,8 +110,8 @@ DENSER = 10
 never are.
 """
 LEAST_FRAC = 0.1
-"""Least share of the requests that must have the same adapter, priority, ... to form a kind, and of those that
-wait that must wait behind others.
+"""Least share of the requests that must have the same adapter, priority, ... to form a kind. Of the requests
+that wait, as many must wait behind another kind.
 """
 MOST_FRAC = 0.8
 """Least share of the waiters' waiting time that they spent behind the holders."""

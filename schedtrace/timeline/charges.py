@@ -521,6 +521,14 @@ FEWEST_ABORTED = 3
 """Fewest aborted requests that can show a pattern."""
 SAME_AGE_FRAC = 0.1
 """Largest spread of the ages at abort, as a share of their median, that shows a client's timeout."""
+ALIKE = ["prompt_tokens", "max_tokens", "lora", "prefix_hashes"]
+"""Properties by which a retry equals the request before it."""
+ONCE_FRAC = 0.1
+"""Least share of the prompts that come only once: a benchmark may send all of its prompts again."""
+UNFINISHED_FRAC = 0.5
+"""Least share of the requests that come again which do so while they are unfinished."""
+SHORTEST_TIMEOUT_US = 1_000_000
+"""Shortest time after which a client tries again; the samples of one prompt come closer together."""
 ABORTED_SCHEMA = {"step": pl.Int64, "begin_us": pl.Int64, "end_us": pl.Int64, "in_vain": pl.Float64}
 """Columns of ``work_for_aborted``."""
 
@@ -537,17 +545,50 @@ def have_same_age(ages: pl.Series) -> bool:
 
 
 def abandoned_requests(frames: EngineFrames) -> pl.Series:
-    """Return the requests whose clients certainly left: aborted without a token, or all at the same age.
+    """Return the requests whose clients left: aborted without a token or all at the same age, or sent again.
 
     Any other aborted request may have reached a stop string, at which vLLM's front end aborts it; its client
     got the answer.
     """
     aborted = frames.finishes.filter(is_aborted()).with_columns(us=pl.coalesce("abort_us", "finished_us"))
     if aborted.height < FEWEST_ABORTED:
-        return aborted["request_id"].clear()
+        return sent_again(frames)["request_id"]
     ages = (aborted["us"] - aborted.select(pl.coalesce("arrived_us", "queued_us")).to_series()).drop_nulls()
     certain = aborted if have_same_age(ages) else aborted.filter(pl.col("output_tokens") == 0)
     return certain["request_id"].unique()
+
+
+def sent_again(frames: EngineFrames) -> pl.DataFrame:
+    """Return the unfinished requests that came again at one age, as after a client's timeout.
+
+    A proxy may keep the request of a client that left open, so that no abort shows it. Columns: those of
+    ``ALIKE``, ``request_id``, ``step``, ``trial``, ``queued_us``, ``output_tokens``, and ``retry`` and
+    ``age``: the request that came instead, and how much later. Empty without prefix hashes.
+    """
+    ends = frames.finishes.select("request_id", "output_tokens", ended_us="finished_us")
+    came = (
+        frames.first_arrivals.filter(pl.col("prefix_hashes").str.len_bytes() > 0)
+        .select("request_id", "step", "trial", "queued_us", *ALIKE)
+        .join(ends, on="request_id", how="left", maintain_order="left")
+        .with_columns(
+            retry=pl.col("request_id").shift(-1).over(ALIKE),
+            age=pl.col("queued_us").shift(-1).over(ALIKE) - pl.col("queued_us"),
+            alike=pl.len().over(ALIKE),
+        )
+    )
+    again = came.filter(pl.col("retry").is_not_null())
+    unfinished = again.filter(
+        (pl.col("queued_us") + pl.col("age") < pl.col("ended_us")).fill_null(value=True)
+    )
+    once = came.filter(pl.col("alike") == 1).height
+    prompts = once + again.height - again.filter(pl.col("request_id").is_in(again["retry"].implode())).height
+    shows_a_timeout = (
+        unfinished.height >= max(FEWEST_ABORTED, UNFINISHED_FRAC * again.height)
+        and once >= ONCE_FRAC * prompts
+        and median(unfinished["age"]) >= SHORTEST_TIMEOUT_US
+        and have_same_age(unfinished["age"])
+    )
+    return unfinished if shows_a_timeout else unfinished.clear()
 
 
 def work_for_aborted(frames: EngineFrames, model: StepTime | None) -> pl.DataFrame:

@@ -1,4 +1,8 @@
-"""``aborted-requests``: requests that clients gave up before their end, so their work was wasted."""
+"""``aborted-requests``: requests that clients gave up before their end, so their work was wasted.
+
+A client that gives up may leave no abort, because a proxy keeps its request open. Then only its retry shows
+it: the same prompt comes again at a client's timeout, while the first request is unfinished.
+"""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
@@ -14,11 +18,13 @@ from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import (
     ABORTED_WORK,
+    ALIKE,
     FEWEST_ABORTED,
     IDLE_HOLDERS,
     PARKED_LOADS,
     have_same_age,
     is_aborted,
+    sent_again,
 )
 from schedtrace.timeline.events import INTERRUPTED
 from schedtrace.timeline.frames import states_outside_gaps
@@ -68,7 +74,26 @@ class Aborts(Evidence, kw_only=True):
         return self.retries >= MOST_FRAC * self.aborted
 
 
+class SentAgain(Evidence, kw_only=True):
+    """Requests that came again unfinished and were not aborted."""
+
+    sent_again: int
+    """Number of requests that came again before their end."""
+    arrived: int
+    """Number of all requests that arrived."""
+    after_ms: float
+    """Median time from a request to its retry."""
+    retry_output_tokens: int
+    """Number of output tokens of the requests that came again."""
+    behind: int
+    """Number of other requests that waited for a limit while the device worked for these."""
+
+
 def _find(timeline: Timeline) -> Findings:
+    yield from [*_aborted(timeline)] or _sent_again(timeline)
+
+
+def _aborted(timeline: Timeline) -> Findings:
     aborted = timeline.finishes.filter(is_aborted())
     if aborted.height < FEWEST_ABORTED:
         return
@@ -152,13 +177,12 @@ def _retries(aborted: pl.DataFrame, arrivals: pl.DataFrame) -> tuple[dict[str, s
 
     Without recorded hashes, a retry is a request with equal numbers of prompt and output tokens.
     """
-    columns = ["prompt_tokens", "max_tokens", "lora", "prefix_hashes"]
     by_content = arrivals["prefix_hashes"].drop_nulls().len() > 0
     waiting: dict[Any, list[tuple[int, str]]] = defaultdict(list)
-    for row in arrivals.select("request_id", "queued_us", *columns).iter_rows():
+    for row in arrivals.select("request_id", "queued_us", *ALIKE).iter_rows():
         insort(waiting[row[2:]], (row[1], row[0]))
     retries: dict[str, str] = {}
-    for name, us, age, *like in aborted.select("request_id", "us", "age", *columns).iter_rows():
+    for name, us, age, *like in aborted.select("request_id", "us", "age", *ALIKE).iter_rows():
         candidates = waiting[tuple(like)]
         at = bisect_left(candidates, (us, ""))
         if at < len(candidates) and candidates[at][0] - us <= SOON_FRAC * age and candidates[at][1] != name:
@@ -166,9 +190,51 @@ def _retries(aborted: pl.DataFrame, arrivals: pl.DataFrame) -> tuple[dict[str, s
     return retries, by_content
 
 
+def _sent_again(timeline: Timeline) -> Findings:
+    """Yield the finding about requests that came again while they were unfinished."""
+    unfinished = sent_again(timeline)
+    if unfinished.is_empty() or not timeline.requests_us:
+        return
+    theirs = pl.col("request_id").is_in(pl.lit(unfinished["request_id"]).implode())
+    for_them = timeline.charges.filter(pl.col("charge") == ABORTED_WORK, ~theirs)
+    kept_waiting_us = int(for_them["time_us"].sum())
+    theirs_us = total_us(timeline.recorded_states.filter(theirs))
+    share = min(1.0, (theirs_us + kept_waiting_us) / timeline.requests_us)
+    if share < FOUND_FROM_FRAC:
+        return
+    evidence = SentAgain(
+        sent_again=unfinished.height,
+        arrived=timeline.first_arrivals.height,
+        after_ms=median(unfinished["age"]) / 1e3,
+        retry_output_tokens=int(unfinished["output_tokens"].sum()),
+        behind=for_them["request_id"].n_unique(),
+    )
+    yield step_finding(
+        timeline,
+        unfinished,
+        evidence,
+        title="Clients send unfinished requests again",
+        verdict="{sent_again:n} of {arrived:n request} came again {after_ms:ms} later (median) while they "
+        "were unfinished, and no abort stopped them: {share:%} of the requests' time was spent on them"
+        "[, with {behind:n other request} that waited meanwhile].",
+        share_frac=share,
+        message="{retry_output_tokens:n} output tokens were computed for them. They came again at one age, "
+        "as with a client's timeout.",
+        advice=[
+            advise(
+                "Pass a client's disconnect on to vLLM, so that it aborts the request (a proxy or gateway "
+                "may keep it open); else let clients wait longer than {after_ms:ms}, or not try again.",
+                evidence,
+            )
+        ],
+        example="{request_id:id} came again after {age:us} as {retry:id}.",
+        cases=unfinished,
+    )
+
+
 RULE = Rule(
     code="aborted-requests",
-    summary="requests were aborted before their end; some clients sent the same prompt again",
+    summary="requests were aborted before their end, or clients sent them again while they were unfinished",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
     find=_find,
     threshold=Threshold(FOUND_FROM_FRAC, share_frac),

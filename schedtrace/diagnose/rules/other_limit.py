@@ -264,6 +264,8 @@ def _cause_findings(timeline: Timeline, cause: str) -> Findings:
     detail = refusals["detail"].drop_nulls().mode().sort().to_list()[:1] or [None]
     stalls = (waits.rows["state"] == "stalled").all()
     why = reason(timeline.header, loop="running" if stalls else "waiting", cause=cause, detail=detail[0])
+    if turns := _batches_take_turns(timeline, cause, detail[0]):
+        title, why = "Batches take turns", _turns(timeline)
     yield wait_finding(
         timeline,
         waits,
@@ -276,12 +278,47 @@ def _cause_findings(timeline: Timeline, cause: str) -> Findings:
         message="{refused_steps:n} of {steps:n step} refused or passed over a request for it; "
         "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
         values={"cause": cause, "why": why},
-        advice=_advice(timeline, cause, detail[0]) if refusals.height else [],
+        advice=[_no_turns(timeline)]
+        if turns
+        else _advice(timeline, cause, detail[0])
+        if refusals.height
+        else [],
         evidence=LimitWait(
             **wait_figures(waits),
             refused_steps=refusals["step"].n_unique(),
             steps=timeline.steps.height,
         ),
+    )
+
+
+def _batches_take_turns(timeline: Timeline, cause: str, detail: str | None) -> bool:
+    """Return whether requests without a next token waited for their output, although no pipeline needs it.
+
+    vLLM's ``AsyncScheduler`` schedules a request whose output is in flight; a class that does not, where
+    vLLM keeps several batches in flight, splits the requests into batches that compute in turn.
+    """
+    header = timeline.header
+    in_flight = (header.batches_in_flight or 1) > 1 and header.pipeline_parallel_size == 1
+    return cause == Cause.NO_NEW_TOKENS and detail is None and in_flight and header.async_scheduling is True
+
+
+def _turns(timeline: Timeline) -> Message:
+    """Return why the batches take turns."""
+    return say(
+        "their outputs were in flight: unlike vLLM's AsyncScheduler, {scheduler:code} schedules no request "
+        "then, so each gets a token in one of {depth:n step}",
+        scheduler=timeline.header.scheduler_class,
+        depth=timeline.header.batches_in_flight,
+    )
+
+
+def _no_turns(timeline: Timeline) -> Advice:
+    """Return advice against batches that take turns."""
+    return advise(
+        "Derive {scheduler:code} from vLLM's AsyncScheduler; until then, {option} leaves one batch with all "
+        "requests",
+        scheduler=timeline.header.scheduler_class,
+        option="--no-async-scheduling",
     )
 
 

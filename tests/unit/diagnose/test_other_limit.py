@@ -13,7 +13,11 @@ PARKED = Exit("waiting", "continue", Cause.REMOTE_KV_PENDING, "b", via="source")
 
 def of(findings):
     """The finding about KV from elsewhere."""
-    [finding] = [finding for finding in findings if finding.cause == Cause.REMOTE_KV_PENDING]
+    return about(Cause.REMOTE_KV_PENDING, findings)
+
+
+def about(cause, findings):
+    [finding] = [finding for finding in findings if finding.cause == cause]
     return finding
 
 
@@ -77,3 +81,44 @@ def test_a_connector_that_does_not_answer_while_it_loads_for_another_request(
     assert ("each other's loads" in str(finding.advice[0].message)) == loading
     if loading:
         recorded_words(finding.holder, finding.advice)
+
+
+def turns(detail=None):
+    """a and b compute in turn: each waits 5 ms for the other's batch after its own output is back."""
+    lines = [
+        step(
+            number,
+            back=15_000,
+            got={"ab"[number % 2]: 1},
+            new="ab"[number % 2] if number < 2 else "",
+            running=2,
+            exits=[Exit("running", "continue", Cause.NO_NEW_TOKENS, "ba"[number % 2], detail=detail)],
+        )
+        for number in range(20)
+    ]
+    lines[0].arrived = [arrival("a", -10, 0, prompt_tokens=1), arrival("b", -10, 0, prompt_tokens=1)]
+    return lines
+
+
+OVERLAPPED = {"async_scheduling": True, "batches_in_flight": 2, "pipeline_parallel_size": 1}
+
+
+def test_batches_take_turns_under_a_class_that_waits_for_outputs(found, recorded_words):
+    findings = found("other-limit", *turns(), **OVERLAPPED, scheduler_class="mine.Queue")
+    finding = about(Cause.NO_NEW_TOKENS, findings)
+    recorded_words(finding.title, finding.verdict, *finding.advice)
+
+
+@pytest.mark.parametrize(
+    ("detail", "header"),
+    [
+        ("max_model_len", {}),
+        (None, {"pipeline_parallel_size": 2}),
+        (None, {"async_scheduling": False}),
+        (None, {"batches_in_flight": 1}),
+    ],
+    ids=["a cap", "a pipeline", "not asynchronous", "one batch"],
+)
+def test_other_requests_without_a_token_wait_for_no_class(found, detail, header):
+    for finding in found("other-limit", *turns(detail), **OVERLAPPED | header):
+        assert "turns" not in str(finding.title)
