@@ -26,6 +26,19 @@ def usable_blocks(header: Header) -> int | None:
     return None if header.kv_blocks_total is None else header.kv_blocks_total - 1
 
 
+def kv_tier(timeline: Timeline) -> str | None:
+    """Return the KV connector in which the engine stores what it loads later; None if it has no such tier.
+
+    A connector that passes requests on to another engine has what that engine computes.
+    """
+    settings = timeline.header.settings
+    if settings.get("kv_transfer_config.kv_role") != "kv_both":
+        return None
+    known = timeline.known_requests
+    passed_on = "remote" in known and known["remote"].drop_nulls().len() > 0
+    return None if passed_on else str(settings.get("kv_transfer_config.kv_connector", "the KV connector"))
+
+
 def blocks_needed(header: Header, tokens: int) -> list[int] | None:
     """Return the blocks that a request of this length needs to run, by cache group; None if unknown."""
     need = need_of_engine(header)
@@ -202,7 +215,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
     * ``shareable_tokens``: in full blocks that a request admitted before it in the trial began with, up to
       the last common mark (``model.trace_facts``), but for the prompt's last token, which vLLM always
       computes; null if prefix hashes are not recorded,
-    * ``missed_tokens``: shareable but not found,
+    * ``missed_tokens``: shareable, but neither found nor brought by a KV connector,
     * ``miss``, ``salted``, ``longest_tokens``: as in ``Admission``; null if not recorded.
     """
     arrivals = timeline.started_requests
@@ -218,6 +231,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
         .sort("at")
     )
     most = (pl.col("prompt_tokens") - 1) // size * size
+    brought = pl.col("external_tokens").fill_null(0)
     shareable = pl.lit(None, pl.Int64)
     if rows["prefix_hashes"].null_count() < rows.height:
         rows, shareable = _with_shared_blocks(rows), pl.min_horizontal(pl.col("blocks") * size, most)
@@ -225,7 +239,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
         rows.with_columns(
             cached_tokens=pl.coalesce("local_tokens", "computed_tokens"), shareable_tokens=shareable
         )
-        .with_columns(missed_tokens=(pl.col("shareable_tokens") - pl.col("cached_tokens")).clip(0))
+        .with_columns(missed_tokens=(pl.col("shareable_tokens") - pl.col("cached_tokens") - brought).clip(0))
         .select(
             *("step", "trial", "request_id", "prompt_tokens", "cached_tokens", "shareable_tokens"),
             *("missed_tokens", "miss", "salted", "longest_tokens"),
@@ -281,6 +295,7 @@ def _admissions(timeline: Timeline) -> pl.DataFrame:
     schema = {
         "request_id": pl.String,
         "local_tokens": pl.Int64,
+        "external_tokens": pl.Int64,
         "miss": pl.String,
         "salted": pl.Boolean,
         "longest_tokens": pl.Int64,

@@ -7,9 +7,11 @@ median therefore equals the sum of the differences in the time per state and cau
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import polars as pl
 
+from schedtrace.model.causes import Cause
 from schedtrace.model.report import LatencyTail, TailPart
 from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.timeline.events import INTERRUPTED, STARVED
@@ -215,6 +217,8 @@ TIMES_MEDIAN = 3.0
 """Least ratio of the slowest requests' mean latency to the median that makes them a tail."""
 LEAST_FRAC = 0.01
 """Least share of the difference that a part must have to be reported."""
+MOST_FRAC = 0.5
+"""Least share of the mean time to first token that a wait must take to be named."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +259,30 @@ def tails(timeline: Timeline) -> list[LatencyTail]:
     )
     requests = requests.join(prefills, on="request_id", how="left", maintain_order="left")
     return [tail for metric in _METRICS if (tail := _tail(timeline, requests, metric)) is not None]
+
+
+class FirstTokenWait(NamedTuple):
+    """Wait for one cause that takes most of the mean time to the first token."""
+
+    cause: str
+    share_frac: float
+    """Share of the mean time to first token."""
+    mean_us: float
+    """Mean time to first token."""
+
+
+def first_token_wait(timeline: Timeline) -> FirstTokenWait | None:
+    """Return the wait that takes at least half of the mean time to first token; None if there is none."""
+    requests = request_latencies(timeline).unique("request_id", keep="last", maintain_order=True)
+    requests = requests.drop_nulls(["ttft_us", "arrived_us", "first_token_us"])
+    if requests.is_empty():
+        return None
+    parts, _ = _parts(timeline, requests, _METRICS[0])
+    mean_us = float(parts["us"].sum())
+    refused = parts.filter(pl.col("state") == "waiting", pl.col("cause").is_in([*map(str, Cause)]))
+    for cause, us in refused.filter(pl.col("us") >= MOST_FRAC * mean_us)[["cause", "us"]].iter_rows():
+        return FirstTokenWait(cause, us / mean_us, mean_us)
+    return None
 
 
 def _tail(timeline: Timeline, requests: pl.DataFrame, metric: _Metric) -> LatencyTail | None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from schedtrace.diagnose.latencies import first_token_wait
 from schedtrace.diagnose.offered_load import OfferedLoad, load_of_all, offered_load
 from schedtrace.diagnose.root_causes import on_engine, quotes_share
 from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES, capped_prefill, client_limited
 from schedtrace.diagnose.rules.allowed_settings import threshold
-from schedtrace.model.causes import Cap
+from schedtrace.model.causes import Cap, reason
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Finding, NotJudged, TimePart
 from schedtrace.model.say import say
@@ -342,10 +343,18 @@ def _nothing(timeline: Timeline) -> Message:
     within = say("{longest:us} in the queue", longest=longest)
     if longest <= step_us:
         within = say("a step ({step:us})", step=step_us)
+    wait = first_token_wait(timeline)
+    why = reason(timeline.header, loop="waiting", cause=wait.cause, detail=None) if wait else None
     return say(
         "Nothing limits this engine: [{all_there:?}the first step of each trial had all of its requests, ]"
-        "on average {ran:n1}[ of {seats:n seat}] were taken, and no request waited longer than {within}.",
+        "on average {ran:n1}[ of {seats:n seat}] were taken, and no request waited longer than {within}."
+        "[ But {share:%} of the mean time to the first token ({mean:us}) passed because {why} "
+        "({cause:cause}).]",
         timeline,
+        share=wait and wait.share_frac,
+        mean=wait and wait.mean_us,
+        why=why,
+        cause=wait and wait.cause,
         all_there=timeline.closed_workload and _all_there(timeline, working),
         ran=ran,
         within=within,

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from schedtrace.diagnose.kv_cache import cache_use
+from schedtrace.diagnose.kv_cache import cache_use, kv_tier
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
@@ -34,6 +34,8 @@ SLOW_LOAD = 2.0
 """Least factor by which a KV load takes longer than computing its tokens to be called slow."""
 MOSTLY = 0.9
 """Least share of the waits for a connector's answer that loads for other requests must fill to be named."""
+FEWEST_UNANSWERED = 3
+"""Fewest requests without an answer that show that the connector does not answer."""
 HAVE_A_RULE = frozenset(
     charge for rule in (KV_BOUND, MAX_NUM_SEQS_BOUND, TOKEN_BUDGET_BOUND) for charge in rule.charges
 )
@@ -232,8 +234,38 @@ def _waits_for_loads(timeline: Timeline) -> float | None:
     return int(overlap_us(waits, merged(loads)).sum()) / whole_us if whole_us else None
 
 
+class Unanswered(NamedTuple):
+    """Requests for which the connector had not answered when they left or the record ended."""
+
+    never: int
+    left: int
+    """Number of these that left before the record ended."""
+    longest_us: int
+    """Longest time for which one of them waited for the answer."""
+
+
+@made_once
+def _unanswered(timeline: Timeline) -> Unanswered | None:
+    """Return the requests without an answer; None if there are few or their wait is not most of the waits."""
+    states = timeline.request_states
+    waits = states.filter(pl.col("cause") == str(Cause.CONNECTOR_UNDECIDED))
+    ran = states.filter(pl.col("tokens") > 0)
+    never = waits.join(ran, on="request_id", how="anti")
+    each = never.group_by("request_id").agg(us=LENGTH_US.sum(), end_us=pl.col("end_us").max())
+    if each.height < FEWEST_UNANSWERED or total_us(never) < MOSTLY * total_us(waits):
+        return None
+    left = each.filter(pl.col("request_id").is_in(timeline.finishes["request_id"].implode())).height
+    return Unanswered(each.height, left, int(each["us"].max() or 0))  # type: ignore[arg-type]  # integers
+
+
 def _undecided(timeline: Timeline) -> Message:
-    """Return whether KV loads of other requests were under way while the connector did not answer."""
+    """Return whether the connector never answered, or loaded KV for other requests meanwhile."""
+    if (unanswered := _unanswered(timeline)) is not None:
+        return say(
+            "The connector never answered for {never:n request}: {left:n} left, and the others still waited when the "
+            "record ended; the longest wait is {longest_us:us}.",
+            unanswered,
+        )
     return say(
         "[In {share:%} of that time, the connector loaded KV blocks for another request.]",
         share=share if (share := _waits_for_loads(timeline)) and share >= MOSTLY else None,
@@ -345,15 +377,19 @@ def _slow_tier(timeline: Timeline) -> LoadTimes | None:
     An engine of which another computes the prompts has no choice.
     """
     times = _load_times(timeline)
-    stores_itself = timeline.header.settings.get("kv_transfer_config.kv_role") == "kv_both"
-    peers = timeline.known_requests["remote"].drop_nulls().len() if "remote" in timeline.known_requests else 0
-    return times if times is not None and times.is_slow and stores_itself and not peers else None
+    return times if times is not None and times.is_slow and kv_tier(timeline) is not None else None
 
 
 def _load_advice(timeline: Timeline, cause: str) -> Advice | None:
     """Return advice on the KV connector's loads; None if the trace shows nothing about them."""
     connector = str(timeline.header.settings.get("kv_transfer_config.kv_connector", "the KV connector"))
     if cause == Cause.CONNECTOR_UNDECIDED:
+        if _unanswered(timeline) is not None:
+            return advise(
+                "Find out why {connector} never answers for these requests: it may wait for a store or load "
+                "of blocks of theirs that never ends. No setting of the scheduler helps.",
+                connector=connector,
+            )
         if (_waits_for_loads(timeline) or 0.0) < MOSTLY:
             return None
         return advise(

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.kv_cache import cache_use, resumptions, shared_beginnings
+from schedtrace.diagnose.kv_cache import cache_use, kv_tier, resumptions, shared_beginnings
 from schedtrace.diagnose.latencies import TIMES_MEDIAN, request_latencies
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
@@ -94,6 +94,8 @@ class PrefixCache(Evidence, kw_only=True):
     """Number of times that ``prefix_keys`` fell to 0."""
     evicted_blocks: int | None
     """Blocks by which ``prefix_keys`` fell from step to step; new keys hide losses. None: not recorded."""
+    empty_tier: str | None
+    """KV connector that stores the engine's blocks but brought no token; None: none, or it brought some."""
     returned: int
     """Number of returns of preempted requests; a request may come back several times."""
     returned_requests: int
@@ -296,6 +298,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         salted=int(use["salted"].fill_null(value=False).sum()),
         resets=resets,
         evicted_blocks=evicted,
+        empty_tier=_empty_tier(timeline, use),
         returned=back.height,
         returned_requests=back["request_id"].n_unique(),
         lost_tokens=int(back["lost_tokens"].sum()),
@@ -304,6 +307,14 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         missed_ttft_ms=missed_ttft,
         reused_ttft_ms=reused_ttft,
     )
+
+
+def _empty_tier(timeline: Timeline, use: pl.DataFrame) -> str | None:
+    """Return the KV connector that brought none of the tokens that the engine had computed before."""
+    if use.height < FEWEST_REQUESTS or "admitted" not in timeline.lists:
+        return None
+    brought = timeline.lists["admitted"].select("external_tokens").collect().to_series()
+    return kv_tier(timeline) if not brought.has_nulls() and not brought.sum() else None
 
 
 def _lacks_states(timeline: Timeline, use: pl.DataFrame, group_lost: int | None) -> bool:
@@ -396,6 +407,7 @@ def _holder(evidence: PrefixCache) -> Message:
             evidence,
         )
     parts = [
+        say("[The KV connector {empty_tier:code} brought none of them.]", evidence),
         say(
             "[{group_lost_tokens:n token} of these were still in one KV cache group and lost in another.]",
             evidence,
@@ -484,6 +496,10 @@ def _advice(
     if dropped >= MISSED_FRAC * evidence.prompt_tokens:
         advice += _smaller_drop(timeline, block_size)
     missed = missed and (evidence.missed_tokens or 0) - dropped >= MISSED_FRAC * evidence.prompt_tokens
+    if missed and evidence.empty_tier is not None:
+        advice.append(
+            advise("Find out why {empty_tier:code} finds none of these tokens, if it stores them.", evidence)
+        )
     if missed and evidence.lacks_states:
         advice.append(_more_states(timeline, evidence, block_size))
     elif missed and evidence.ends_fit:

@@ -3,9 +3,9 @@
 import pytest
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.trace import Exit
+from schedtrace.model.trace import Exit, ScheduledRequest
 from schedtrace.model.trace_facts import Admission, KvLoad
-from tests.makers import arrival, step
+from tests.makers import arrival, finish, step
 
 STORES = {"kv_transfer_config.kv_connector": "Tier", "kv_transfer_config.kv_role": "kv_both"}
 PARKED = Exit("waiting", "continue", Cause.REMOTE_KV_PENDING, "b", via="source")
@@ -122,3 +122,26 @@ def test_batches_take_turns_under_a_class_that_waits_for_outputs(found, recorded
 def test_other_requests_without_a_token_wait_for_no_class(found, detail, header):
     for finding in found("other-limit", *turns(detail), **OVERLAPPED | header):
         assert "turns" not in str(finding.title)
+
+
+def unanswered(names="cde", answered=0):
+    """These wait for the connector's answer from the first step on, one until the last of so many steps."""
+    lines = [step(number, got={"a": 1}, new="a" * (number == 0), waiting=3) for number in range(20)]
+    lines[0].arrived = [arrival("a", -10, 0), *(arrival(name, -10, 0) for name in names)]
+    for line in lines:
+        line.exits = [Exit("waiting", "continue", Cause.CONNECTOR_UNDECIDED, name) for name in names]
+    for number in range(answered):
+        lines[19 - number].requests = [ScheduledRequest(names[number], 0, 100, "new")]
+    lines[10].finished = [finish("c", "ABORTED", output_tokens=0, finished_us=99_000, in_schedule=False)]
+    return lines
+
+
+def test_a_connector_that_never_answers(found, recorded_words):
+    finding = about(Cause.CONNECTOR_UNDECIDED, found("other-limit", *unanswered()))
+    recorded_words(finding.holder, *finding.advice)
+
+
+@pytest.mark.parametrize("lines", [unanswered("cd"), unanswered("cdef", answered=2)], ids=["two", "half"])
+def test_a_connector_that_answers_late(found, lines):
+    finding = about(Cause.CONNECTOR_UNDECIDED, found("other-limit", *lines))
+    assert not finding.holder

@@ -87,6 +87,46 @@ def test_prompts_that_begin_alike_and_found_nothing(found, recorded_words):
     recorded_words(finding.holder, finding.message)
 
 
+STORES = {"kv_transfer_config.kv_connector": "Tier", "kv_transfer_config.kv_role": "kv_both"}
+
+
+def stored(tokens=0, **of_request):
+    """The KV connector brought so many tokens of the last of ten prompts."""
+    lines = [admits_alike(n, f"r{n}", 0, "abc", miss="not_cached") for n in range(10)]
+    lines[-1].admitted[0].external_tokens = tokens
+    for line in lines:
+        for name, value in of_request.items():
+            setattr(line.arrived[0], name, value)
+    return lines
+
+
+def test_tokens_that_a_kv_connector_brings_are_not_computed_again(found):
+    """Nine of ten prompts could have found 30 tokens; the connector brought 16 of the last one's."""
+    [finding] = found(CODE, *stored(16), settings=STORES)
+    assert (finding.evidence.shareable_tokens, finding.evidence.missed_tokens) == (270, 254)
+
+
+def test_a_kv_connector_that_brings_nothing_is_named(found, recorded_words):
+    [finding] = found(CODE, *stored(), settings=STORES)
+    recorded_words(finding.holder, *finding.advice)
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings"),
+    [
+        (stored(16), STORES),
+        (stored(None), STORES),
+        (stored(remote="decode"), STORES),
+        (stored(), STORES | {"kv_transfer_config.kv_role": "kv_producer"}),
+        (stored(), {}),
+    ],
+    ids=["it brought some", "not recorded", "it passes requests on", "another engine loads them", "none"],
+)
+def test_other_kv_connectors_are_not_blamed(found, lines, settings):
+    [finding] = found(CODE, *lines, settings=settings)
+    assert finding.evidence.empty_tier is None
+
+
 @pytest.mark.parametrize(("back_us", "makes_tail"), [(7_000, True), (5_000, False)])
 def test_requests_that_lose_their_beginning_make_a_tail(found, recorded_words, back_us, makes_tail):
     """r2, r5 and r8 find nothing, and have their first token after 7 ms; r1, r3 and others after 2 ms."""

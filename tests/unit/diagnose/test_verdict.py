@@ -4,11 +4,11 @@ import pytest
 
 from schedtrace.diagnose.time_split import engine_split, time_split
 from schedtrace.diagnose.verdict import leading, unlimited, verdict
-from schedtrace.model.causes import Cap
+from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Finding, Gain
 from schedtrace.model.say import say
-from schedtrace.model.trace import ChunkCap
+from schedtrace.model.trace import ChunkCap, Exit
 from tests.makers import arrival, finish, step
 
 HOLDER = say("Somebody has it.")
@@ -176,6 +176,19 @@ def test_host_time_that_vllm_cannot_hide_does_not_lead():
 
 def test_where_nothing_limits_it_the_time_is_split(said, recorded_words):
     recorded_words(said()[:2])
+
+
+@pytest.mark.parametrize("loaded_us", [5_000, 4_900])
+def test_a_wait_of_half_of_the_time_to_the_first_token_is_named(said, recorded_words, loaded_us):
+    """b waits for its KV for 5 of the 10 ms until its first token."""
+    pending = Exit("waiting", "continue", Cause.REMOTE_KV_PENDING, "b")
+    lines = [
+        step(0, start=0, back=1_000, got={"a": 1}, waiting=1, exits=[pending], arrived=[arrival("b", 0, 0)]),
+        step(1, start=loaded_us, back=10_000 - loaded_us, got={"b": 100}, new="b"),
+    ]
+    ended = finish("b", arrived_us=0, queued_us=0, first_token_us=10_000, finished_us=11_000)
+    lines.append(step(2, start=11_000, finished=[ended]))
+    recorded_words(said(lines=lines)[0])
 
 
 @pytest.mark.parametrize("later", [False, True])
