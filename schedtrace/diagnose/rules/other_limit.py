@@ -262,8 +262,8 @@ def _undecided(timeline: Timeline) -> Message:
     """Return whether the connector never answered, or loaded KV for other requests meanwhile."""
     if (unanswered := _unanswered(timeline)) is not None:
         return say(
-            "The connector never answered for {never:n request}: {left:n} left, and the others still waited when the "
-            "record ended; the longest wait is {longest_us:us}.",
+            "The connector never answered for {never:n request}: {left:n} left, and the others still waited "
+            "when the record ended; the longest wait is {longest_us:us}.",
             unanswered,
         )
     return say(
