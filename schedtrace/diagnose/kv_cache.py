@@ -34,8 +34,8 @@ def kv_tier(timeline: Timeline) -> str | None:
     settings = timeline.header.settings
     if settings.get("kv_transfer_config.kv_role") != "kv_both":
         return None
-    known = timeline.known_requests
-    passed_on = "remote" in known and known["remote"].drop_nulls().len() > 0
+    requests = timeline.known_requests
+    passed_on = "remote" in requests and requests["remote"].drop_nulls().len() > 0
     return None if passed_on else str(settings.get("kv_transfer_config.kv_connector", "the KV connector"))
 
 
