@@ -566,7 +566,7 @@ def sent_again(frames: EngineFrames) -> pl.DataFrame:
     ``age``: the request that came instead, and how much later. Empty without prefix hashes.
     """
     ends = frames.finishes.select("request_id", "output_tokens", ended_us="finished_us")
-    came = (
+    requests = (
         frames.first_arrivals.filter(pl.col("prefix_hashes").str.len_bytes() > 0)
         .select("request_id", "step", "trial", "queued_us", *ALIKE)
         .join(ends, on="request_id", how="left", maintain_order="left")
@@ -576,11 +576,11 @@ def sent_again(frames: EngineFrames) -> pl.DataFrame:
             alike=pl.len().over(ALIKE),
         )
     )
-    again = came.filter(pl.col("retry").is_not_null())
+    again = requests.filter(pl.col("retry").is_not_null())
     unfinished = again.filter(
         (pl.col("queued_us") + pl.col("age") < pl.col("ended_us")).fill_null(value=True)
     )
-    once = came.filter(pl.col("alike") == 1).height
+    once = requests.filter(pl.col("alike") == 1).height
     prompts = once + again.height - again.filter(pl.col("request_id").is_in(again["retry"].implode())).height
     shows_a_timeout = (
         unfinished.height >= max(FEWEST_ABORTED, UNFINISHED_FRAC * again.height)
