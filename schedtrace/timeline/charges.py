@@ -37,9 +37,10 @@ from schedtrace.timeline.spans import (
 from schedtrace.timeline.step_time import StepTime, median
 
 FEWEST_STEPS = 10
-"""Fewest steps of a run; within this number of steps, every running request normally gets tokens."""
+"""Minimum number of steps of a series; within this number of steps, every running request normally gets
+tokens."""
 MOST_FRAC = 0.5
-"""Least share of all held blocks that idle holders must keep to be reported."""
+"""Minimum share of all held blocks that idle holders must keep to be reported."""
 ELSEWHERE = ("kv_loads", "set_aside")
 
 HOLDERS_SCHEMA = {
@@ -56,14 +57,15 @@ HOLDERS_SCHEMA = {
 
 
 def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
-    """Return one row per run of steps that refused a request KV blocks, and per holder without tokens in it.
+    """Return one row per series of steps that refused a request KV blocks, and per idle holder in it.
 
-    Only runs of at least ``FEWEST_STEPS`` count, in which such holders keep ``MOST_FRAC`` of all held blocks.
+    Only series of at least ``FEWEST_STEPS`` steps count, in which such holders keep ``MOST_FRAC`` of all held
+    blocks.
 
     Columns: ``first_step``, ``last_step``, ``head`` (the refused request), ``held`` (blocks of all holders
     when it was first refused), ``request_id``, its ``blocks``, ``kind`` (``session``, ``finished``,
     ``aborted`` or ``request``), ``silent`` (a session whose client has not sent the next part) and ``alone``
-    (nobody ran).
+    (no request ran).
     """
     if "refusals" not in frames.lists:
         return pl.DataFrame(schema=HOLDERS_SCHEMA)
@@ -122,7 +124,7 @@ def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _unended_loads(frames: EngineFrames) -> pl.DataFrame:
-    """Return requests that ended before their KV load did: ``finished_us``, ``over_us`` and ``blocks``."""
+    """Return requests that ended before their KV load: ``finished_us``, ``over_us`` and ``blocks``."""
     schema = {"request_id": pl.String, "finished_us": pl.Int64, "over_us": pl.Int64, "blocks": pl.Int64}
     if "kv_loads" not in frames.lists:
         return pl.DataFrame(schema=schema)
@@ -142,7 +144,7 @@ def _unended_loads(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _runs(frames: EngineFrames) -> pl.DataFrame:
-    """Return runs of steps that refused ``head``: ``first_step``, ``last_step``, ``begin_us``, ``alone``."""
+    """Return series of steps that refused ``head``, with ``begin_us`` and ``alone``."""
     refused = frames.exits.filter(
         pl.col("refusal") & (pl.col("loop") == "waiting") & (pl.col("cause") == str(Cause.KV_BLOCKS))
     ).select("step", head="request_id")
@@ -165,7 +167,7 @@ def _runs(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _held(frames: EngineFrames) -> pl.DataFrame:
-    """Return ``step``, ``head``, ``held``, and of its holders ``request_id``, ``blocks`` and ``finished``."""
+    """Return ``step``, ``head``, ``held``, and the holders' ``request_id``, ``blocks`` and ``finished``."""
     taken = frames.lists["refusals"].select(
         "step", "request_id", "holders", "held", "finished_holders", "other_held"
     )
@@ -181,22 +183,21 @@ def _held(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _without(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows whose request has none of these spans (``step`` to ``got_last``) within its run."""
+    """Return the rows whose request has none of these spans (``step`` to ``got_last``) within its series."""
     within = (pl.col("step") <= pl.col("last_step")) & (pl.col("got_last") >= pl.col("first_step"))
     touched = rows[["request_id", "first_step", "last_step"]].join(spans, on="request_id").filter(within)
     return rows.join(touched, on=["request_id", "first_step"], how="anti", maintain_order="left")
 
 
 MOST_PREFILL_FRAC = 0.5
-"""Share of a step's prefill tokens that one prompt takes to count as long."""
+"""Minimum share of a step's prefill tokens that a long prompt takes."""
 SHORT_FRAC = 0.25
-"""Largest relative length of a prompt that counts as short beside another; longer prompts are of the same
-kind.
-"""
+"""Maximum relative length of a prompt that counts as short beside a long one; longer prompts are of the same
+kind."""
 
 
 def make_prefills(frames: EngineFrames) -> pl.DataFrame:
-    """Return one row per step and prompt, for prompts of which the step computed a part.
+    """Return one row per step and prompt of which the step computed a part.
 
     Columns, as in ``timeline.requests``: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens``
     and ``computed_tokens``.
@@ -247,9 +248,9 @@ PARKED_LOADS = "parked_loads"
 IDLE_HOLDERS = "idle_holders"
 """Charge of a wait while idle requests, such as sessions between two inputs, hold half of the held blocks."""
 HEAD_OF_LINE = "head_of_line"
-"""Charge of a wait of a request that would have fitted, but was behind one that did not."""
+"""Charge of a wait of a request that would have fitted, but was behind a request that did not."""
 PRIORITY_INVERSION = "priority_inversion"
-"""Charge of a wait for something that less urgent running requests hold."""
+"""Charge of a wait for a resource that less urgent running requests hold."""
 LONG_PROMPT = "long_prompt"
 """Charge of a wait while one prompt, far longer than the request's own prompt, takes the token budget."""
 CACHE_RESET = "cache_reset"
@@ -277,11 +278,13 @@ OF_LIMITS = (
     Cause.INPUT_BUDGET,
     Cause.KV_BLOCKS,
 )
-"""Charges from which the time is subtracted in which the device works for requests that are aborted later."""
+"""Charges of limits, from which the time is subtracted in which the device works for requests that are
+aborted later."""
 OF_KV = (Cause.PREEMPTED_THIS_STEP, Cause.STALE_OUTPUT_PENDING)
 """Causes that follow from a preemption, and thus from a lack of KV blocks."""
 HALF = 0.5
-"""Share of the running requests above which the cause that stalls them is charged with waits for a seat."""
+"""Share of the running requests above which waits for a seat are charged to the cause that stalls these
+requests."""
 
 SCHEMA = {
     "request_id": pl.String,
@@ -309,7 +312,7 @@ def make_charges(
 ) -> pl.DataFrame:
     """Return the rows of ``request_states`` in which requests got nothing, divided among charges.
 
-    Columns: those of ``SCHEMA``. A row appears once for each of its charges. The ``time_us`` of these add up
+    Columns: those of ``SCHEMA``. A row appears once for each of its charges. The values of ``time_us`` add up
     to the row's length, or to the length of its part behind a refused head.
 
     Args:
@@ -346,7 +349,7 @@ def make_charges(
 
 
 def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge rows to a reset if the request's last preemption was a reset: nothing else took its blocks."""
+    """Charge rows to a reset if it was the request's last preemption, because it took the blocks."""
     if frames.preemptions["in_schedule"].all():
         return rows
     taken = frames.preemptions[["request_id", "in_schedule", "step"]].sort("step")
@@ -371,7 +374,7 @@ def _interrupted(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_vain(work: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge to aborted requests the part of each wait for a limit in which the device worked for them."""
+    """Charge the part of each wait for a limit to aborted requests in which the device worked for them."""
     if work.is_empty():
         return rows
     inside = time_within(rows, work, {"us": pl.col("in_vain")})["us"]
@@ -415,16 +418,16 @@ def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFra
 
 @dataclass(frozen=True)
 class _Steps:
-    """Spans of time, one per step, with the facts that decide the charge of a wait in that step."""
+    """Spans of time, one per step, with the facts that determine the charge of a wait in that step."""
 
     spans: pl.DataFrame
     """``begin_us``, ``end_us``, ``seats`` and ``kv`` (the charges of a wait for each), ``unused`` (share
     of the token budget) and ``long_prompt``.
     """
     longest_prompt: int
-    """Tokens of the longest prompt that took most of a step's prefill tokens."""
+    """Number of tokens of the longest prompt that took most of a step's prefill tokens."""
     prompts: pl.DataFrame
-    """``request_id``, ``prompt_tokens``, ``priority``."""
+    """Table with ``request_id``, ``prompt_tokens`` and ``priority``."""
 
 
 def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, long: pl.DataFrame) -> _Steps:
@@ -493,7 +496,7 @@ def _divided(
 
 
 def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
-    """Return each row twice: a part of ``time_us`` is charged to ``charge``, the rest as before."""
+    """Return each row twice: with the part of ``time_us`` that ``charge`` gets, and with the rest."""
     return pl.concat(
         [
             rows.with_columns(charge=pl.lit(charge), time_us=part_us),
@@ -503,7 +506,7 @@ def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
 
 
 def _inverted(states: pl.DataFrame, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
-    """Charge rows of requests that are more urgent than a running request to the priority inversion."""
+    """Charge the waits of requests that are more urgent than a running one to priority inversion."""
     priorities = steps.prompts[["request_id", "priority"]]
     runs = pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"])
     running = states.filter(runs).join(priorities, on="request_id")
@@ -518,9 +521,9 @@ def _inverted(states: pl.DataFrame, rows: pl.DataFrame, steps: _Steps) -> pl.Dat
 
 
 FEWEST_ABORTED = 3
-"""Fewest aborted requests that can show a pattern."""
+"""Minimum number of aborted requests that can show a pattern."""
 SAME_AGE_FRAC = 0.1
-"""Largest spread of the ages at abort, as a share of their median, that shows a client's timeout."""
+"""Maximum spread of the ages at abort, as a share of their median, that shows a client's timeout."""
 ALIKE = ["prompt_tokens", "max_tokens", "lora", "prefix_hashes"]
 """Properties by which a retry equals the request before it."""
 ONCE_FRAC = 0.1
@@ -539,7 +542,7 @@ def is_aborted() -> pl.Expr:
 
 
 def have_same_age(ages: pl.Series) -> bool:
-    """Return whether most requests were aborted at about the same age, as by a client's timeout."""
+    """Return whether most requests were aborted at about the same age, which indicates a client's timeout."""
     spread = float((ages.quantile(0.9) or 0) - (ages.quantile(0.1) or 0))
     return ages.len() > 0 and spread <= SAME_AGE_FRAC * median(ages)
 
@@ -595,8 +598,8 @@ def work_for_aborted(frames: EngineFrames, model: StepTime | None) -> pl.DataFra
     """Return the steps that computed for requests whose clients left later; empty without a step-time model.
 
     Columns: ``step``, ``begin_us`` and ``end_us`` (start of the next step), and ``in_vain``, the share of
-    that time in which the device worked for the abandoned requests. Their share of a step's time beyond its
-    base equals their share of its tokens; a step without further requests counts in full.
+    that time in which the device worked for the abandoned requests. Of a step's time beyond its base, these
+    requests get the share that they have of the step's tokens; a step without other requests counts in full.
     """
     aborted = abandoned_requests(frames)
     if model is None or aborted.is_empty():

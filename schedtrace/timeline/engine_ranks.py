@@ -5,7 +5,8 @@ step counter. A rank with nothing to compute runs a dummy batch. No rank begins 
 finished the previous pass. Ranks of a dense model are independent engines (vLLM 0.14 and newer) and have no
 counter.
 
-Only a few numbers per step are kept for each rank (``RankSummary``), so that its timeline can be released.
+For each rank, only a few numbers per step are kept (``RankSummary``), so that the rank's timeline can be
+released.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +33,7 @@ STEPS = ("wave", "step_counter", "trial", "step", "start_us", "output_us")
 
 
 BEYOND = 1.5
-"""Factor beyond the largest recorded value of a feature up to which a model of step times is trusted."""
+"""Factor by which a feature may exceed its largest recorded value for a model of step times to be trusted."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Pace:
     """Largest value of each feature."""
 
     def knows(self, work: dict[str, float]) -> bool:
-        """Return whether this work lies in, or close to, the range of the recorded steps.
+        """Return whether this work lies within, or close to, the range of the recorded steps.
 
         A model is not trusted far outside that range.
         """
@@ -66,7 +67,7 @@ class RankSummary:
     header: Header
     facts: frozenset[Fact]
     seats: int
-    """Requests that may run at once (``Timeline.seats``)."""
+    """Maximum number of running requests (``Timeline.seats``)."""
     requests_us: int
     """Total time of the rank's requests, in microseconds."""
     most_running: int
@@ -81,20 +82,20 @@ class RankSummary:
     pinned: int
     """Number of arrivals for which the client asked for this rank."""
     mean_prompt_tokens: float | None
-    """Mean over the requests that arrived; None if no request did."""
+    """Mean number of prompt tokens over the requests that arrived; None if no request did."""
     mean_output_tokens: float | None
-    """Mean over the requests that ended; None if no request did."""
+    """Mean number of output tokens over the requests that ended; None if no request did."""
     kv_used_frac: float | None
-    """Mean share of the KV blocks in use after its steps; None: not recorded."""
+    """Mean share of the KV blocks in use after the rank's steps; None if not recorded."""
     lives: pl.DataFrame
     """Table with a row per request: ``trial``, ``came_us``, ``gone_us`` (null: it did not end) and
-    ``gave_up`` (its client went away)."""
+    ``gave_up`` (its client disconnected)."""
     interrupted: pl.DataFrame
     """Spans (``begin_us``, ``end_us``) of the interruptions that the rank's own trace shows."""
     begins: bool
-    """Whether its trace has the first step."""
+    """Whether the rank's trace contains the first step."""
     pace: Pace | None = None
-    """Step times; None if too few steps have a time."""
+    """Step times of the rank; None if too few steps have a time."""
 
     @property
     def rank_number(self) -> int:
@@ -199,12 +200,11 @@ class RankLoads:
     """Work of the ranks of a run."""
 
     loads: pl.DataFrame
-    """Table with a row per part of the run and rank: ``part``, ``begin_us``, ``rank``, mean ``running``
-    and ``waiting`` requests, and ``tokens`` of the steps that began in it. Parts without any request are left
-    out.
-    """
+    """Table with a row per part of the run and rank: ``part``, ``begin_us``, ``rank``, mean ``running`` and
+    ``waiting`` requests, and ``tokens`` of the steps that began in the part. Parts without any request are
+    left out."""
     avoidable_us: dict[int, int]
-    """Time by rank in which its requests were refused while another rank had a seat and no queue."""
+    """Time by rank in which its requests were refused although another rank had a seat and no queue."""
     waited_us: dict[int, int]
     """Time by rank in which its requests were refused."""
 
@@ -264,7 +264,7 @@ def _means(parts: pl.DataFrame, spans: pl.DataFrame, rank: int) -> pl.DataFrame:
 
 
 def _tokens(ranks: list[RankSummary], offsets_us: dict[int, int], parts: pl.DataFrame) -> pl.DataFrame:
-    """Return ``part``, ``rank`` and the ``tokens`` that its steps computed."""
+    """Return ``part``, ``rank`` and the ``tokens`` that the rank's steps computed in the part."""
     begins = parts.select("part", pl.col("begin_us").cast(pl.Int64)).sort("begin_us")
     return pl.concat(
         [
@@ -314,10 +314,11 @@ SCHEMA = {
 
 
 FEWEST_ALIKE, FEWEST_IDLE = 3, 30
-"""Fewest passes of a size with and without an idle rank that are compared, and of all sizes together."""
+"""Minimum numbers of passes of one size with and without an idle rank that are compared, and of all sizes
+together."""
 LONGER_FRAC, MOST_SIZES = 0.1, 0.9
-"""Least relative additional time of passes with an idle rank, and least share of them in whose size it shows.
-"""
+"""Minimum relative additional time of passes with an idle rank, and minimum share of these passes in whose
+size it shows."""
 
 
 class IdleExcess(NamedTuple):
@@ -326,9 +327,9 @@ class IdleExcess(NamedTuple):
     us: float
     """Sum over the passes, in microseconds."""
     frac: float
-    """Share of the time of as many passes in which every rank computes."""
+    """Additional time as a share of the time of as many passes in which every rank computes."""
     requests_us: float
-    """Sum of the additional time of all requests that were computed meanwhile."""
+    """Sum of the additional time over all requests that were computed in these passes."""
 
 
 @dataclass
@@ -338,7 +339,7 @@ class RecordedRanks:
     each: list[RankSummary]
     """Ranks in order of their number."""
     timeline: Callable[[int], Timeline]
-    """Function that builds a rank's timeline again, for rules that look at a single rank."""
+    """Function that builds a rank's timeline again, for rules that examine a single rank."""
 
     @classmethod
     def from_timelines(cls, timelines: Iterable[Timeline]) -> Self:
@@ -353,7 +354,7 @@ class RecordedRanks:
 
     @property
     def seats_per_rank(self) -> int:
-        """Requests that may run at once on one rank."""
+        """Maximum number of running requests on one rank."""
         return self.each[0].seats
 
     @cached_property
@@ -367,7 +368,7 @@ class RecordedRanks:
 
     @cached_property
     def hosts(self) -> int:
-        """Number of hosts that the ranks ran on."""
+        """Number of hosts on which the ranks ran."""
         return len({rank.header.host for rank in self.each})
 
     @cached_property
@@ -385,7 +386,7 @@ class RecordedRanks:
 
     @cached_property
     def missing_ranks(self) -> int:
-        """Ranks of a lock-step run without a trace in it; their effect on the other ranks is unknown."""
+        """Ranks in lock-step whose traces are missing; their effect on the other ranks is unknown."""
         size = max(rank.header.data_parallel_size or 1 for rank in self.each)
         return max(0, size - len(self.each)) if self.lockstep else 0
 
@@ -532,7 +533,7 @@ class RecordedRanks:
 
     @cached_property
     def idle_excess(self) -> IdleExcess | None:
-        """Additional time of passes while a rank has no request; None: none, or not known.
+        """Additional time of passes while a rank has no request; None if there is none, or it is unknown.
 
         Passes without prefill are compared with passes that have as many requests on the fullest rank.
         """

@@ -1,13 +1,14 @@
-"""Every moment of an engine: what it did, and when it was idle, starved, or far too slow.
+"""States of an engine at every moment: its work, and when it was idle, starved, or far too slow.
 
 With asynchronous scheduling, an engine does several things at a time. In that case the device takes
 precedence, because host work that overlaps with it costs nothing.
 
 An engine is starved while the threads that make a step are ready to run but have no processor. Once a second,
 a trace records how long each thread ran and how long it waited for a processor (``cpu`` lines). A wait alone
-costs nothing: vLLM's engine and workers poll for each other's messages, so one waits while the other works.
-The lost time is the time in which the thread whose turn it was did not run: the worker's thread while the
-device executed a batch, the engine's between two batches. It never exceeds the time that the thread waited.
+costs nothing: vLLM's engine and workers poll for each other's messages, so one of them polls while the other
+works. The lost time is the time in which the thread whose turn it was did not run: the worker's thread while
+the device executed a batch, the engine's between two batches. It never exceeds the time that the thread
+waited.
 
 A span of time is far too slow if steps of similar work took far less (``slow_spans``).
 """
@@ -24,18 +25,18 @@ from schedtrace.timeline.spans import LENGTH_US, level, overlap_us, time_within,
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 
 DEVICE = "device"
-"""State of the engine in which the worker's thread should run; in all others, the engine's thread should."""
+"""State of the engine in which the worker's thread should run; in all other states, the engine's thread
+should."""
 BUSY = (DEVICE, "schedule", "update", "dummy", "host_gap")
 STATES = (NOT_RECORDED, *BUSY, "idle")
-"""States in order of precedence."""
+"""States of the engine, in order of precedence."""
 LEAST_FRAC = 0.2
-"""Least share of the busy time that is lost in a starved period; the work then takes a quarter longer."""
+"""Minimum share of the busy time that is lost in a starved period; the work then takes a quarter longer."""
 MOST_OF_IT = 0.5
-"""Share of a step that must lie in starved periods for the step to count as starved."""
+"""Minimum share of a step that must lie in starved periods for the step to count as starved."""
 FEWEST = 30
-"""Fewest unstarved steps, at least half of all steps, to which a model of step times is fitted without the
-starved ones.
-"""
+"""Minimum number of unstarved steps, at least half of all steps, for which a model of step times is fitted
+without the starved ones."""
 
 
 SCHEMA = {
@@ -131,7 +132,7 @@ def _presence(requests: pl.DataFrame) -> pl.DataFrame:
 
 
 def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
-    """Return ``begin_us``, ``end_us`` and this ``kind`` for each row; an end that is not known is null."""
+    """Return ``begin_us``, ``end_us`` and this ``kind`` for each row; an unknown end is null."""
     return frame.select(begin_us=begin.cast(pl.Int64), end_us=end.cast(pl.Int64), kind=pl.lit(kind))
 
 
@@ -143,8 +144,8 @@ def engine_busy_us(engine: pl.DataFrame) -> int:
 def with_engine_time(states: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
     """Add the engine's time in each row of ``request_states``: ``device_us``, ``host_us`` and ``idle_us``.
 
-    ``host_us`` is the time of the busy states other than ``device``. Time before the first step and time that
-    is ``not_recorded`` is in none of the three.
+    ``host_us`` is the time of the busy states other than ``device``. None of the three columns contains time
+    before the first step or time that is ``not_recorded``.
     """
     kinds = {"device_us": ["device"], "idle_us": ["idle"], "host_us": [*set(BUSY) - {"device"}]}
     spent = time_within(states, engine, {name: pl.col("state").is_in(of) for name, of in kinds.items()})
@@ -191,7 +192,7 @@ def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
 def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
     """Return the periods of a thread between two ``cpu`` lines, in order.
 
-    Linux counts a wait when it is over, so the part of a wait that exceeds the remaining time belongs to
+    Linux counts a wait only when it is over, so a part that exceeds the period's remaining time belongs to
     earlier periods.
     """
     later, turns = 0, []
@@ -261,7 +262,7 @@ def unstarved(frames: EngineFrames, starving: pl.Series, steps: pl.DataFrame) ->
 
 
 def lost_spans(frames: EngineFrames, engine: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the lost part of each state, in the columns of ``SLOW_SCHEMA``.
+    """Return the lost part of each state, with the columns of ``SLOW_SCHEMA``.
 
     The trace records only how long a thread waited in each second, not when. The same share of each state in
     that second therefore counts as lost, and is placed at the end of the state. In a window, ``step`` is null
@@ -311,21 +312,21 @@ def starved_threads(threads: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 FAR = 2.0
-"""Least factor by which a slow step exceeds steps with the same work; models of step times err by less."""
+"""Minimum factor by which a slow step exceeds steps with the same work; models of step times have smaller
+errors."""
 FAR_HOST = 5.0
-"""The same factor for host times, which vary more; a slow one must also exceed a usual step."""
+"""Minimum factor for host times, which vary more; a slow time must also exceed a usual step."""
 ABOUT = 0.8
-"""Least share of a step's work that another step must have for their work to count as similar."""
+"""Minimum share of a step's work that another step must have for their work to count as similar."""
 FEWEST_AGREEING = 2
 """Fewest steps that take as long as one cost of a token explains, so that they are not slow."""
 FEWEST_LIKE = 3
-"""Fewest steps with as much work, or as many requests, for which the median is the usual time."""
+"""Minimum number of steps with as much work, or as many requests, for their median to be the usual time."""
 NEAR = 20_000
-"""Number of neighbouring steps with which a slow step is compared; with a million, an analysis took
-minutes.
+"""Number of neighbouring steps with which a slow step is compared; for a million, an analysis took minutes.
 """
 MOST_FRAC = 0.25
-"""Share of slow steps above which they count as a property of the load, not as interruptions."""
+"""Share of slow steps above which slowness counts as a property of the load, not as interruptions."""
 SLOW_SCHEMA = {
     "trial": pl.Int64,
     "begin_us": pl.Int64,
@@ -337,7 +338,7 @@ SLOW_SCHEMA = {
 
 
 def slow_spans(frames: EngineFrames, engine: pl.DataFrame, starving: pl.Series) -> pl.DataFrame:
-    """Return the parts of single steps that are too long, in order of time; none if steps are few."""
+    """Return the parts of single steps that are too long, in order of time; empty if steps are few."""
     if frames.steps.height < FEWEST_STEPS:
         return _slow([])
     slow = [_slow_on_host(frames, engine), slow_on_device(_timed_steps(frames, starving))]
@@ -345,7 +346,7 @@ def slow_spans(frames: EngineFrames, engine: pl.DataFrame, starving: pl.Series) 
 
 
 def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
-    """Return the times without device work that are far longer than usual times of their kind."""
+    """Return the periods without device work that are far longer than usual periods of their kind."""
     steps = (
         frames.steps.sort("start_us")
         .with_columns(follows=pl.col("step").diff().fill_null(1) == 1)
@@ -489,8 +490,8 @@ def slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
 def _expected(steps: pl.DataFrame) -> pl.DataFrame | None:
     """Add ``expected_us`` to the steps, from a model of steps that are not slow; None if these are too few.
 
-    One slow step may determine the cost of a token if few other steps have as many tokens. So a model of
-    relative errors, in which a slow step weighs little, first selects the steps to leave out.
+    One slow step may determine the cost of a token if few other steps have as many tokens. Therefore, a model
+    of relative errors, in which a slow step weighs little, first selects the steps to leave out.
     """
     timed = steps.with_columns(busy_us="device_us")
     rough = nearly_predicted(timed, timed)

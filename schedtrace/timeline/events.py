@@ -1,11 +1,12 @@
 """Interruptions: periods in which an engine did not do the work of a usual step for its requests.
 
-Each has a beginning, an end and a cost: the time of all requests that were open meanwhile. Examples are a
-pause, work of the engine's thread other than steps, and the part of a step that its work does not explain.
+Each interruption has a beginning, an end and a cost: the time that all open requests spent in it. Examples
+are a pause, work of the engine's thread other than steps, and the part of a step that its work does not
+explain.
 
-An event takes precedence over a limit: a request that waited for a seat while the scheduler was paused waited
-for the end of the pause. ``interrupted_states`` marks the part of the requests' time that ``charges`` and the
-time split treat as interrupted.
+An event takes precedence over a limit: a request that waited for a seat while the scheduler was paused really
+waited for the end of the pause. ``interrupted_states`` marks the part of the requests' time that ``charges``
+and the time split treat as interrupted.
 """
 
 from bisect import bisect_left
@@ -22,18 +23,18 @@ from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, until
 from schedtrace.timeline.step_time import median
 
 LEAST_FRAC = 0.002
-"""Least share of the engine's time that all interruptions of a kind must take together to be reported."""
+"""Minimum share of the engine's time that all interruptions of a kind must take together to be reported."""
 MOST_FIRST = 50
-"""Number of a trial's first steps among which slow steps are ``first_steps``."""
+"""Number of steps at the beginning of a trial among which slow steps are ``first_steps``."""
 FEWEST_PERIODIC = 3
 SHORTEST_PERIOD = 4
-"""Fewest steps in a period; nearly every distance is a multiple of a shorter period."""
+"""Minimum number of steps in a period, because nearly every distance is a multiple of a shorter one."""
 REGULAR_FRAC = 0.8
-"""Share of the distances that must be multiples of the period."""
+"""Minimum share of the distances that must be multiples of the period."""
 LATE_FRAC = 0.1
-"""Share of the period by which a slow step may be early or late."""
+"""Maximum share of the period by which a slow step may be early or late."""
 FEWEST_EPISODE = 3
-"""Fewest consecutive, or nearly consecutive, slow steps of an episode."""
+"""Minimum number of consecutive, or nearly consecutive, slow steps in an episode."""
 
 PAUSED, ASLEEP, CALLED, NO_CALL = "paused", "asleep", "called", "no_call"
 HUNG, STALLED = "hung", "stalled"
@@ -42,7 +43,7 @@ STARVED = "starved"
 INTERRUPTED = "interrupted"
 """State of a request, and charge of its wait, while an interruption lasts."""
 ALWAYS = (PAUSED, ASLEEP, HUNG, STALLED)
-"""Kinds of interruptions that are reported however short they are."""
+"""Kinds of interruptions that are reported even if they are short."""
 DEVICE = "device"
 """Part of an interruption that did not occupy the engine's thread."""
 KINDS = (
@@ -50,17 +51,16 @@ KINDS = (
     *(FIRST, PERIODIC, EPISODE, SCATTERED, STARVED),
 )
 HUNG_US = 1_000_000
-"""Microseconds from which a call of ``schedule()`` is a hang and not a slow step; it usually takes
-milliseconds.
-"""
+"""Microseconds above which a call of ``schedule()`` counts as hanging, not as a slow step; it usually takes
+milliseconds."""
 NOT_RETURNED = "schedule() has not returned"
-"""Beginning of the watchdog's sentence about such a call (``record/live/stall_causes.py``)."""
-HUNG_FACTOR = 5.0
-"""Factor by which a hanging call is longer than a usual one."""
-ELSEWHERE = {"worker": DEVICE, "ranks": DEVICE, "connector": "schedule", "engine": "schedule"}
-"""Kinds of stalls, as the watchdog reports them, in which no step runs, with the part of a step that is held
-up.
+"""Beginning of the watchdog's sentence about a call that has not returned (``record/live/stall_causes.py``).
 """
+HUNG_FACTOR = 5.0
+"""Minimum factor by which a hanging call is longer than a usual one."""
+ELSEWHERE = {"worker": DEVICE, "ranks": DEVICE, "connector": "schedule", "engine": "schedule"}
+"""Kinds of stalls in the watchdog's words during which no step runs, each with the part of a step that is
+held up."""
 SCHEMA = {
     "kind": pl.String,
     **SLOW_SCHEMA,
@@ -125,7 +125,7 @@ def make_events(
 
 
 def _after_sessions(frames: EngineFrames) -> pl.Series:
-    """Return the steps before which every request was a session that waited for its own client."""
+    """Return the steps before which every request was a session that waited for its client."""
     alone = (pl.col("num_running_after") == 0) & (pl.col("num_waiting_after") == pl.col("sessions_paused"))
     return frames.steps.filter(alone.shift(1))["step"]
 
@@ -140,7 +140,7 @@ def _table(parts: list[pl.DataFrame]) -> pl.DataFrame:
 def cost_us(states: pl.DataFrame, engine: pl.DataFrame, interruptions: pl.DataFrame) -> int:
     """Return the total time, in microseconds, that requests spent in interruptions that held them up.
 
-    While a paused scheduler still runs steps, only waiting requests count.
+    While a paused scheduler still runs steps, only the time of waiting requests counts.
     """
     paused = interruptions.filter(pl.col("kind") == PAUSED)
     still = pl.concat(
@@ -181,7 +181,7 @@ def standstills(engine: pl.DataFrame, interruptions: pl.DataFrame) -> pl.DataFra
 
 
 def interrupted_requests(states: pl.DataFrame, spans: pl.DataFrame) -> list[str]:
-    """Return the requests that were open in one of these spans, those with the most lost time first.
+    """Return the requests that were open in any of these spans, those with the most lost time first.
 
     Args:
         states: ``request_states``.
@@ -202,7 +202,7 @@ def make_host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.Dat
 
 
 def starved_us(interruptions: pl.DataFrame, rows: pl.DataFrame) -> pl.Series:
-    """Return each row's time, in microseconds, in which a worker that had a batch waited for a processor."""
+    """Return the time in each row, in microseconds, in which a worker with a batch waited for a processor."""
     return overlap_us(rows, merged(interruptions.filter(kind=STARVED, part="device")))
 
 
@@ -237,7 +237,7 @@ def _asked(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _hung(frames: EngineFrames) -> pl.DataFrame:
-    """Return the calls of ``schedule()`` that took very long and that no other event explains."""
+    """Return the calls of ``schedule()`` that took very long, unless another event explains them."""
     took = pl.col("schedule_us")
     usual = median(frames.steps["schedule_us"])
     calls = frames.steps.filter((took >= HUNG_US) & (took >= HUNG_FACTOR * usual))
@@ -256,7 +256,7 @@ def _hung(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _stalled(frames: EngineFrames) -> pl.DataFrame:
-    """Return the stalls that the watchdog reported, without those in which the engine still ran steps."""
+    """Return the stalls that the watchdog reported, without those during which the engine still ran steps."""
     if frames.stalls.is_empty():
         return pl.DataFrame(schema=SCHEMA)
     last = frames.end_us
@@ -279,7 +279,7 @@ def _stalled(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
-    """Return the slow spans that lie mostly outside of requested interruptions and of each other."""
+    """Return the slow spans that mostly lie outside of requested interruptions and of other slow spans."""
     if slow.is_empty():
         return slow
     slow = slow.filter(overlap_us(slow, merged(asked)) < 0.5 * LENGTH_US)
@@ -296,7 +296,7 @@ def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_position(frames: EngineFrames, slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """Return the slow spans with their kind, which follows from their position among the steps."""
+    """Return the slow spans with their kind, determined by their position among the steps."""
     if slow.is_empty():
         return []
     computing = frames.steps.filter(pl.col("total_requests") > 0)
@@ -309,7 +309,7 @@ def _by_position(frames: EngineFrames, slow: pl.DataFrame) -> list[pl.DataFrame]
 
 
 def spans_by_kind(slow: pl.DataFrame, *, begins: bool) -> list[pl.DataFrame]:
-    """Return slow spans with their kind, which follows from ``place``, their number among a trial's steps.
+    """Return slow spans with their kind, determined by ``place``, their number among a trial's steps.
 
     Args:
         slow: Slow spans with ``place``, in order of time.
@@ -325,7 +325,7 @@ def spans_by_kind(slow: pl.DataFrame, *, begins: bool) -> list[pl.DataFrame]:
 
 
 def _first(slow: pl.DataFrame) -> pl.DataFrame:
-    """Return the slow steps among the first steps, up to the last point at which most of them are slow."""
+    """Return the slow steps at a trial's beginning, up to the last point at which most steps are slow."""
     places = slow["place"].to_list()
     most = 0
     for count, place in enumerate(places, 1):
@@ -335,7 +335,7 @@ def _first(slow: pl.DataFrame) -> pl.DataFrame:
 
 
 def _rest(slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """Return slow spans as periodic or else as episodes; short spans in between do not break a period."""
+    """Classify slow spans as periodic, or else as episodes or scattered; short ones break no period."""
     if slow.is_empty():
         return []
     usual = slow.select((LENGTH_US**2).sum() / LENGTH_US.sum()).item()
@@ -349,7 +349,7 @@ def _rest(slow: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _alone(slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """Return slow steps as episodes if they nearly follow each other, otherwise as scattered."""
+    """Classify slow steps as an episode if they nearly follow each other, otherwise as scattered."""
     gaps = slow.filter(pl.col("part") == "host_gap").with_columns(kind=pl.lit(NO_CALL))
     steps = slow.filter(pl.col("part") != "host_gap")
     new = (pl.col("place") - pl.col("place").shift(1)).fill_null(0) > FEWEST_EPISODE
@@ -359,7 +359,7 @@ def _alone(slow: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _period(at: list[int], shortest: float) -> float | None:
-    """Return the distance that divides nearly all distances; None if there is no such distance."""
+    """Return a distance of which nearly all distances are multiples; None if there is no such distance."""
     distances = [later - before for before, later in pairwise(at)]
     if len(at) < FEWEST_PERIODIC:
         return None
@@ -412,7 +412,7 @@ def make_interrupted_states(
 
 
 def _with_kinds(spans: pl.DataFrame, kinds: pl.DataFrame) -> pl.DataFrame:
-    """Return spans in order of time, each with the kind of the interruption that it belongs to."""
+    """Return spans in order of time, each with the kind of its interruption."""
     return merged(spans.sort("begin_us").join_asof(kinds, on="begin_us", check_sortedness=False))
 
 

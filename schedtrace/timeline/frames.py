@@ -1,4 +1,4 @@
-"""Frames of one engine's trace without the warm-up: the plain data beneath all of ``timeline/``.
+"""Frames of one engine's trace without the warm-up: the plain data on which all of ``timeline/`` is based.
 
 ``EngineFrames.gaps`` lists the gaps in the trace. In a gap, a request's state is ``NOT_RECORDED``; a request
 that is not recorded after the gap has no end.
@@ -27,19 +27,19 @@ from schedtrace.read.tables import (
 )
 
 BEFORE = -1
-"""Step number, or place of a step, that stands for the time before the first step."""
+"""Step number, or place of a step, for the time before the first step."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Peak load of an engine, as far as it was recorded."""
+    """Peak load of an engine, as far as recorded."""
 
     requests: int = 0
-    """Most requests in the scheduler after a step."""
+    """Maximum number of requests in the scheduler after a step."""
     ended: int = 0
-    """Requests that produced tokens and ended."""
+    """Number of requests that produced tokens and ended."""
     blocks: int = 0
-    """Sum over these requests of the most KV blocks that each held; 0 if blocks cannot be counted."""
+    """Sum, over these requests, of the most KV blocks that each held; 0 if blocks cannot be counted."""
 
     def __add__(self, later: "Demand") -> "Demand":
         return Demand(
@@ -48,7 +48,7 @@ class Demand:
 
     @property
     def blocks_each(self) -> float | None:
-        """Mean number of KV blocks of a request; None if unknown."""
+        """Mean number of KV blocks per request; None if unknown."""
         return self.blocks / self.ended if self.blocks else None
 
 
@@ -91,13 +91,14 @@ class EngineFrames:
     finishes: pl.DataFrame
     preemptions: pl.DataFrame
     exits: pl.DataFrame
-    """Table with a row per recorded exit; ``refusal``: whether it refused or skipped a request."""
+    """Table with a row per recorded exit; ``refusal`` states whether the exit refused or skipped a request.
+    """
     caps: pl.DataFrame
     """Table with a row per limit that made a chunk smaller, with the step's ``remaining_budget``."""
     begin_us: int
     """Start of the first step; 0 if there is none."""
     end_us: int
-    """Last moment that the trace covers (``timeline.py``)."""
+    """Last moment that the trace covers."""
     demand: Demand
     """Peak demand of the load; a window keeps that of the whole timeline."""
     there_first: pl.DataFrame
@@ -110,9 +111,10 @@ class EngineFrames:
     (``read/tables.py``).
     """
     closed_workload: bool = False
-    """Whether all requests of a trial are sent to one engine at once; also False if unknown."""
+    """Whether all requests of a trial are sent to one engine at once; False if unknown."""
     facts: frozenset[Fact] = ALL_FACTS
-    """Facts that the trace records; an empty frame means "none" only if its fact is among them."""
+    """Facts that the trace records; an empty frame means that there were none only if its fact is among
+    these."""
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """Tables of facts other than decisions, by name (``model/trace_facts.py``)."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
@@ -122,11 +124,10 @@ class EngineFrames:
     kv_sends: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(KvSend)))
     """Blocks that finished requests keep until they are sent, in order of time, over the whole trace."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
-    """Periods without progress that the engine's watchdog saw (``read/tables.py``), and ``open``: whether the
-    trace ends within the stall; ``until_us`` is then the last recorded moment.
-    """
+    """Periods without progress that the engine's watchdog reported (``read/tables.py``). ``open`` states
+    whether the trace ends within the stall, in which case ``until_us`` is the last recorded moment."""
     front_end: FrontEndRecord | None = None
-    """Records of the run's front ends, for all its engines."""
+    """Record of the run's front ends, which is common to all its engines."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
     """Periods for which nothing is recorded (``read/problems.py``)."""
     there_after: pl.DataFrame = field(
@@ -151,7 +152,7 @@ class EngineFrames:
 
     @property
     def measured_stretches(self) -> pl.LazyFrame:
-        """``stretches`` without those of warm-up requests, which steps after the warm-up may schedule."""
+        """Stretches without those of warm-up requests, which steps after the warm-up may schedule."""
         if self.warmup_requests.is_empty():
             return self.stretches
         warmup = self.warmup_requests.to_frame().lazy()
@@ -159,7 +160,7 @@ class EngineFrames:
 
     @property
     def requests(self) -> pl.LazyFrame:
-        """Table with a row per step and scheduled request: far too many to be collected as a whole."""
+        """Table with a row per step and scheduled request, which is too large to be collected as a whole."""
         return all_rows(self.stretches, self.steps)
 
     def requests_of(self, wanted: pl.Expr) -> pl.DataFrame:
@@ -179,7 +180,7 @@ class EngineFrames:
 
     @cached_property
     def first_arrivals(self) -> pl.DataFrame:
-        """Table with a row per arrival, in their order, without the later parts of streaming sessions."""
+        """Table with a row per arrival, in order, without the later parts of streaming sessions."""
         return self.new_requests.unique("request_id", keep="first", maintain_order=True)
 
     @cached_property
@@ -226,10 +227,10 @@ class EngineFrames:
 
     @cached_property
     def losses(self) -> pl.DataFrame:
-        """``request_id``, ``step`` and ``lost_tokens``, the most that a preemption up to it discarded.
+        """``request_id``, ``step`` and ``lost_tokens``: the most that a preemption up to that step discarded.
 
-        In the order of the steps; a loss before the trace began has the step ``BEFORE``, a loss in a gap the
-        first step after the gap.
+        Rows are in the order of the steps. A loss before the trace began has the step ``BEFORE``, a loss in a
+        gap the first step after the gap.
         """
         there = [
             rows.select("request_id", step=step, lost_tokens=known_loss()).filter(pl.col("lost_tokens") > 0)
@@ -263,12 +264,12 @@ class EngineFrames:
 
     @property
     def begins(self) -> bool:
-        """Whether the trace may begin with the engine's first step: not attached, and no request present."""
+        """Whether the trace may begin with the engine's first step, because no request was present before."""
         return not (self.header.attached or self.header.first_step) and self.there_first.is_empty()
 
     @property
     def active_limit(self) -> int | None:
-        """``max_num_active_seqs`` (vLLM 0.31 and newer), if set."""
+        """Value of ``max_num_active_seqs`` (vLLM 0.31 and newer), if set."""
         limit = self.header.scheduler_config.get("max_num_active_seqs")
         return limit if isinstance(limit, int) else None
 
@@ -279,17 +280,17 @@ class EngineFrames:
 
     @property
     def by_priority(self) -> bool:
-        """Whether the scheduler orders requests by priority instead of first come, first served."""
+        """Whether the scheduler orders requests by priority; otherwise it is first come, first served."""
         return self.header.scheduler_config.get("policy") == "priority"
 
     @property
     def seats(self) -> int:
-        """Requests that may run at once; 0 if not recorded."""
+        """Maximum number of running requests; 0 if not recorded."""
         return self.active_limit or self.header.max_num_running_reqs or 0
 
     @property
     def token_budget(self) -> int:
-        """Tokens that a step may schedule; 0 if not recorded."""
+        """Maximum number of tokens in a step; 0 if not recorded."""
         return self.header.token_budget or 0
 
     @property
@@ -335,7 +336,7 @@ def missing_steps(frames: EngineFrames) -> int:
 
 
 def make_gone(frames: EngineFrames) -> pl.DataFrame:
-    """Return the requests that left, or may have left, in a gap: those that are not recorded afterwards.
+    """Return the requests that left, or may have left, in a gap, after which they are not recorded.
 
     Columns: ``request_id``; ``gone_us``, from which nothing is known; ``gone_step``, the first step after the
     gap.
@@ -385,7 +386,7 @@ def _numbered(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataF
 
 
 def without_gaps(spans: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Remove the time in gaps from spans (``begin_us``, ``end_us``, other columns)."""
+    """Remove the time within gaps from spans (``begin_us``, ``end_us``, other columns)."""
     columns = {"state": pl.String, "cause": pl.String, "begin_step": pl.Int64, "end_step": pl.Int64}
     missing = [pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in spans.columns]
     cut = cut_by_gaps(spans.with_columns(*missing, tokens=pl.lit(0)), gaps)
@@ -399,7 +400,7 @@ def after_gaps(frames: EngineFrames) -> pl.Series:
 
 
 def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
-    """Sort rows by ``moment`` and add the next step that begins from then on: ``next_step``, ``begin_us``."""
+    """Sort rows by ``moment``; add the first step that begins afterwards: ``next_step``, ``begin_us``."""
     return rows.sort(moment, maintain_order=True).join_asof(
         frames.step_begins,
         left_on=moment,
@@ -411,12 +412,12 @@ def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.Data
 
 
 def was_preempted() -> pl.Expr:
-    """Select requests of ``EngineFrames.present`` that were preempted and returned to the queue."""
+    """Return an expression for requests in ``present`` that were preempted and returned to the queue."""
     return (pl.col("state") == "preempted") & (pl.col("computed_tokens") == 0)
 
 
 def known_loss() -> pl.Expr:
-    """Return the tokens that a preemption discarded, if a row of ``Present`` contains them.
+    """Return an expression for the tokens that a preemption discarded, if a row of ``Present`` shows them.
 
     A request with output tokens had computed all but the last of them. The loss of a request without output
     is unknown.
@@ -477,19 +478,19 @@ def cut_by_gaps(states: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 
 
 class Offset(NamedTuple):
-    """Offset that converts one trace's times to another trace's clock, in microseconds."""
+    """Offset that converts times of one trace to another trace's clock, in microseconds."""
 
     us: int
     uncertainty_us: int | None
-    """Largest error of the offset; None if unknown, because the wall clock of a host may be wrong."""
+    """Maximum error of the offset; None if unknown, because the wall clock of a host may be wrong."""
 
 
 def offset(of: Header, to: Header) -> Offset:
     """Return the offset from the clock of the trace with header ``of`` to that with header ``to``.
 
-    Processes of one machine read the same monotonic clock, so the offset is exact. Otherwise it comes from
-    wall clocks, with the uncertainties of both readings and, on different hosts, the error that NTP leaves on
-    each.
+    Processes of one machine read the same monotonic clock, so the offset is exact. Otherwise, it is derived
+    from wall clocks, with the uncertainties of both readings and, on different hosts, the error that NTP
+    leaves on each.
     """
     if (
         of.clock_id is not None

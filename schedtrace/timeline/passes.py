@@ -1,4 +1,4 @@
-"""Passes that ranks in lock-step make together: their lengths, and what one rank's prefill costs others.
+"""Common passes of ranks in lock-step: their lengths, and what one rank's prefill costs the others.
 
 A pass lasts as long as its slowest rank needs. Its length without a prefill is estimated from the passes in
 which no rank prefilled, by a line through their median lengths over the requests of the fullest rank. Every
@@ -12,9 +12,9 @@ import polars as pl
 from schedtrace.timeline.step_time import fit_line
 
 PASS = ("wave", "step_counter")
-"""Columns that identify a lock-step pass in the steps of all ranks."""
+"""Columns that identify a pass of ranks in lock-step in the steps of all ranks."""
 FEWEST_PASSES = 20
-"""Fewest passes without prefill to estimate the length of a pass."""
+"""Minimum number of passes without prefill from which the length of a pass is estimated."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PassTime:
     per_request_us: float
 
     def predicted_us(self, requests: pl.Expr) -> pl.Expr:
-        """Return the predicted length of a pass, in microseconds, by the requests of the fullest rank."""
+        """Return the predicted length of a pass in microseconds, given the requests of the fullest rank."""
         return self.base_us + self.per_request_us * requests
 
 
@@ -49,17 +49,15 @@ class PrefillStalls:
     """Passes with a prefill on any rank, and their cost to the other ranks."""
 
     passes: pl.DataFrame
-    """Passes with a prefill, with ``excess_us``: their time beyond that of a pass without a prefill. Noise
-    affects each single excess, so only sums are meaningful.
-    """
+    """Passes with a prefill, with ``excess_us``: their time beyond that of a pass without a prefill. Each
+    single excess contains noise, so only sums are meaningful."""
     stalled: pl.DataFrame
     """Turns of ranks that only decoded in such a pass, with the pass's ``excess_us``, in order of passes."""
     own: pl.DataFrame
-    """Turns of ranks that prefilled in such a pass, with ``own_us``, the time of their own prefill. This
-    is their share of the excess, by their tokens relative to the most that a rank prefilled.
-    """
+    """Turns of ranks that prefilled in such a pass, with ``own_us``, the time of their own prefill: the
+    excess times the ratio of their tokens to the most that a rank prefilled."""
     noise_us: float
-    """Standard deviation of passes without prefill around the model."""
+    """Standard deviation of the lengths of passes without prefill around the model."""
 
     @property
     def stalling(self) -> pl.DataFrame:
@@ -74,9 +72,10 @@ class PrefillStalls:
         return {rank: frozenset(steps) for rank, steps in each.iter_rows()}
 
     def saved_us(self) -> float:
-        """Return the most time, in microseconds, that would be saved if the ranks prefilled at the same time.
+        """Return the most time, in microseconds, that simultaneous prefills of the ranks would save.
 
-        The passes would then take at least as long as the prefills of the rank with the most prefill time.
+        With simultaneous prefills, the passes would take at least as long as the prefills of the rank with
+        the most prefill time.
         """
         each = self.own.group_by("rank").agg(pl.col("own_us").sum())["own_us"]
         longest = max(each.to_list(), default=0.0)
@@ -84,7 +83,7 @@ class PrefillStalls:
 
 
 def measure_prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls | None:
-    """Return the cost of prefills to other ranks; None if too few passes show what a pass takes."""
+    """Return the cost of prefills to other ranks; None if too few passes have no prefill."""
     model = pass_time(passes)
     if model is None:
         return None

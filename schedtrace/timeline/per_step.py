@@ -28,16 +28,16 @@ CHART_SCHEMA = {
 def per_step(timeline: Timeline, offset_us: int = 0) -> pl.DataFrame:
     """Return one row per step, in their order.
 
-    Columns: ``step``, ``trial``; ``begin_us`` and ``end_us``: from its start until its output was back, or
-    until ``schedule()`` returned where no output is recorded (steps overlap under asynchronous scheduling);
-    ``decode_tokens``, ``prefill_tokens`` and ``recompute_tokens`` add up to the scheduled tokens;
-    ``unused_tokens`` is the rest of ``token_budget``; ``cause`` is the reason why requests were left waiting,
-    null if none were refused; ``requests`` in the step; ``running`` and ``waiting`` after it; ``kv_used`` of
-    ``kv_total`` blocks after it; ``preempted`` requests. A value that is not recorded is null.
+    Columns: ``step``, ``trial``; ``begin_us`` and ``end_us``: from the step's start until its output was
+    back, or until ``schedule()`` returned where no output is recorded (steps overlap under asynchronous
+    scheduling); ``decode_tokens``, ``prefill_tokens`` and ``recompute_tokens`` add up to the scheduled
+    tokens; ``unused_tokens`` is the rest of ``token_budget``; ``cause`` is the reason why requests were left
+    waiting, null if none were refused; ``requests`` in the step; ``running`` and ``waiting`` after it;
+    ``kv_used`` of ``kv_total`` blocks after it; ``preempted`` requests. A value that is not recorded is null.
 
     Args:
         timeline: Timeline of one engine.
-        offset_us: Microseconds to add to its times to convert them to another rank's clock
+        offset_us: Microseconds to add to the timeline's times to convert them to another rank's clock
             (``RecordedRanks.offsets_us``).
     """
     steps = timeline.steps

@@ -1,16 +1,17 @@
 """Pieces of requests' histories: in the waiting queue, and while they run.
 
 A piece states when a request entered a state; ``request_states.py`` puts the pieces together. A piece has no
-end: it lasts until the request's next piece begins. So the pieces of a request can neither overlap nor leave
-a gap.
+end: it lasts until the request's next piece begins. The pieces of a request can therefore neither overlap nor
+leave a gap.
 
 Every request in the queue after a step was refused: by the skip that passed over it or otherwise by the exit
 that ended the loop. Its cause applies from the start of that step to the start of the next step.
 
 A request computes from the start of the step that admits it until its next token is back: ``prefill``, or
-``recompute`` after a preemption. From then on it decodes. It is ``stalled`` from the first step that does not
-schedule it (or from the return of its last output, if that is later) to the start of the step that schedules
-it again. A step that passes over it because its output is in flight (asynchronous scheduling) costs nothing.
+``recompute`` after a preemption. From then on it decodes. A running request is ``stalled`` from the first
+step that does not schedule it (or from the return of its last output, if that is later) to the start of the
+step that schedules it again. A step that passes over a request because its output is in flight (asynchronous
+scheduling) costs nothing.
 
 An example: a request with a prompt of 100 tokens is prefilled in steps 1 and 2, decodes in step 3, is not
 scheduled in step 4 for lack of token budget, and decodes in step 5. Step ``n`` starts at ``100 n`` us; its
@@ -66,7 +67,7 @@ the request in these steps.
 """
 
 NEXT_STEP = "next_step"
-"""Cause of waiting for the first step that can see the request; no step has refused it yet."""
+"""Cause of waiting for the first step that can see the request, because no step has refused it yet."""
 OTHER = pl.lit(str(Cause.OTHER))
 ARRIVES, WAITS, COMPUTES, DECODES, TOLD = range(5)
 """Values of ``rank``: a step first refuses or skips a request, or admits it; its output makes it decode. A
@@ -75,7 +76,7 @@ list of the requests present comes after everything else of the step before.
 
 
 def piece_table(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
-    """Return a table of pieces: columns by name; missing ones are null, and ``tokens`` 0."""
+    """Return a table of pieces with the given columns; missing columns are null, and ``tokens`` 0."""
     missing = {name: pl.lit(None) for name in ("cause", "begin_step", "end_step")} | {"tokens": pl.lit(0)}
     values = missing | columns
     own = {name: values.get(name, pl.col(name)).cast(dtype) for name, dtype in PIECE_SCHEMA.items()}
@@ -89,7 +90,7 @@ def placed(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def place_of(rows: pl.DataFrame, steps: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
-    """Add the index of the first step numbered ``column`` or higher; the number of steps if there is none."""
+    """Add the index of the first step numbered ``column`` or higher (without one, the number of steps)."""
     place = steps["step"].to_numpy().searchsorted(rows[column].to_numpy())
     return rows.hstack([pl.Series(name, place, dtype=pl.Int64)])
 
@@ -97,7 +98,7 @@ def place_of(rows: pl.DataFrame, steps: pl.DataFrame, column: str, name: str) ->
 def cause_runs(
     spans: pl.DataFrame, usual: pl.Series, named: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return one row per span and run of steps with the same cause, in their order.
+    """Return one row per span and series of steps with the same cause, in order.
 
     Args:
         spans: ``request_id``, and ``first`` and ``end``: the places of the first step of the span and of the
@@ -131,7 +132,7 @@ def cause_runs(
 
 
 def _step_changes(spans: pl.DataFrame, usual: pl.Series) -> pl.DataFrame:
-    """Return for each span the places where the usual cause changes."""
+    """Return the places at which the usual cause changes, for each span."""
     import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
 
     run = usual.rle_id().to_numpy().astype(np.int64)
@@ -149,7 +150,7 @@ def _step_changes(spans: pl.DataFrame, usual: pl.Series) -> pl.DataFrame:
 def _name_changes(
     spans: pl.DataFrame, usual: pl.Series, named: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the places of steps that name a request, and of the step after each, which may not name it."""
+    """Return the places of steps that name a request, and of the steps after these, which may not."""
     latest = named.drop_nulls().unique(["step", "request_id"], keep="last", maintain_order=True)
     own = (
         place_of(latest, steps, "step", "place")
@@ -166,12 +167,12 @@ def _name_changes(
 
 
 def _weight(value: int) -> pl.Expr:
-    """Return the weight of a change; if several are at one place, the heaviest counts."""
+    """Return the weight of a change; of several changes at one place, the heaviest counts."""
     return pl.lit(value, pl.Int8)
 
 
 def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
-    """Return a piece for each run of steps in which a request waited for the same cause."""
+    """Return a piece for each series of steps in which a request waited for the same cause."""
     if waits.is_empty():
         return pl.DataFrame(schema=PIECE_SCHEMA)
     queued = waits[["request_id", "since_step", "left_step", "preempted", "set_aside"]]
@@ -259,7 +260,7 @@ def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
-    """Let a request begin at the next recorded step if the step after its arrival was not recorded."""
+    """Let a request begin at the next recorded step if the step after its arrival is missing."""
     gaps, arrivals = after_gaps(frames), next_steps(frames, arrivals, "queued_us")
     if gaps.is_empty():
         return arrivals
@@ -271,7 +272,7 @@ def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
 
 
 def waits_for(frames: EngineFrames) -> tuple[str | None, dict[str, str]]:
-    """Return the cause for which requests wait after the last step, and the requests with a different cause.
+    """Return the usual cause of waiting after the last step, and the requests with a different cause.
 
     The cause is None if there is no step.
     """
@@ -304,7 +305,7 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
     Args:
         frames: One engine's trace.
         steps: ``placed(frames.steps)``.
-        ends: ``request_id`` and ``end_us``: the time at which each left, or the trace ended.
+        ends: ``request_id`` and ``end_us``: the time at which the request left, or the trace ended.
     """
     portions = _portions(frames, steps)
     lost = place_of(frames.preemptions[["request_id", "step"]], steps, "step", "lost_place")
@@ -389,7 +390,7 @@ NO_PORTIONS = {"request_id": pl.String, "admission": pl.UInt32, "place": pl.Int6
 
 
 def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the scheduled portions of requests, cut where the first token after an admission comes back.
+    """Return the scheduled portions of requests, cut at the return of the first token after an admission.
 
     Columns: ``request_id``, ``admission`` (counts them), ``decodes``, ``state``, ``step`` and ``last_step``,
     their places ``place`` and ``last_place``, ``tokens``, and of the admission's first token ``output_us``
@@ -459,7 +460,7 @@ STALL_SCHEMA = {
 def _stalls(
     frames: EngineFrames, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the runs of steps that did not schedule a running request, with one row per cause.
+    """Return the series of steps that did not schedule a running request, with one row per cause.
 
     ``lost`` has the place of each preemption, and of each step that found a request set aside.
     Columns of the result: ``STALL_SCHEMA``; ``resume_place`` is the place of the step that scheduled the
@@ -549,7 +550,7 @@ def _is_session(frames: EngineFrames) -> pl.Expr:
 
 
 def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
-    """Return the cause for which each step left out running requests, and the requests its refusals name.
+    """Return each step's cause for leaving out running requests, and the requests its refusals name.
 
     A request that a step does not name was skipped together with too many requests to name, or was not
     reached; its cause is then the exit that ended the running loop.
@@ -576,7 +577,7 @@ def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
 def with_work(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``prompt_tokens``, ``lost_tokens`` and ``work`` to rows of ``timeline.requests``.
 
-    ``lost_tokens`` is the largest number of tokens that a preemption before (or in) that step discarded, if
+    ``lost_tokens`` is the largest number of tokens that a preemption before or in that step discarded, if
     known. ``work`` is ``recompute`` for tokens below that number, ``prefill`` below the prompt's length, else
     ``decode``; null if the prompt's length is unknown.
     """

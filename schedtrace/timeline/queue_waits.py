@@ -5,11 +5,11 @@ from a step that preempts it, or that finds it set aside. A request that waited 
 from its first step. ``mismatches`` compares the result with the counts that the recorder read from vLLM.
 
 Steps may refuse the head of the queue for its size (``refused_heads``). The module also determines which
-requests would have been admitted if the scheduler had passed over the refused head. It computes this step by
-step from what each step left unused: tokens, KV blocks and seats. Requests behind the head are admitted in
-queue order if they fit. Such a request keeps its seat and its blocks, which grow by one token per step, until
-the step that really scheduled it, so no resource is used twice. A request that would have run out of blocks
-before that step is not counted, because it would have been preempted.
+requests would have been admitted if the scheduler had passed over the refused head. This is computed step by
+step from the resources that each step left unused: tokens, KV blocks and seats. Requests behind the head are
+admitted in queue order if they fit. Such a request keeps its seat and its blocks, which grow by one token per
+step, until the step that really scheduled it, so no resource is used twice. A request that would have run out
+of blocks before that step is not counted, because it would have been preempted.
 """
 
 from dataclasses import dataclass, field, replace
@@ -29,13 +29,13 @@ NEVER = 2**62
 def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     """Return one row per period in which a request waited.
 
-    Columns: ``request_id``, ``trial``, ``since_step`` (the first step after which it still waited, if it was
-    not scheduled in that step at once), ``left_step`` (the step that scheduled it, or the first one after it
-    was aborted; it waits after every step ``since_step <= n < left_step``), ``wanted_tokens``, ``preempted``
-    (it waited because it had lost its blocks), ``set_aside`` (its scheduler had removed it from the running
-    list, but it kept its blocks), ``priority`` and ``order``, its place among waiting requests. Preempted
-    requests come before new ones, the last victim first; with the priority policy, priority comes first. A
-    queue that is not vLLM's has its own order (``Header.foreign_queues``).
+    Columns: ``request_id``, ``trial``, ``since_step`` (the first step after which it still waited, unless
+    that step scheduled it), ``left_step`` (the step that scheduled it, or the first one after it was aborted;
+    it waits after every step ``since_step <= n < left_step``), ``wanted_tokens``, ``preempted`` (it waited
+    because it had lost its blocks), ``set_aside`` (its scheduler had removed it from the running list, but it
+    kept its blocks), ``priority`` and ``order``, its place among waiting requests. Preempted requests come
+    before new ones, the last victim first; with the priority policy, priority comes first. A queue that is
+    not vLLM's has its own order (``Header.foreign_queues``).
     """
     arrivals, there = _arrivals(frames), _present(frames, frames.there_first)
     again = _present(frames, frames.there_after)
@@ -80,9 +80,9 @@ def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
 
 
 def _until_gaps(gaps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``told_step``, the first step after the next gap; a request that waits then waits anew.
+    """Add ``told_step``, the first step after the next gap, at which a waiting request begins a new wait.
 
-    Whether it ran in the gap is not known.
+    Whether the request ran in the gap is unknown.
     """
     if gaps.is_empty():
         return rows.with_columns(told_step=pl.lit(None, pl.Int64))
@@ -98,7 +98,7 @@ def _until_gaps(gaps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _scheduled(frames: EngineFrames, again: pl.DataFrame) -> pl.DataFrame:
-    """Return ``request_id`` and ``scheduled_step``, the steps that may have taken requests off the queue.
+    """Return ``request_id`` and ``scheduled_step``: steps that may have taken the request off the queue.
 
     Args:
         frames: Frames of one engine.
@@ -121,7 +121,7 @@ def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
 
 
 def make_mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps after which the queue lengths differ: ``step``, ``recorded``, ``reconstructed``.
+    """Return the steps after which recorded and reconstructed queue lengths differ.
 
     Args:
         frames: Frames of one engine.
@@ -162,7 +162,7 @@ PRESENT_SCHEMA = {
 
 
 def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
-    """Return the columns of ``_arrivals``, and ``state`` and ``computed_tokens``, of requests present.
+    """Return the requests present, with the columns of ``_arrivals``, ``state`` and ``computed_tokens``.
 
     Requests that are preempted later come before them in the queue.
     """
@@ -186,7 +186,7 @@ def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
 
 
 def _preemptions(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
-    """Return the preempted requests, which need all computed tokens and the token sampled after them."""
+    """Return the preempted requests, which have to compute all their tokens again, including the last one."""
     about = about.select("request_id", "priority", "place", prompt="wanted_tokens")
     return frames.preemptions.join(about, on="request_id", how="left", maintain_order="left").select(
         "request_id",
@@ -244,9 +244,8 @@ def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
 
 
 BY_SIZE = (Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF)
-"""Causes of refusals that a smaller request behind the head could avoid; other causes, such as an
-alignment, stop every request.
-"""
+"""Causes of refusals that would not affect a smaller request behind the head; all other causes, such as an
+alignment, stop every request."""
 
 
 @dataclass(frozen=True)
@@ -256,14 +255,15 @@ class AdmissionNeed:
     kv: KvNeed
     chunked: bool
     most_at_once: int
-    """``long_prefill_token_threshold``; 0 if there is none."""
+    """Value of ``long_prefill_token_threshold``; 0 if there is none."""
     whole: bool
-    """``scheduler_reserve_full_isl``: whether the whole request must fit, not only its first chunk."""
+    """Value of ``scheduler_reserve_full_isl``: whether the whole request must fit, not only its first chunk.
+    """
     kept_free: int
     """Number of blocks that ``--watermark`` reserves."""
 
     def first_chunk(self, wanted: int, budget: int) -> int:
-        """Return the tokens of the first chunk; 0 if none fits."""
+        """Return the number of tokens in the first chunk; 0 if no chunk fits."""
         chunk = min(wanted, self.most_at_once or wanted)
         if self.chunked:
             return min(chunk, budget)
@@ -299,7 +299,7 @@ HEAD_SCHEMA = {
 
 
 def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per step whose waiting loop ended at a request that was too large.
+    """Return one row per step whose waiting loop ended at a request that was too large for it.
 
     Steps whose reconstructed queue differs in length from the recorded one are left out.
 
@@ -356,8 +356,8 @@ def need_of(frames: EngineFrames, heads: pl.DataFrame) -> AdmissionNeed | None:
 
     Args:
         frames: The engine's trace.
-        heads: ``refused_heads``; if a head was refused more blocks than are counted for it, the count differs
-            from vLLM's.
+        heads: ``refused_heads``; if a head needed more blocks than are counted here, the count differs from
+            vLLM's.
     """
     config, header = frames.header.scheduler_config, frames.header
     kv = kv_need(header)
@@ -394,7 +394,7 @@ PASSED_SCHEMA = {
 
 
 def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests behind a refused head that would have been admitted, with the first such step.
+    """Return the requests behind a refused head that would have fitted, each with the first such step.
 
     Args:
         frames: The engine's trace.
@@ -431,14 +431,13 @@ def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) 
 
 @dataclass
 class _Passing:
-    """Requests hypothetically admitted so far, by their place in the queue."""
+    """Requests that are hypothetically admitted so far, by their place in the queue."""
 
     need: AdmissionNeed
     passed: dict[int, dict[str, Any]] = field(default_factory=dict)
     inside: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Admitted requests that in fact still wait, with the step of their hypothetical admission
-    (``passed_step``).
-    """
+    """Admitted requests that really still wait, with the step of their hypothetical admission
+    (``passed_step``)."""
     given_up: set[int] = field(default_factory=set)
     """Queue places of requests that vLLM would have preempted again."""
 
@@ -471,7 +470,7 @@ class _Passing:
             self.passed[request["order"]] = {name: row[name] for name in PASSED_SCHEMA}
 
     def _held(self, step: int) -> int:
-        """Return the blocks that the requests would hold if each had computed a token in every step since."""
+        """Return the blocks that these requests would hold after computing one token in every step since."""
         held = 0
         for request in self.inside.values():
             more = min(step - request["passed_step"], request["most_after_prompt"])
@@ -481,7 +480,7 @@ class _Passing:
 
 
 def _queue(frames: EngineFrames, queue: pl.DataFrame) -> pl.DataFrame:
-    """Return ``waits`` with ``most_after_prompt`` (tokens to compute) and ``ready`` (never skipped)."""
+    """Return ``waits`` with ``most_after_prompt`` (tokens to compute) and ``ready`` (was never skipped)."""
     most = (
         (pl.col("max_tokens") - 1).fill_null(NEVER).alias("most_after_prompt")
     )  # the last one is not computed

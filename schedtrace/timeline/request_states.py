@@ -1,4 +1,4 @@
-"""Every moment of every request: its state and the cause of the state.
+"""State of every request at every moment, with the cause of the state.
 
 The states of a request partition its life, from its arrival at the front end (or the beginning of the trace,
 for a request already present) until it left the scheduler or the trace ended. Every figure about where
@@ -25,7 +25,7 @@ QUEUED = ("waiting", "preempted", "set_aside")
 
 
 def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per run of steps in which a request was in the same state for the same cause.
+    """Return one row per series of steps in which a request was in one state for one cause.
 
     Columns, sorted by ``request_id`` and ``begin_us``:
 
@@ -90,7 +90,7 @@ def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: p
 
 
 def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
-    """Return ``request_id`` and ``end_us`` of every request: when it left, or was last recorded."""
+    """Return ``request_id`` and ``end_us`` of every request: when it left or was last recorded."""
     ended = frames.finishes.group_by("request_id").agg(pl.col("finished_us").max())
     ids = pl.concat(
         [
@@ -108,7 +108,7 @@ def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
 
 
 def refused_states(states: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``request_states`` in the waiting queue whose cause is not ``next_step``."""
+    """Return the rows of ``request_states`` in which a step had refused the waiting request."""
     return states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
 
 
@@ -141,7 +141,7 @@ def waiting_since(
 
 
 def make_queue_times(frames: EngineFrames, states: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per request first scheduled in this trace, with its queue time.
+    """Return one row per request that was first scheduled in this trace, with its queue time.
 
     Columns: ``request_id``, ``trial``, ``priority``, ``queued_us``, ``step`` (which first admitted it) and
     ``queue_us``.

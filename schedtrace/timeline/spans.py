@@ -1,11 +1,11 @@
-"""Sums over spans of time or of steps: the level at each moment, and the part of a row within spans."""
+"""Sums over spans of time or steps: the level at each moment, and the part of a row within spans."""
 
 from typing import Any
 
 import polars as pl
 
 LENGTH_US = pl.col("end_us") - pl.col("begin_us")
-"""Length of a row with ``begin_us`` and ``end_us``, in microseconds."""
+"""Expression for the length of a row with ``begin_us`` and ``end_us``, in microseconds."""
 
 
 def total_us(spans: pl.DataFrame) -> int:
@@ -19,7 +19,7 @@ def level(
     end: str | pl.Expr = "end_us",
     **counts: str | int | pl.Expr,
 ) -> pl.DataFrame:
-    """Return the sum of the spans' values from each moment at which a span begins or ends.
+    """Return the sum of the spans' values after each moment at which a span begins or ends.
 
     Args:
         spans: Table with one row per span.
@@ -56,7 +56,7 @@ def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def steps_of(steps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps in which rows of ``request_states`` lie, with ``requests``, the number of such rows.
+    """Return the steps in which rows of ``request_states`` lie, with the number of these (``requests``).
 
     Args:
         steps: Steps of the timeline, with ``step`` and the requested columns.
@@ -104,7 +104,7 @@ def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Exp
 
 
 def overlap_us(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
-    """Return the microseconds of each row that lie in spans, which must not overlap each other."""
+    """Return how many microseconds of each row lie in spans, which must not overlap each other."""
     return time_within(rows, spans, {"us": pl.lit(value=True)})["us"]
 
 
@@ -140,7 +140,7 @@ def united(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def merged(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the spans sorted by time, each beginning no earlier than the end of the span before."""
+    """Return the spans sorted by time, each cut to begin no earlier than the span before it ends."""
     if spans.is_empty():
         return spans
     before = pl.col("end_us").cum_max().shift(1).fill_null(pl.col("begin_us").min())

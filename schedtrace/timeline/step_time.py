@@ -13,7 +13,7 @@ import polars as pl
 
 FEATURES = ("prefill_tokens", "decode_tokens", "context_tokens")
 FEWEST_STEPS = 20
-"""Fewest steps of a fit: four coefficients need several steps each."""
+"""Minimum number of steps of a fit: four coefficients need several steps each."""
 MOST_STEPS = 10_000
 """Maximum number of steps of a fit; of more steps, every second is used, or every third, and so on."""
 ROUNDS = 300
@@ -24,12 +24,13 @@ RIDGE = 1e-8
 distinguish.
 """
 DIGITS = 6
-"""Digits of the largest part of a time that a fit resolves; further digits are arithmetic noise."""
+"""Number of digits, relative to the largest part of a time, that a fit resolves; further digits are
+arithmetic noise."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Fitted model; times in microseconds."""
+    """Fitted model of step times, in microseconds."""
 
     base_us: float
     per_prefill_token_us: float
@@ -52,7 +53,7 @@ class StepTime:
     """
 
     def predicted(self) -> pl.Expr:
-        """Return the microseconds that each row of a frame with the columns ``FEATURES`` would take."""
+        """Return the predicted microseconds for each row of a frame with the columns ``FEATURES``."""
         return (
             self.base_us
             + self.per_prefill_token_us * pl.col("prefill_tokens")
@@ -104,9 +105,9 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
 
 
 def _base_bounds(rows: Any, measured: Any) -> tuple[float, float]:
-    """Return the smallest and largest base with which the other costs explain the steps.
+    """Return the smallest and largest base for which the other costs can still explain the steps.
 
-    A base explains them if their distance from the model stays within two standard errors.
+    A base is possible if the steps' distance from the model stays within two standard errors.
 
     Args:
         rows: Weighted columns of the features, the base first, and of the time.
@@ -131,27 +132,27 @@ def _base_bounds(rows: Any, measured: Any) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class BentTime:
-    """Time of a step that only decodes, on a device whose cost of a token rises; in microseconds."""
+    """Time of a step that only decodes, on a device whose cost per token rises, in microseconds."""
 
     base_us: float
     per_token_us: float
     bend: float
-    """Number of tokens from which each costs more."""
+    """Number of tokens above which each token costs more."""
     per_token_beyond_us: float
-    """Additional cost of each token beyond."""
+    """Additional cost of each token above that number."""
     per_context_token_us: float
     error_frac: float
     """Median of ``abs(fitted - measured) / measured``."""
 
     def predicted(self, tokens: pl.Expr) -> pl.Expr:
-        """Return the microseconds of each row of a frame with ``context_tokens`` if it had these tokens."""
+        """Return the predicted microseconds for each row's ``context_tokens`` and the given tokens."""
         beyond_us = self.per_token_beyond_us * (tokens - self.bend).clip(0)
         context_us = self.per_context_token_us * pl.col("context_tokens")
         return self.base_us + self.per_token_us * tokens + beyond_us + context_us
 
 
 def fit_bent_time(steps: pl.DataFrame) -> BentTime | None:
-    """Fit the time of steps without prefill; return None if it is unknown, or no token costs more."""
+    """Fit the time of steps without prefill; None if there is no fit, or tokens never cost more."""
     import numpy as np  # noqa: PLC0415  # as above
     from scipy.optimize import nnls  # noqa: PLC0415  # as above
 
@@ -173,7 +174,7 @@ def fit_bent_time(steps: pl.DataFrame) -> BentTime | None:
 
 
 def fit_line(sizes: pl.Series, times: pl.Series, weights: pl.Series) -> tuple[float, float]:
-    """Return base and slope of a line through times of sizes above 0, fitted by weighted least squares."""
+    """Return base and slope of a line of times over sizes above 0, by weighted least squares."""
     import numpy as np  # noqa: PLC0415  # as above
 
     slope, base = np.polyfit(sizes, times, 1, w=weights)
@@ -191,7 +192,7 @@ def resolved(costs: Any) -> Any:
 
 
 def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | None:
-    """Return a quick prediction of the times of ``wanted`` steps from a model of ``steps``.
+    """Predict the times of the ``wanted`` steps quickly, from a model of ``steps``.
 
     Non-negative least squares of the relative errors (SciPy's ``nnls``): a slow outlier weighs little. None
     if too few steps have an output.

@@ -50,7 +50,7 @@ from schedtrace.timeline.step_time import StepTime, fit_step_time
 
 @dataclass(frozen=True)
 class EngineTables:
-    """Tables from which all others are built; those of a window are cut out of those of the whole trace."""
+    """Tables from which all others are built; a window's tables are cut from those of the whole trace."""
 
     gone: pl.DataFrame
     """Requests that left in a gap of the trace (``timeline/frames.py``)."""
@@ -101,7 +101,8 @@ class Timeline(EngineFrames):
     ready_tables: EngineTables | None = None
     """Tables that are not built from these frames, such as a window's; None to build them."""
     longer_step_time: StepTime | None = None
-    """Model of step times fitted to more steps than these; None to fit it to these."""
+    """Model of step times fitted to more steps than the timeline's; None to fit it to the timeline's steps.
+    """
 
     @cached_property
     def tables(self) -> EngineTables:
@@ -223,7 +224,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def charged_us(self) -> dict[str, int]:
-        """Time of each charge, added up, in microseconds."""
+        """Total time of each charge, in microseconds."""
         return dict(self.charges.group_by("charge").agg(pl.col("time_us").sum()).iter_rows())
 
 
@@ -233,7 +234,7 @@ Made = TypeVar("Made")
 def made_once(make: Callable[[Timeline], Made]) -> Callable[[Timeline], Made]:
     """Wrap a function of a timeline so that it computes its result once per timeline.
 
-    The wrapped function stores the results, and no other code can reach them.
+    The wrapped function stores the results, which no other code can access.
     """
     results: WeakKeyDictionary[Timeline, Made] = WeakKeyDictionary()
 
@@ -257,8 +258,8 @@ def make_timeline(
 
     Args:
         trace: One engine's trace.
-        manifest: Manifest of its run, which states how the requests were sent.
-        whole: Whether to include the warm-up, as descriptions of single steps and requests need it.
+        manifest: Manifest of the run, which states how the requests were sent.
+        whole: Whether to include the warm-up, which descriptions of single steps and requests need.
         front_end: Record of the run's front ends.
     """
     steps = trace.steps
@@ -420,13 +421,13 @@ def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 
 
 NO_PROGRESS_US = 10_000_000
-"""Time from which a batch without an output is a stall: the watchdog's own, unless it is set."""
+"""Microseconds without an output above which a batch stalls: the watchdog's default."""
 LONGER = 5.0
-"""Factor by which such a batch takes longer than any other."""
+"""Minimum factor by which such a batch takes longer than any other."""
 
 
 def _stalls(trace: Trace) -> pl.DataFrame:
-    """Return the stalls, with ``open``: whether there was no progress until the trace's end."""
+    """Return the stalls; ``open`` states whether the trace ended before any progress."""
     later: list[Any] = [trace.cpu["at_us"].max(), trace.end.at_us if trace.end is not None else None]
     last_us: int = max((us for us in later if us is not None), default=0)
     stalls = trace.stalls
@@ -438,7 +439,7 @@ def _stalls(trace: Trace) -> pl.DataFrame:
 
 
 def _unanswered(trace: Trace, last_us: int) -> pl.DataFrame:
-    """Return the stall of a batch whose output has not come back long after, without the watchdog."""
+    """Return the stall of a batch whose output is long overdue, if no watchdog reported it."""
     computing = trace.steps.filter(pl.col("total_requests") > 0)
     back_us = computing["output_us"].max()
     if back_us is None:
@@ -463,10 +464,10 @@ def _unanswered(trace: Trace, last_us: int) -> pl.DataFrame:
 
 
 def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps with the token budget that ``schedule()`` really used, if that is less than recorded.
+    """Return the steps with the token budget that ``schedule()`` used, if less than recorded.
 
     A user's own scheduler may lower the budget during a call and raise it again. In such a step,
-    ``schedule()`` ends for lack of budget although the step's tokens leave some.
+    ``schedule()`` ends for lack of budget although the step's tokens leave some of the recorded budget.
     """
     spent = exits.filter(
         pl.col("cause") == str(Cause.TOKEN_BUDGET), pl.col("via") == "source", pl.col("budget_left") <= 0
@@ -503,7 +504,7 @@ def _with_step(trace: Trace, rows: pl.LazyFrame, column: str) -> pl.DataFrame:
 
 
 def _waiting_ends(exits: pl.DataFrame) -> pl.DataFrame:
-    """Return for every step the exit that shows why the waiting queue was not emptied."""
+    """Return the exit of each step that shows why the waiting queue was not emptied."""
     columns = ("cause", "detail", "location", "via")
     ended = pl.col("kind") != "continue"
     often = pl.col("count").sum().over("step", "cause", "location")

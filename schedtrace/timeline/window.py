@@ -1,4 +1,4 @@
-"""Windows: a timeline cut to the time between two moments, with the requests as they were then."""
+"""Windows: a timeline cut to the time between two moments, with the requests in their states then."""
 
 from dataclasses import dataclass, replace
 
@@ -36,8 +36,8 @@ class Window:
 def windowed(timeline: Timeline, window: Window) -> Timeline:
     """Return a timeline of the steps that began in the window, with all other tables cut to it.
 
-    States keep their causes: a request that was already waiting waits from the window's beginning. A window
-    without a step, such as one within a pause, has the requests present and the calls to the engine.
+    States keep their causes: a request that already waited before the window waits from its beginning. A
+    window without a step, such as one within a pause, has the requests present and the calls to the engine.
     """
     if timeline.steps.is_empty():
         return timeline

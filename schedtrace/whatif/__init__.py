@@ -1,1 +1,1 @@
-"""What-if questions: recorded loads replayed under other configurations, with vLLM's scheduler deciding."""
+"""What-if questions: recorded loads replayed under other configurations with vLLM's own scheduler."""

@@ -1,7 +1,8 @@
 """Advice by trial: the best change of one setting for a recorded load, found by replaying a menu of changes.
 
-The findings name causes; the replay picks the change, by what clients feel: the mean end-to-end latency where
-requests come at their own times, the time until all are done where the engine or its clients set the pace.
+The findings name causes; the replays select the change, by what clients notice: the mean end-to-end latency
+if requests arrive at their own times, or the time until all are done if the engine or its clients set the
+pace.
 """
 
 import math
@@ -22,21 +23,21 @@ from schedtrace.whatif.replays import BLOCKS
 from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, family, menu, saved_frac
 
 RESAMPLES = 4
-"""Resamples of the step times for each advised change: fewer than for ``replay``."""
+"""Number of resamples of the step times for each advised change, which is smaller than for ``replay``."""
 CLIENTS_FEEL = ("output", "TTFT p50", "TPOT p50")
-"""Figures of another number of clients."""
+"""Figures that show the effect of another number of clients."""
 FELT_FRAC = 0.05
-"""Smallest relative change of another figure that is reported."""
+"""Minimum relative change of another figure that is reported."""
 SAID = ("steps", "preemptions", "recomputed tokens")
-"""Figures that scheduling decides and that are reported."""
+"""Figures that scheduling determines and that are reported."""
 FIGURES = {
     Objective.LATENCY: "E2E mean",
     Objective.MAKESPAN: "makespan",
     Objective.THROUGHPUT: "output",
 }
-"""Figure of a prediction by objective."""
+"""Figure of a prediction for each objective."""
 GAINS = {"E2E mean": "e2e_mean_ms", "makespan": "output_tokens_per_s", "output": "output_tokens_per_s"}
-"""Metric of a gain by figure."""
+"""Metric of a gain for each figure."""
 
 
 def judged(
@@ -46,10 +47,11 @@ def judged(
     objective: Objective | None = None,
     progress: Progress = lambda *_: None,
 ) -> tuple[list[Finding], Replays]:
-    """Return the findings with the changes that help this load most, the best one first, and every replay.
+    """Return the findings with the changes that help this load most, best first, and all replays.
 
     Advice with a value that a replay can set is tried like the menu's changes, and stays only if it is the
-    best of its kind. Other advice stays unchanged, but loses its estimated gain beside a replayed one.
+    best of its kind. Other advice stays unchanged, but loses its estimated gain if any advice has a replayed
+    gain.
 
     Args:
         findings: Ranked findings of one run.
@@ -97,7 +99,7 @@ def judged(
 
 
 def _no_advice(search: Search, predictor: Predictor) -> str:
-    """Return why no change is advised: none gains enough, or none gains more than the replay is off."""
+    """Return why no change is advised: no gain is large enough, or larger than the replay's misfit."""
     settings = sum(CONCURRENCY not in dict(changes) for changes in search.tried)
     if search.misfit_frac:
         return f"{predictor.misfit_words(search.name)}; no change of a setting gains more ({settings} tried)"
@@ -106,13 +108,13 @@ def _no_advice(search: Search, predictor: Predictor) -> str:
 
 
 def _without_estimate(finding: Finding, search: Search) -> Finding:
-    """Remove the estimate from the trace if a replay of the advice gained no more than the replay is off."""
+    """Remove the trace's estimate if a replay of the advice gained no more than the replay's misfit."""
     tried = [search.tried.get(((advice.setting or "", advice.value),)) for advice in finding.advice]
     return finding if not any(tried) else msgspec.structs.replace(finding, gain=None)
 
 
 def _with_concurrency(finding: Finding, base: RecordedLoad, search: Search) -> Finding:
-    """Add what more and fewer clients would do where they are the limit and each waits for its answer."""
+    """Add the effect of more and fewer clients if clients that wait for answers are the limit."""
     now = base.clients
     if finding.code != client_limited.RULE.code or now is None or not finding.advice:
         return finding
@@ -130,7 +132,7 @@ def _with_concurrency(finding: Finding, base: RecordedLoad, search: Search) -> F
 
 
 def _can_tell(setting: str, base: RecordedLoad) -> bool:
-    """Return whether a replay shows a setting's effect: prompts share nothing without recorded hashes."""
+    """Return whether a replay can show a setting's effect; without recorded hashes, prompts share nothing."""
     if setting == "enable_prefix_caching":
         return all(load.prefix_block is not None for load in base.loads)
     return setting != "async_scheduling" or not why_no_async_scheduling(base.timelines[0])
@@ -138,18 +140,18 @@ def _can_tell(setting: str, base: RecordedLoad) -> bool:
 
 @dataclass(frozen=True)
 class Advised:
-    """A trial described in sentences."""
+    """Trial of a change, described in sentences."""
 
     trial: Trial
     advice: Advice
     gain: Gain | None
-    """Gain of the change; None: between the fit and its bound, the middle is none."""
+    """Gain of the change; None if the middle between the fit and its bound is no gain."""
 
 
 def _advised(
     trial: Trial, configuration: Configuration, predictor: Predictor, name: str, base: RecordedLoad
 ) -> Advised:
-    """Return advice with its gain, its interval and what else it changes.
+    """Return advice with its gain, the gain's interval and other effects.
 
     Args:
         trial: The change as the search judged it.
@@ -181,7 +183,7 @@ def _advised(
 
 
 def _with_misfit(advised: Advised, search: Search) -> Advised:
-    """Add the misfit of the unchanged replay, which the interval includes."""
+    """Add the misfit of the unchanged replay to the sentences, because the interval includes it."""
     if not search.misfit_frac:
         return advised
     tested = say(
@@ -220,7 +222,7 @@ def _unsure(figure: Figure, base: RecordedLoad, load: str) -> Message:
     Args:
         figure: The figure to improve.
         base: The recorded load.
-        load: Words for it; empty if the sentence before it names it.
+        load: Description of the load; empty if the preceding sentence names it.
     """
     return say(
         "[Replayed on {load}: {figure}][{its:?}Its {figure} may change by] {low_frac:+%} to {high_frac:+%}, "
@@ -254,7 +256,7 @@ def _change(name: str, value: Any, predictor: Predictor, base: RecordedLoad) -> 
 
 
 def attach_advice(findings: list[Finding], advised: list[Advised], search: Search) -> list[Finding]:
-    """Attach advice to the finding whose limit it moves (the leading one of several), or to its own."""
+    """Attach advice to the first finding whose limit it changes, or else to the finding that gave it."""
     placed = [_without_tried(finding, search) for finding in findings]
     order = sorted(range(len(placed)), key=lambda at: placed[at].place)  # without the estimates
     for advised_trial in advised:
@@ -279,7 +281,7 @@ def attach_advice(findings: list[Finding], advised: list[Advised], search: Searc
 
 
 def _explained(before: Finding, now: Finding, search: Search) -> Finding:
-    """Add what was tried without success, if a finding would otherwise have neither advice nor a reason."""
+    """Add unsuccessful trials to a finding that would otherwise have neither advice nor a reason."""
     if now.advice or now.refuted != before.refuted:
         return now
     single = [trial for trial in search.tried.values() if trial is not None and len(trial.changes) == 1]
@@ -301,7 +303,7 @@ def _is_about(finding: Finding, trial: Trial) -> bool:
 
 
 def _families(advice: Advice) -> set[str]:
-    """Return the resource that a finding's advice acts on, even if it states no value."""
+    """Return the resources on which a finding's advice acts, even if the advice states no value."""
     if advice.setting:
         return {family(advice.setting)}
     named = (part.name for part in advice.message.parts() if isinstance(part, Setting))
@@ -310,7 +312,7 @@ def _families(advice: Advice) -> set[str]:
 
 
 def _without_tried(finding: Finding, search: Search) -> Finding:
-    """Remove the advice that was replayed, and its estimate; state what did not help."""
+    """Remove the advice that was replayed, and its estimate; state which advice did not help."""
     untried: list[Advice] = []
     refuted: list[Message] = []
     for advice in finding.advice:
@@ -349,11 +351,12 @@ def _outcome(configuration: Configuration, name: str, base: RecordedLoad) -> Mes
 
 
 BEYOND_SHOWN = 1.25
-"""Least ratio of the predicted output to what front end and clients have taken from which this is said."""
+"""Ratio of the predicted output to the most that front end and clients have handled, above which a note says
+so."""
 
 
 def _new_output(configuration: Configuration, name: str, base: RecordedLoad) -> Message:
-    """Return what is not known about an output that front end and clients have not taken in any second."""
+    """Return a caveat about an output rate that front end and clients never reached in the recording."""
     output, processors = configuration.figure("output"), base.processors
     if output is None or output.value is None or processors is None:
         return NOTHING
@@ -404,14 +407,14 @@ def _changed(figure: Figure) -> Message:
 
 
 def _option(setting: str, value: Any = None) -> str:
-    """Return an option as it is typed, without the value of a switch."""
+    """Return an option as on a command line; a switch has no value."""
     if setting == "balance_ranks":
         return "--scheduler-cls schedtrace.balance.BalanceScheduler"
     return f"--{'no-' if value is False else ''}{setting.replace('_', '-')}"
 
 
 def _refuted(trial: Trial, search: Search) -> Message:
-    """Describe what was tried and does not help; for a change that may help or harm, its range."""
+    """Describe a change that does not help; if it may help or harm, state its range."""
     name = search.name
     setting, value = trial.changes[0]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

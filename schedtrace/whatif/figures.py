@@ -1,4 +1,4 @@
-"""Figures of a prediction: those that scheduling decides, times with their intervals, and the misfit."""
+"""Figures of a prediction: those that scheduling determines, times with intervals, and the misfit."""
 
 import math
 import statistics
@@ -28,14 +28,15 @@ METRICS = [*(metric for metric in COMPARED if metric.name in TIMED), MAKESPAN]
 
 @dataclass(frozen=True)
 class DecidedMetric:
-    """A figure that scheduling decides, computed from a timeline and one trial's steps."""
+    """Figure that scheduling determines, computed from a timeline and one trial's steps."""
 
     name: str
     unit: str
     higher_is_better: bool | None
     of: Callable[[Timeline, pl.DataFrame], float]
     is_sum: bool = True
-    """Whether it is summed over the ranks of a run; otherwise it is a mean over the steps of all ranks."""
+    """Whether the figure is a sum over the ranks of a run; otherwise it is a mean over the steps of all
+    ranks."""
 
 
 def _preemptions(timeline: Timeline, steps: pl.DataFrame) -> float:
@@ -54,7 +55,7 @@ DECIDED = (
 
 
 def decided_figures(before: Sequence[Timeline], after: Sequence[Timeline]) -> list[Figure]:
-    """Return the figures that scheduling decides, as means over the trials of two runs (lists of ranks)."""
+    """Return the figures that scheduling determines, as means over trials, of two runs (lists of ranks)."""
     figures = []
     for metric in DECIDED:
         was, value = (
@@ -104,9 +105,9 @@ def timing_figures(
         changed: Trials as replayed with the change.
         spread: Ratios of each metric that resampled step times predict.
         bound: Trials as replayed with the change, without economies of scale in steps larger than recorded.
-            The change lies between: the value is the middle of the two ratios, on a logarithmic scale.
-        leaned: Trials as replayed with the change, the time of steps outside the recorded range at either end
-            of its own interval.
+            The change lies between the two ratios, and its value is their middle on a logarithmic scale.
+        leaned: Trials as replayed with the change, with the time of steps outside the recorded range at
+            either end of that time's interval.
     """
     figures = []
     for metric in METRICS:
@@ -151,7 +152,7 @@ def _figure(
 
 
 def trial_values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:
-    """Return a figure of each trial that has one."""
+    """Return a figure for each trial that has it."""
     return [float(figure) for trial in trials if (figure := value(trial))]
 
 
@@ -180,11 +181,11 @@ def _mean(steps: pl.DataFrame, column: str) -> float:
 
 
 REPRODUCES_WITHIN = 0.05
-"""Largest misfit, as a share, that needs no explanation."""
+"""Maximum misfit, as a share, that needs no explanation."""
 MOST_FRAC = 1 / 3
-"""Largest misfit, as a share, that allows a prediction; beyond it the replay does not reproduce the load."""
+"""Maximum misfit, as a share, that allows a prediction; beyond it the replay does not reproduce the load."""
 EXPLAINS_FRAC = 0.5
-"""Least share of the misfit that interruptions must account for to be its likely cause."""
+"""Minimum share of the misfit that interruptions must account for to be its likely cause."""
 
 
 def likely_causes(base: "RecordedLoad", off_frac: float) -> list[str]:
@@ -192,7 +193,7 @@ def likely_causes(base: "RecordedLoad", off_frac: float) -> list[str]:
 
     Args:
         base: Recorded load.
-        off_frac: Misfit of its replay, as a share.
+        off_frac: Misfit of the load's replay, as a share.
     """
     causes = []
     if starved := sum(timeline.starved_steps.len() for timeline in base.timelines):

@@ -1,7 +1,7 @@
-"""The load of a fleet, replayed through another router or on another number of engines.
+"""Replay of a fleet's load through another router or on another number of engines.
 
-The engines become independent data-parallel ranks of one replay: vLLM's own scheduler decides on each, and
-the baseline is the replay in which every request goes to the engine that it went to in the recording.
+The engines become independent data-parallel ranks of one replay, each with vLLM's own scheduler. In the
+baseline, every request goes to the same engine as in the recording.
 """
 
 from collections import Counter
@@ -32,15 +32,16 @@ from schedtrace.workloads.recorded_load import loads_of_run
 from schedtrace.workloads.workload import LoadRequest, Workload
 
 MOST_BYTES = 500_000_000
-"""Maximum size of the traces of one replay: all of them are in memory at once."""
+"""Maximum size of the traces of one replay, because all of them are in memory at once."""
 MOST_S = 6.0
-"""Maximum estimated seconds of one replay; of a longer load, its first part is replayed."""
+"""Maximum estimated seconds of one replay; of a longer load, only the first part is replayed."""
 RESAMPLES = 4
-"""Fits to resampled steps, as ``prediction.RESAMPLES``; a fleet's replays are long."""
+"""Number of fits to resampled steps, as ``prediction.RESAMPLES``; fewer, because a fleet's replays are long.
+"""
 
 
 def fleet_load(inputs: FleetInputs, *, most_s: float = MOST_S) -> tuple[RecordedLoad, list[Message]]:
-    """Return the load of a fleet as that of data-parallel ranks, and notes on what a replay leaves out.
+    """Return a fleet's load as one of data-parallel ranks, with notes on what a replay leaves out.
 
     Args:
         inputs: Engines of one model, device and role.
@@ -48,7 +49,7 @@ def fleet_load(inputs: FleetInputs, *, most_s: float = MOST_S) -> tuple[Recorded
 
     Raises:
         InputError: If a trace cannot be read, the traces are too large, or the engines are not of one kind.
-        UsageError: If they are data-parallel ranks in lock-step.
+        UsageError: If the engines are data-parallel ranks in lock-step.
     """
     size = sum(source.size_bytes for source in inputs.engines)
     if size > MOST_BYTES:
@@ -78,7 +79,7 @@ def fleet_replay(
     *,
     resamples: int = RESAMPLES,
 ) -> Replays:
-    """Return the document of the replays with the recorded assignment, and with these changes.
+    """Return the document of two replays: with the recorded assignment, and with the changes.
 
     Args:
         base: Load of the fleet.
@@ -100,14 +101,14 @@ def fleet_replay(
 
 
 def _run(stack: ExitStack, source: EngineSource) -> Run:
-    """Return an engine's run; a remote one is local until the stack is closed."""
+    """Return an engine's run; files of a remote run are local until the stack is closed."""
     store = store_for(source.address)
     trace = stack.enter_context(staged(store, source.trace_name, source.parts, source.beside, whole=True))
     return read_run(trace.path, ReadOptions(cache=False))
 
 
 def _identity(trace: Trace) -> object:
-    """Return a key that is equal for copies of a recording, and different for different engines."""
+    """Return a key that is equal for copies of a recording and differs between engines."""
     return msgspec.json.encode(trace.header), trace.steps.height, trace.arrivals.hash_rows().sum()
 
 
@@ -143,7 +144,7 @@ def _usual(headers: Sequence[Header]) -> tuple[tuple[int | None, ...], list[Mess
 
 
 def _as_rank(trace: Trace, rank: int) -> Trace:
-    """Return a trace as that of a rank; simulated engines, which have no common clock, begin together."""
+    """Return a trace as that of a rank; simulated engines have no common clock and begin together."""
     header = msgspec.structs.replace(trace.header, engine_rank=rank)
     if header.clock == "virtual":
         header = msgspec.structs.replace(header, wall_anchor_us=0, clock_id=None)
@@ -151,7 +152,7 @@ def _as_rank(trace: Trace, rank: int) -> Trace:
 
 
 def _recorded(engines: Sequence[tuple[Run, Trace]]) -> RecordedLoad:
-    """Return the load of the engines, each a rank; see ``prediction.recorded_load``."""
+    """Return the load of the engines, each as a rank; see ``prediction.recorded_load``."""
     traces = [trace for _, trace in engines]
     timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for run, trace in engines]
     for timeline in timelines:
@@ -161,7 +162,7 @@ def _recorded(engines: Sequence[tuple[Run, Trace]]) -> RecordedLoad:
 
 
 def _with_own_ids(load: Workload) -> Workload:
-    """Return the load with an id of its own for every request: engines may use the same ids."""
+    """Return the load with a unique id for every request, because engines may use the same ids."""
 
     def requests_with_own_ids() -> Iterator[LoadRequest]:
         for number, request in enumerate(load.read()):

@@ -15,8 +15,8 @@ def ratio_interval(
     """Return the 90 % interval of a ratio minus 1.
 
     The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
-    trials of log(recorded / replayed). The changed run will be another start of the engine, which is at least
-    as far off as one trial from another; more trials do not average that away. The interval uses Student's t
+    trials of log(recorded / replayed). The changed run will be another start of the engine, which differs at
+    least as much as one trial from another; more trials do not reduce this. The interval uses Student's t
     with the trials' degrees of freedom. The drift includes the square of the replays' mean error.
     """
     trials = min(len(was), len(replayed))
@@ -38,14 +38,14 @@ def drift(recorded: Sequence[float], replayed: Sequence[float]) -> float:
 def with_leaned(
     ratio: float, interval: tuple[float | None, float | None], leaned: Sequence[float]
 ) -> tuple[float | None, float | None]:
-    """Return the interval of a ratio less 1, with the error of steps outside the recorded range.
+    """Return the interval of a ratio minus 1, widened by the error of steps outside the recorded range.
 
     On either side, the widths add as independent errors do: as the root of the sum of their squares.
 
     Args:
         ratio: Ratio by the fit.
-        interval: Its interval by all other errors.
-        leaned: Ratios at both ends of the interval of those steps' time.
+        interval: Interval of the ratio from all other errors.
+        leaned: Ratios at both ends of the interval of the time of steps outside the range.
     """
     high = interval[1]
     if high is None:

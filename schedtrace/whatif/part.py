@@ -1,7 +1,7 @@
-"""Part of a long load that is replayed: a part that shows the waits of the verdict's finding.
+"""Choice of the part of a long load to replay, which shows the waits of the verdict's finding.
 
-A replay begins with an empty engine, so the part begins where few requests were present, if possible none.
-If the unchanged replay of the part is not close to the recording, it gives no answer (``require_baseline``).
+A replay begins with an empty engine, so the part begins when few requests were present, if possible none. If
+the unchanged replay of the part is not close to the recording, no answer is given (``require_baseline``).
 """
 
 import math
@@ -27,11 +27,11 @@ from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 STEP_US, REQUEST_US = 350.0, 25.0
-"""Microseconds per step of a replay, and per request in it, with 16 to 256 running (docs/what-if.md)."""
+"""Microseconds of a replay per step, and per request in a step, for 16 to 256 running requests."""
 MOST_S = 3.0
 """Maximum seconds of one replay; a menu has 20 to 40 replays."""
 FEWEST = 50
-"""Fewest requests of a part; fewer show nothing."""
+"""Minimum number of requests of a part; fewer show nothing."""
 
 
 def replay_s(timelines: list[Timeline]) -> float:

@@ -51,26 +51,27 @@ from schedtrace.workloads.recorded_load import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
 KEPT = ("replayed", "changed")
-"""Replays whose run folders may be kept."""
+"""Names of the replays whose run folders may be kept."""
 LEANED_DEVIATIONS = 1.645
-"""Standard errors of the time of steps outside the recorded range at the ends of its 90 % interval."""
+"""Number of standard errors between the time of steps outside the recorded range and the ends of its 90 %
+interval."""
 RESAMPLES = 8
 """Number of fits to resampled steps; the spread of their predictions is the uncertainty of the step times."""
 
 
 @dataclass(frozen=True)
 class RecordedLoad:
-    """Recorded load of a run, with everything that a replay needs."""
+    """Recorded load of a run, with everything needed to replay it."""
 
     run: Run
     timelines: list[Timeline]
-    """Timelines of its engines, in the order of ranks."""
+    """Timelines of the run's engines, in the order of ranks."""
     loads: list[Workload]
     times: Fitted
     part: LoadPart | None = None
-    """Part of the whole load that this is; None for the whole load."""
+    """Part of the whole load that is replayed; None for the whole load."""
     absent: frozenset[tuple[str, str | None]] = frozenset()
-    """Code and cause of findings of the whole load that are too small in this part to be tested on it."""
+    """Code and cause of each finding of the whole load that is too small in this part to be tested on it."""
 
     @property
     def requests(self) -> int:
@@ -79,12 +80,12 @@ class RecordedLoad:
 
     @property
     def load_words(self) -> str:
-        """Return a sentence about the load that is replayed."""
+        """Describe in a sentence the load that is replayed."""
         return "this load" if self.part is None else self.part.words
 
     @property
     def header(self) -> Header:
-        """Header of the first engine; all have the same settings."""
+        """Header of the first engine; all engines have the same settings."""
         return self.timelines[0].header
 
     @property
@@ -94,14 +95,14 @@ class RecordedLoad:
 
     @property
     def clients(self) -> int | None:
-        """Number of clients of a closed loop; None: no loop, or trials differ."""
+        """Number of clients of a closed loop; None if there is no loop, or trials differ."""
         patterns = [load.replayed_clients for load in self.loads]
         loops = {clients.clients for clients in patterns if clients and clients.pattern == "loop"}
         return loops.pop() if len(loops) == 1 and all(patterns) else None
 
     @cached_property
     def processors(self) -> Processors | None:
-        """Use of processors beside a server's engine; None without a server."""
+        """Usage of processors beside a server's engine; None without a server."""
         return recorded_processors(self.timelines)
 
     @property
@@ -117,7 +118,7 @@ class RecordedLoad:
 
     @cached_property
     def work(self) -> Work:
-        """The load on its engine."""
+        """Load together with its engine."""
         return Work(
             self.loads,
             RecordedEngine(self.header, self.times, len(self.timelines)),
@@ -165,7 +166,7 @@ def predict(
 ) -> Replays:
     """Return the document of an unchanged replay and, if there are changes, of a replay with them.
 
-    Without changes, the baseline states how many steps the replay decides as recorded.
+    Without changes, the baseline states how many steps of the replay match the recorded ones.
 
     Args:
         base: The recorded load.
@@ -185,7 +186,7 @@ def predict(
 
 
 def _written(value: float, unit: str) -> str:
-    """Return a figure with its unit; times have the usual format."""
+    """Return a figure as text with its unit; times have the usual format."""
     us = {"s": 1e6, "ms": 1e3}.get(unit)
     return f"{number(value)} {unit}" if us is None else duration(us * value)
 
@@ -235,7 +236,7 @@ class Predictor:
         """Replay of the unchanged load.
 
         Raises:
-            UsageError: If it never ends.
+            UsageError: If the replay never ends.
         """
         try:
             return self._replay({}, "replayed")
@@ -280,8 +281,8 @@ class Predictor:
     def misfit_frac(self, name: str) -> float:
         """Return the misfit of the unchanged replay; 0 if it is small enough.
 
-        A misfit of up to half of the difference between trials is also small enough, because it does not
-        exceed their noise.
+        A misfit of up to half of the difference between trials counts as small, because it does not exceed
+        their noise.
 
         Raises:
             InputError: If the load has no such figure.
@@ -320,7 +321,7 @@ class Predictor:
 
         Args:
             changes: As for the function ``predict``; at least one.
-            resamples: Number of resamples; None for the predictor's own.
+            resamples: Number of resamples; None for the predictor's own number.
 
         Raises:
             UsageError: If vLLM does not accept the changes, a replay cannot make them, or the unchanged
@@ -385,11 +386,11 @@ class Predictor:
         return replay_work(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
 
     def _priced(self, changes: Mapping[str, Any], times: Counted) -> list[TrialReport]:
-        """Return the changed load where steps take these times."""
+        """Return the changed load, replayed with these step times."""
         return self._replay(changes, "changed-priced", times=times).replayed_trials
 
     def _resampled(self, seed: int, *, side: int) -> Counted:
-        """Return a fit to resampled steps, with residuals drawn in blocks as noise; each side has its own."""
+        """Return a fit to resampled steps with noise of resampled residuals, different on each side."""
         import numpy as np  # noqa: PLC0415  # a quarter of a second
 
         blocks = self._base.times.residual_blocks()
@@ -419,7 +420,7 @@ class Predictor:
         return ratios
 
     def same_steps(self) -> tuple[int, int]:
-        """Return the number of steps that a replay by step decides as recorded, and of all steps."""
+        """Return how many steps a replay by step decides as recorded, and the number of all steps."""
         replayed = self._replay({}, "by-step", by_step=True)
         ours, theirs = (compositions(ranks) for ranks in (replayed.timelines, self._base.timelines))
         return sum(ours.get(step) == what for step, what in theirs.items()), len(theirs)

@@ -1,7 +1,7 @@
-"""Bounds on a predicted output by what the recording shows of processors, front end and clients.
+"""Bounds on a predicted output rate, from the recorded use of processors by front end and clients.
 
-They are not replayed. A server's front end detokenizes and streams every token, and its clients receive them;
-on a small machine they take processors from the engine.
+Front end and clients are not replayed. A server's front end detokenizes and streams every token, and its
+clients receive them; on a small machine, both take processors from the engine.
 """
 
 import math
@@ -18,10 +18,10 @@ from schedtrace.timeline.timeline import Timeline
 
 @dataclass(frozen=True)
 class Processors:
-    """Use of processors beside a server's engine."""
+    """Usage of processors beside a server's engine."""
 
     most_output: int
-    """Most output tokens in a second."""
+    """Maximum number of output tokens in a second."""
     waited_frac: float | None = None
     """Largest share of its ready time in which a front end's main thread waited for a processor; None: not
     recorded."""
@@ -35,7 +35,7 @@ class Processors:
 
 
 def recorded_processors(timelines: Sequence[Timeline]) -> Processors | None:
-    """Return the recorded use; None without an API server, or in virtual time."""
+    """Return the recorded usage of processors; None without an API server, or in virtual time."""
     if timelines[0].header.clock == "virtual" or any(is_offline(timeline) for timeline in timelines):
         return None
     second = (pl.col("output_us") // 1_000_000).alias("second")
@@ -55,7 +55,7 @@ def recorded_processors(timelines: Sequence[Timeline]) -> Processors | None:
 
 
 def _front_end_threads(timeline: Timeline) -> pl.DataFrame:
-    """Return the times of each of a front end's main threads, where steps of the engine ended meanwhile."""
+    """Return each interval of front ends' main threads in which a step of the engine ended."""
     outputs = timeline.steps.filter(pl.col("total_requests") > 0)["output_us"].drop_nulls().sort()
     seen = timeline.cpu.filter(pl.col("role") == "front_end").sort("at_us")
     seen = seen.with_columns(outputs=outputs.search_sorted(seen["at_us"]).cast(pl.Int64))
@@ -72,10 +72,10 @@ def _front_end_threads(timeline: Timeline) -> pl.DataFrame:
 def bound_output(figures: Iterable[Figure], processors: Processors) -> None:
     """Bound the output and the makespan of a change, and their intervals.
 
-    If processors were short, more output may not get the ones that it needs: the interval begins at most at
-    what front end and clients took in any second of the recording. It ends where the front end's main thread
-    would run all the time, if each step's output takes as much of it as recorded; with more requests in a
-    step, it takes more.
+    If processors were short, there may be none for more output, so the interval begins at most at the highest
+    output that front end and clients handled in any second of the recording. It ends at the output at which
+    the front end's main thread would run all the time, if each step's output takes as much of its time as
+    recorded (with more requests in a step, it takes more).
     """
     by_name = {figure.name: figure for figure in figures}
     output, makespan, steps = (by_name.get(name) for name in ("output", "makespan", "steps"))

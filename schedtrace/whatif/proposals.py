@@ -28,11 +28,11 @@ from schedtrace.whatif.sweep import ReplayPool, SweepLog, replay_configurations
 MOST = 3
 """Maximum number of proposals."""
 BEST = 4
-"""Number of best single changes that are combined with each other."""
+"""Number of the best single changes, which are combined with each other."""
 LEAST_FRAC = 0.02
-"""Least relative gain in goodput of a proposal."""
+"""Minimum relative gain in goodput of a proposal."""
 WEIGHS_FRAC = 0.05
-"""Least weight of a root cause that is a reason for a change."""
+"""Minimum weight of a root cause that is a reason for a change."""
 RESAMPLES = 4
 
 
@@ -45,7 +45,7 @@ def advise(
 ) -> Replays:
     """Return configurations under which more requests would meet an objective.
 
-    Each candidate is tried alone, then the best ``BEST`` in pairs and triples.
+    Each candidate is tried alone, and then the best ``BEST`` candidates in pairs and triples.
 
     Args:
         base: The recorded load.
@@ -101,11 +101,11 @@ def advise(
 def candidates(
     base: RecordedLoad, findings: Iterable[Finding], now: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return single changes worth a replay: values that findings advise, the menu's, and those of ranks.
+    """Return single changes worth a replay: findings' advice, the menu's values, and ranks' settings.
 
     Args:
         base: The recorded load.
-        findings: Findings of its run.
+        findings: Findings of the load's run.
         now: Options of the recorded engine.
     """
     from schedtrace.simulate.engine_options import NAMES, is_lockstep  # noqa: PLC0415  # imports vLLM
@@ -127,7 +127,7 @@ def _recorded(rows: Sequence[Configuration]) -> Configuration:
 
 
 def _better(rows: Sequence[Configuration]) -> list[Configuration]:
-    """Return the rows that gain goodput, or meet the objective, the best first; none if it is already met."""
+    """Return the rows that gain goodput or meet the objective, best first; empty if it is already met."""
     recorded = _recorded(rows)
     if recorded.meets_slo:
         return []
@@ -150,7 +150,7 @@ def _better(rows: Sequence[Configuration]) -> list[Configuration]:
 
 
 def _proposals(rows: Sequence[Configuration], predictor: Predictor) -> list[Configuration]:
-    """Return at most ``MOST`` rows with figures that have intervals, and with the root causes that change."""
+    """Return at most ``MOST`` rows, with intervals of their figures and the root causes that change."""
     by_settings: dict[frozenset[str], Configuration] = {}  # of several values for the same settings, the best
     for row in _better(rows):
         by_settings.setdefault(frozenset(row.changes), row)
@@ -180,13 +180,13 @@ def _judged(configuration: Configuration, row: Configuration) -> Configuration:
 
 
 def _roots(configuration: Configuration) -> list[str]:
-    """Return the codes of the root causes with enough weight in a replay whose run was kept."""
+    """Return the codes of the root causes with enough weight in a replay whose run folder was kept."""
     findings = analyze_run(read_run(Path(configuration.folder or ""))).findings
     return [finding.code for finding in findings if finding.title and finding.weight >= WEIGHS_FRAC]
 
 
 def _commands(base: RecordedLoad, proposal: Configuration) -> list[str]:
-    """Return the recorded command, as far as known, with the proposal's settings, and then the comparison."""
+    """Return the recorded command, as far as known, with the proposal's settings; then the comparison."""
     changes = proposal.changes
     options = as_options(changes)
     manifest: Manifest | None = base.run.manifest
@@ -213,7 +213,7 @@ def _commands(base: RecordedLoad, proposal: Configuration) -> list[str]:
 
 
 def _not_in_commands(base: RecordedLoad) -> list[Message]:
-    """Return a note on options that the recorded server may have had, and the proposal's command lacks."""
+    """Return a note on options that the recorded server may have had but the proposal's command lacks."""
     manifest = base.run.manifest
     if manifest is not None and manifest.command[1:2] == ["run"]:
         return []

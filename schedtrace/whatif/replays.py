@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BLOCKS = "num_gpu_blocks_override"
 ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}
-"""Options of an engine that is not a data-parallel rank."""
+"""Options for an engine that is not a data-parallel rank."""
 NOT_KNOWN = say(
     "balance_ranks: what gathering the ranks' counts costs is not known, since no all-reduce of theirs is "
     "recorded; it takes no time here."
@@ -40,15 +40,15 @@ AS_RECORDED = (
     "all-reduces."
 )
 AUTO = ("kv_cache_dtype", "auto")
-"""Setting and value that stand for an option that is not set."""
+"""Setting and value that are equivalent to not setting the option."""
 
 
 @dataclass(frozen=True)
 class RecordedEngine:
-    """Engine of a trace, or several ranks."""
+    """Engine of a trace, or several ranks of one run."""
 
     OWN: ClassVar[frozenset[str]] = frozenset()
-    """Settings that act only through memory and step times; vLLM's scheduler does not see them."""
+    """Settings that act only through memory and step times, so that vLLM's scheduler does not see them."""
 
     header: Header
     times: StepTimes
@@ -79,7 +79,7 @@ class RecordedEngine:
 
 @dataclass(frozen=True)
 class ModelledEngine:
-    """A model's shape on GPUs, with vLLM's defaults for an API server on such a GPU.
+    """Engine with a model's shape on GPUs, and vLLM's defaults for an API server on such a GPU.
 
     Args:
         shape: Shape of the model.
@@ -114,7 +114,7 @@ class ModelledEngine:
         return shaped_options(self.shape, self.gpu, chosen), self.times or roofline
 
     def base(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values of these settings (``RecordedEngine.base``): all are vLLM's defaults."""
+        """Return the values of these settings as in ``RecordedEngine.base``: all are vLLM's defaults."""
         return dict.fromkeys(names)
 
 
@@ -141,7 +141,7 @@ class Work:
 
     @property
     def measured(self) -> Sequence[Workload]:
-        """Loads that the figures describe."""
+        """Loads that the figures refer to."""
         return self.loads[self.warmups :]
 
     def portable(self) -> "Work":
@@ -161,7 +161,7 @@ class Replayed:
 
     @cached_property
     def timelines(self) -> list[Timeline]:
-        """Timelines of its engines, in the order of ranks."""
+        """Timelines of the replay's engines, in the order of ranks."""
         return [make_timeline(trace, self.run.manifest) for trace in self.run.traces]
 
     @cached_property
@@ -171,12 +171,12 @@ class Replayed:
 
     @property
     def kv_blocks(self) -> int | None:
-        """Size of the KV cache."""
+        """Number of blocks in the KV cache."""
         return self.run.traces[0].header.kv_blocks_total
 
     @property
     def preemption_count(self) -> int | None:
-        """Preemptions in ``schedule()`` on all engines; None if not recorded."""
+        """Number of preemptions in ``schedule()`` on all engines; None if not recorded."""
         traces = self.run.traces
         if Fact.PREEMPTIONS not in traces[0].facts:
             return None
@@ -191,7 +191,7 @@ def replay_work(
     times: StepTimes | None = None,
     by_step: bool = False,
 ) -> Replayed:
-    """Return the result of a load under changed settings, in virtual time; vLLM's own scheduler decides.
+    """Replay a load under changed settings in virtual time, with vLLM's own scheduler.
 
     Args:
         work: The load and its engine.
@@ -231,7 +231,7 @@ def engine_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fitted_length(shape: Shape, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
-    """Return a modelled engine's ``max_model_len`` if the KV cache decided it; otherwise None.
+    """Return a modelled engine's ``max_model_len`` if the KV cache determined it; otherwise None.
 
     Args:
         shape: Shape of the model.
@@ -252,7 +252,7 @@ def replayed_load(
         work: The load and its engine.
         label: Label of the run, or name of the workload.
         path: Folder of the run; None: the load is not recorded.
-        part: Part of the recorded load that it is; None: the whole.
+        part: Part of the recorded load that is replayed; None for the whole load.
     """
     loads = work.measured
     return ReplayedLoad(
@@ -269,14 +269,14 @@ def replayed_load(
 
 
 def load_notes(work: Work, changes: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Return notes on missing facts of the load and the assumptions instead, each once for all trials."""
+    """Return notes on facts that the load lacks and on the assumptions made, once for all trials."""
     notes: list[Message] = []
     notes += (note for load in work.measured for note in load.all_notes if note not in notes)
     return notes + gathering_notes(work.engine.times, changes)
 
 
 def gathering_notes(times: StepTimes | None, changes: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Return notes on the assumed cost of gathering in balance scheduling; empty if no change has it."""
+    """Return notes on the assumed cost of gathering, if any change uses balance scheduling."""
     if not any(of_one.get("balance_ranks") for of_one in changes):
         return []
     took_us = times.gathering_us() if times else None

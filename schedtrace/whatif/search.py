@@ -1,7 +1,7 @@
 """Search for the changes that help a recorded load most: a menu of settings, then values in between.
 
-The menu contains changes of one setting that are worth a trial, in both directions. vLLM itself decides what
-it refuses: such a replay ends before it begins.
+The menu contains changes of one setting that are worth a trial, in both directions. If vLLM refuses a change,
+the replay ends before it begins.
 """
 
 import itertools
@@ -24,16 +24,17 @@ from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import BLOCKS
 
 Change = tuple[str, Any]
-"""Argument of vLLM and its value."""
+"""Change of a setting: an argument of vLLM and its value."""
 FAMILIES = {
     "max_num_active_seqs": "max_num_seqs",
     "kv_cache_memory_bytes": BLOCKS,
     "gpu_memory_utilization": BLOCKS,
     "kv_cache_dtype": BLOCKS,
 }
-"""Family of settings that act on the same resource, by setting."""
+"""Family of each setting; settings of one family act on the same resource."""
 FEWEST_TOKENS = 16
-"""Fewest tokens of a budget or a threshold that is tried; with fewer, a step computes almost nothing."""
+"""Minimum number of tokens of a budget or a threshold that is tried; with fewer, a step computes almost
+nothing."""
 
 
 def family(setting: str) -> str:
@@ -61,7 +62,7 @@ def menu(base: RecordedLoad, now: Mapping[str, Any]) -> list[Change]:
 
 
 def _begin_alike(base: RecordedLoad) -> bool:
-    """Return whether two prompts have their first block in common."""
+    """Return whether any two prompts have the same first block."""
     firsts = [request.prefix[0] for load in base.loads for request in load if request.prefix]
     return len(set(firsts)) < len(firsts)
 
@@ -79,7 +80,7 @@ def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change
 
 
 def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield smaller token budgets, and larger ones up to about what any step could have used."""
+    """Yield smaller token budgets, and larger ones up to about the most that any step could have used."""
     budget = now["max_num_batched_tokens"]
     wanted = _peak(timelines, pl.col("used_tokens") + pl.col("waiting_tokens_after").fill_null(0))
     used = _peak(timelines, pl.col("used_tokens"))
@@ -107,7 +108,7 @@ def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
 
 
 def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield thresholds: fractions of the budget that are below the longest prompt, and none."""
+    """Yield thresholds: fractions of the budget below the longest prompt, and no threshold."""
     name = "long_prefill_token_threshold"
     if not now.get("enable_chunked_prefill", True):
         return
@@ -157,20 +158,20 @@ def _peak(timelines: list[Timeline], value: pl.Expr) -> int:
 
 
 LEAST_FRAC = 0.02
-"""Least saving of a change that counts."""
+"""Minimum saving of a change that counts."""
 MOST_ADVICE = 3
-"""Maximum number of settings that are advised, in addition to a pair of them."""
+"""Maximum number of settings that are advised, not counting a pair of them."""
 ENOUGH_FRAC = 0.97
-"""Share of the best value's gain from which a smaller change is advised instead."""
+"""Share of the best value's gain above which a smaller change is advised instead."""
 
 ENOUGH_UNSURE_FRAC = 0.7
-"""The same share for a change that may be a loss, because larger changes are further from the recording."""
+"""Same share for a change that may be a loss, because larger changes are further from the recording."""
 
 MOST_LOST = 2.0
-"""Largest ratio of possible loss to possible gain of a change that is advised."""
+"""Maximum ratio of possible loss to possible gain of a change that is advised."""
 
 Progress = Callable[[int, int], None]
-"""Function called with the number of the replay that begins, and the number of all replays."""
+"""Function that is called with the number of the replay that begins, and the number of all replays."""
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,12 @@ class Trial:
 
     configuration: Configuration
     saved_frac: float
-    """Largest saving of the objective: 0.2 is a fifth less time; minus infinity if the load never ends."""
+    """Largest possible saving of the objective: 0.2 is a fifth less time; minus infinity if the load never
+    ends."""
     least_frac: float
-    """Saving if steps larger than recorded ones have no economies of scale."""
+    """Saving if steps larger than the recorded ones have no economies of scale."""
     estimate_frac: float
-    """Estimated saving, between these two."""
+    """Estimated saving, between the other two."""
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -192,19 +194,19 @@ class Trial:
 
     @property
     def unsure(self) -> bool:
-        """Whether it may be a loss, because no recorded step is as large as its steps."""
+        """Whether the change may be a loss, because its steps are larger than any recorded step."""
         return self.least_frac < 0 and self.saved_frac - self.least_frac > WIDEST_FRAC
 
     @property
     def helps(self) -> bool:
-        """Whether it saves enough, and its possible loss is not too large."""
+        """Whether the change saves enough and its possible loss is not too large."""
         return self.saved_frac >= LEAST_FRAC and not (
             self.unsure and -self.least_frac > MOST_LOST * self.saved_frac
         )
 
     @property
     def family(self) -> str:
-        """Family of its first change."""
+        """Family of the first changed setting."""
         return family(self.changes[0][0])
 
 
@@ -220,17 +222,17 @@ class Search:
     def __init__(self, predictor: Predictor, name: str, progress: Progress = lambda *_: None) -> None:
         self._predictor, self.name, self._progress = predictor, name, progress
         self.misfit_frac = abs(predictor.misfit_frac(name))
-        """Misfit of the baseline replay; a change that saves no more than this does not count."""
+        """Misfit of the baseline replay; a change that saves no more than this counts as no saving."""
         self._expected = 0
         self.tried: dict[tuple[Change, ...], Trial | None] = {}
-        """Replays by changes; None if vLLM refuses them, or a replay cannot make them."""
+        """Trial for each set of changes; None if vLLM refuses the changes, or a replay cannot make them."""
         self.configurations: dict[tuple[Change, ...], Configuration] = {}
-        """The same replays as configurations; a refused one states the reason."""
+        """Same replays as configurations; a refused configuration states the reason."""
 
     def best(self, changes: list[Change]) -> list[Trial]:
-        """Return a change of each of the best settings, by gain, and then a pair of them if it gains more.
+        """Return a change for each of the best settings, by gain, and a pair of these if it gains more.
 
-        Of the values with nearly the largest gain, a change has the value nearest to the current one.
+        Among a setting's values with nearly the largest gain, the one nearest to the current value is chosen.
         """
         self._expected = len(changes) + 2 * MOST_ADVICE
         for change in changes:
@@ -255,7 +257,7 @@ class Search:
         return {trial.family for trial in self.tried.values() if trial is not None}
 
     def trial(self, *changes: Change) -> Trial | None:
-        """Replay changes once; None: vLLM refuses them, or a replay cannot make them."""
+        """Replay changes once; None if vLLM refuses them, or a replay cannot make them."""
         if changes not in self.tried:
             self._progress(len(self.tried) + 1, max(self._expected, len(self.tried) + 1))
             self.tried[changes] = self._replayed(changes)
@@ -284,10 +286,10 @@ class Search:
         return Trial(configuration, most, least, saved_frac(figure, figure.change_frac))
 
     def _best_by_family(self) -> list[Trial]:
-        """Return, for each kind of setting with a helpful change, the replay that helps most at best.
+        """Return the trial with the largest possible gain for each family of settings that helps.
 
-        The kinds are in the order of their estimates: a gain that larger steps may undo comes after a smaller
-        one that is within the recording.
+        Families are in the order of estimated gains: a gain that larger steps may undo comes after a smaller
+        gain within the recorded range.
         """
         best: dict[str, Trial] = {}
         for trial in self._helpful():
@@ -304,7 +306,7 @@ class Search:
                 yield trial
 
     def _between(self, change: Change) -> list[int]:
-        """Return values midway to the next tried values, on a logarithmic scale; none for a switch."""
+        """Return values midway to the next tried values on a logarithmic scale; empty for a switch."""
         name, best = change
         now = self._predictor.now(name)
         if isinstance(best, bool) or not isinstance(best, int) or not best or not isinstance(now, int):
@@ -324,7 +326,7 @@ class Search:
         ]
 
     def _least_of(self, best: Trial) -> Trial:
-        """Return the smallest change of that setting that gains nearly as much."""
+        """Return the smallest change of the same setting that gains nearly as much."""
         name = best.changes[0][0]
         now = self._predictor.now(name) or 0
         enough_frac = ENOUGH_UNSURE_FRAC if best.unsure else ENOUGH_FRAC

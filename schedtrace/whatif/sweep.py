@@ -1,4 +1,4 @@
-"""Every combination of settings, replayed under the same load, in processes that do several replays."""
+"""Sweep: every combination of settings, replayed with the same load in reusable processes."""
 
 import hashlib
 import os
@@ -41,16 +41,16 @@ from schedtrace.workloads.recorded_load import loads_of_run, without_ranks
 from schedtrace.workloads.workload import Workload
 
 RETRIES = 3
-"""Number of times that Ray repeats a replay whose worker ended."""
+"""Number of times that Ray repeats a replay after its worker has ended."""
 DIGITS = 3
-"""Digits of milliseconds: a trace's clock counts microseconds."""
+"""Number of decimals of milliseconds, because a trace's clock counts microseconds."""
 
 
 def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
     """Return the values of settings before any change.
 
     Raises:
-        UsageError: If a name is not an argument of vLLM, or a replay cannot change it.
+        UsageError: If a name is not an argument of vLLM, or a replay cannot change this argument.
     """
     from schedtrace.simulate.engine_options import require_known  # noqa: PLC0415  # imports vLLM
 
@@ -61,7 +61,7 @@ def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
 
 
 def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> ReplayOutcome:
-    """Replay the loads under a changed configuration; if vLLM refuses it, the outcome gives the reason.
+    """Replay the loads under a changed configuration; if vLLM refuses it, the outcome states why.
 
     Raises:
         OSError: If the trace cannot be written.
@@ -88,7 +88,7 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> ReplayOutcom
 
 
 def _measure(outcome: ReplayOutcome, traces: Sequence[Trace], loads: Sequence[Workload]) -> None:
-    """Fill in the figures that the traces of a replay show; they have one clock."""
+    """Fill in the figures that the traces of a replay, which share a clock, show."""
     arrivals, finishes = (
         pl.concat(frames, how="diagonal_relaxed")
         for frames in ([trace.arrivals for trace in traces], [trace.finishes for trace in traces])
@@ -120,8 +120,8 @@ class ReplayPool:
     """Other processes, each of which imports vLLM once and may replay the same loads many times.
 
     Args:
-        pool: The processes. On a cluster, each machine needs schedtrace and vLLM in the releases of this
-            one; the loads go to them as data.
+        pool: The processes. On a cluster, each machine needs the same releases of schedtrace and vLLM; loads
+            are sent as data.
         work: First argument of all calls.
     """
 
@@ -133,11 +133,11 @@ class ReplayPool:
         return self._pool.submit(_quietly, function, self._work, *arguments)
 
     def is_process_loss(self, error: BaseException) -> bool:
-        """Return whether the error says that a process ended, and not what the call raised."""
+        """Return whether an error means that a process ended, rather than that the call raised it."""
         return self._pool.is_loss(error)
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
+        """End the processes, whatever they are doing."""
         self._pool.close()
 
 
@@ -211,7 +211,7 @@ class SweepLog:
             self.finished[outcome.key] = outcome
 
     def add(self, outcome: ReplayOutcome) -> None:
-        """Add an outcome to the file unless it is there; it remains even if the process is then killed."""
+        """Add an outcome to the file unless it is there; it is safe even if the process is then killed."""
         if outcome.key in self.finished:
             return
         self.finished[outcome.key] = outcome
@@ -221,7 +221,7 @@ class SweepLog:
 
 
 def digest(work: Work) -> str:
-    """Return a hexadecimal digest of all that decides the outcomes, besides each configuration's changes."""
+    """Return a hexadecimal digest of everything but the changes that determines the outcomes."""
     hashed = hashlib.sha256()
     for load in work.loads:
         hashed.update(msgspec.json.encode([load.prefix_block, list(load)]))
@@ -279,7 +279,7 @@ def combinations(vary: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]) ->
     """Return every combination of values, with the fixed settings; the last setting varies fastest.
 
     Raises:
-        UsageError: If a setting is both varied and fixed, or there are more than ``MOST``.
+        UsageError: If a setting is both varied and fixed, or there are more than ``MOST`` combinations.
     """
     if both := vary.keys() & fixed.keys():
         msg = f"--set {min(both)}: it is varied as well"
@@ -303,9 +303,9 @@ def replay_configurations(
     baseline: Baseline | None = None,
     progress: Callable[[int, int], Any] = lambda _done, _total: None,
 ) -> Replays:
-    """Replay each configuration that ``log`` does not have yet, in the processes of a pool.
+    """Replay each configuration that ``log`` lacks, in the processes of a pool.
 
-    The recorded configuration is replayed even if it is not among them.
+    The recorded configuration is replayed even if it is not among these.
 
     Args:
         work: Load and engine of all configurations.
@@ -371,7 +371,7 @@ def _finished(pool: ReplayPool, wanted: Mapping[str, Mapping[str, Any]], log: Sw
 
 
 def _lengths(outcomes: Iterable[ReplayOutcome]) -> list[Message]:
-    """Return a note on configurations in which the KV cache, not the model, limits ``max_model_len``."""
+    """Return a note on configurations whose ``max_model_len`` the KV cache limits, not the model."""
     fitted = [
         outcome.fitted_max_model_len for outcome in outcomes if outcome.fitted_max_model_len is not None
     ]
@@ -397,14 +397,14 @@ def _value(text: str) -> Any:
 
 
 def recorded_loads(run: Run, clients: int | None = None) -> list[Workload]:
-    """Return the load of each trial of a run, for another engine: its requests name no rank.
+    """Return the load of each trial of a run, for another engine: the requests name no rank.
 
     Args:
         run: Any run.
         clients: As for ``prediction.recorded_load``.
 
     Raises:
-        InputError: If it has no requests.
+        InputError: If the run has no requests.
     """
     loads = [without_ranks(load) for load in loads_of_run(run.traces, manifest=run.manifest)]
     return loads if clients is None else [load.with_clients(clients) for load in loads]

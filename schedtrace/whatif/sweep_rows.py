@@ -1,4 +1,4 @@
-"""Outcomes of a sweep as configurations: figures, objective, Pareto front."""
+"""Conversion of a sweep's outcomes to configurations: figures, objective, Pareto front."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ _BOUND = re.compile(
 
 
 def parse_slo(text: str) -> list[Bound]:
-    """Parse bounds as they are typed: ``ttft_p99=1s,tpot_p99=50ms,e2e_p50=10s``.
+    """Parse bounds as on a command line: ``ttft_p99=1s,tpot_p99=50ms,e2e_p50=10s``.
 
     Raises:
-        UsageError: If it is anything else, has a limit of 0 or a percentile above 100, or a percentile twice.
+        UsageError: If the text has another form, a limit of 0, a percentile above 100, or a percentile twice.
     """
     bounds: list[Bound] = []
     for part in text.split(","):
@@ -52,7 +52,7 @@ def percentile(values: Sequence[float | None], at: float) -> float | None:
 
 
 def latencies(outcome: ReplayOutcome, latency: str) -> Sequence[float | None]:
-    """Return a latency of every finished request, in milliseconds."""
+    """Return one kind of latency of every finished request, in milliseconds."""
     of: dict[str, Sequence[float | None]] = {
         "ttft": outcome.ttft_ms,
         "tpot": outcome.tpot_ms,
@@ -62,12 +62,12 @@ def latencies(outcome: ReplayOutcome, latency: str) -> Sequence[float | None]:
 
 
 def bound_values(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> list[float | None]:
-    """Return the percentile that each bound is about, in milliseconds."""
+    """Return the value of the percentile to which each bound applies, in milliseconds."""
     return [percentile(latencies(outcome, bound.latency), bound.percentile) for bound in bounds]
 
 
 def meets(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> bool:
-    """Return whether every bound holds, which requires that every request finished."""
+    """Return whether every bound holds, for which every request must have finished."""
     return len(outcome.ttft_ms) == outcome.requests and all(
         bound.latency == "tpot" if value is None else value <= bound.limit_ms
         for value, bound in zip(bound_values(outcome, bounds), bounds, strict=True)
@@ -78,7 +78,7 @@ def good_requests(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> int:
     """Count the finished requests that meet every bound themselves.
 
     If a latency has several bounds, each request has to meet the bound of the highest percentile, which is
-    the widest. A request with one output token has no time per output token, and meets any bound on it.
+    the widest. A request with one output token has no time per output token and meets any bound on that time.
     """
     highest = {bound.latency: bound for bound in sorted(bounds, key=lambda bound: bound.percentile)}
     columns = [(latencies(outcome, latency), bound.limit_ms) for latency, bound in highest.items()]
@@ -89,11 +89,11 @@ def good_requests(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> int:
 
 
 def pareto_front(costs: Sequence[Sequence[float | None]]) -> list[bool]:
-    """Return which rows no other row beats by being lower in one column and no higher in the others.
+    """Return which rows are not dominated: no other row is lower in one column and no higher in the rest.
 
     Args:
         costs: Rows of equal length, in which lower is better: negate what should be high. A row with a None
-            is not on the front and beats nobody.
+            is not on the front and dominates no row.
     """
     import numpy as np  # noqa: PLC0415  # --help must answer at once
 
@@ -119,7 +119,7 @@ def compared_latencies(slo: Sequence[Bound]) -> list[Bound]:
 
 
 def objectives(slo: Sequence[Bound]) -> list[str]:
-    """Return the dimensions of the Pareto front."""
+    """Return the names of the dimensions of the Pareto front."""
     return [THROUGHPUT, *(bound.name for bound in compared_latencies(slo))]
 
 
@@ -131,12 +131,12 @@ PERCENTILES = (50, 90, 99)
 def sweep_rows(
     outcomes: Sequence[ReplayOutcome], slo: Sequence[Bound], *, recorded: str | None
 ) -> list[Configuration]:
-    """Return a configuration per outcome, by throughput, the highest first; refused ones last.
+    """Return a configuration per outcome, by throughput, highest first; refused ones last.
 
     Args:
         outcomes: Outcomes of different configurations.
         slo: Bounds; see ``compared_latencies``.
-        recorded: Key of the configuration that was recorded; None: there is none.
+        recorded: Key of the recorded configuration; None if there is none.
     """
     rows = [_row(outcome, slo, recorded) for outcome in outcomes]
     outputs = [output.value if (output := row.figure("output")) else None for row in rows]
@@ -182,7 +182,7 @@ def _row(outcome: ReplayOutcome, slo: Sequence[Bound], recorded: str | None) -> 
 
 
 def _figures(outcome: ReplayOutcome) -> Iterator[Figure]:
-    """Yield throughput over the time with requests, and latencies of all trials' requests together."""
+    """Yield throughput over the time with requests present, and latencies over all trials' requests."""
     if seconds := outcome.counted_s or outcome.duration_s:
         rates = throughput(len(outcome.e2e_ms), 0, outcome.output_tokens, seconds)
         yield _figure("output", "tok/s", rates.output_tokens_per_s, higher_is_better=True)
