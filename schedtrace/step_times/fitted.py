@@ -33,6 +33,7 @@ from schedtrace.step_times.fitting import (
     extrapolation_errors,
     fit_rows,
     with_slowest_rank,
+    with_sums,
 )
 from schedtrace.timeline.engine_states import unstarved
 from schedtrace.timeline.pieces import with_work
@@ -266,26 +267,71 @@ class Fitted:
     @cached_property
     def most_tokens(self) -> float:
         """Tokens of the largest recorded step; infinite for a loaded fit."""
-        if self.rows is None or self.rows.is_empty():
-            return math.inf
-        return float(self.rows.select((pl.col("prefill_tokens") + pl.col("decode_tokens")).max()).item())
+        return self._most(pl.col("prefill_tokens") + pl.col("decode_tokens"))
+
+    @cached_property
+    def most_decodes(self) -> float:
+        """Largest number of decodes of a recorded step; infinite for a loaded fit."""
+        return self._most(pl.col("decode_requests"))
+
+    def _most(self, count: pl.Expr) -> float:
+        most = None if self.rows is None else self.rows.select(count.max()).item()
+        return float(most or math.inf)
+
+    @cached_property
+    def first_decode_us(self) -> float:
+        """Microseconds that steps without decodes lack; 0 if the fit suits them, or none is recorded.
+
+        This cost came with the first decode and did not grow with more of them, as where batches are padded
+        to one size: as many decodes again may cost it once more. The first step of a trial, which may take
+        longer than others, counts only if no later step has no decode.
+        """
+        if self.rows is None:
+            return 0.0
+        steps = with_sums(self.rows).filter((pl.col("decode_requests") == 0) & (pl.col("device_us") > 0))
+        later = steps.filter(~pl.col("first"))
+        fitted_us, took_us = self.fit.device.expr(), pl.col("device_us")
+        figures = (steps if later.is_empty() else later).select(
+            log=(fitted_us / took_us).log().median(), us=(fitted_us - took_us).median()
+        )
+        log, us = figures.row(0)
+        return float(us) if log is not None and log > self.fit.error.p90_abs_log else 0.0
+
+    def exceeds_recorded(self, batch: Batch) -> bool:
+        """Return whether its time without economies of scale may differ from the fit's."""
+        return batch.batch_tokens > self.most_tokens or (
+            batch.decode_requests > self.most_decodes and self.first_decode_us > 0
+        )
 
     def without_economies_us(self, batch: Batch) -> float:
         """Return the time of execution without economies of scale beyond the largest recorded step.
 
         More tokens then take as long as a series of recorded steps. No device takes much longer than that, so
-        the result is an upper bound if the recorded steps are too small to show the cost of a token.
+        the result is an upper bound if the recorded steps are too small to show the cost of a token. More
+        decodes cost what steps without decodes lack (``first_decode_us``) once more for each further batch of
+        ``most_decodes``.
         """
-        times = batch.batch_tokens / self.most_tokens
-        if times <= 1:
+        if not self.exceeds_recorded(batch):
             return self.device_us(batch)
-        return times * self.fit.device.us(
-            {name: of / times for name, of in self._device_columns(batch).items()}
-        )
+        parts = self._parts(batch)
+        parts_us = parts * self.fit.device.us(self._device_columns(batch, parts))
+        decodes = math.ceil(batch.decode_requests / self.most_decodes)
+        return max(parts_us, self.device_us(batch) + max(decodes - 1, 0) * self.first_decode_us)
 
-    def _device_columns(self, batch: Batch) -> dict[str, float]:
-        columns = {name: getattr(batch, name) for name in {*DEVICE, *COMPUTE, *DRAFTS, *PREFILL_STEPS}}
-        return columns | dict(zip(GRAPHS, graph_use(batch.batch_tokens, self.fit.graph_sizes), strict=True))
+    def _parts(self, batch: Batch) -> int:
+        """Return the number of recorded steps that a batch's tokens fill; a device may begin each anew."""
+        return max(1, math.ceil(batch.batch_tokens / self.most_tokens))
+
+    def _device_columns(self, batch: Batch, parts: int = 1) -> dict[str, float]:
+        """Return the columns of a batch, or of each of its parts if it is divided evenly.
+
+        A step with more tokens than any recorded one has the cost of any prefill as often as recorded steps
+        hold its tokens: it may be the cost of so many tokens.
+        """
+        columns = {name: getattr(batch, name) / parts for name in {*DEVICE, *COMPUTE, *DRAFTS}}
+        columns |= {name: getattr(batch, name) * self._parts(batch) / parts for name in PREFILL_STEPS}
+        use = graph_use(math.ceil(batch.batch_tokens / parts), self.fit.graph_sizes)
+        return columns | dict(zip(GRAPHS, use, strict=True))
 
     @property
     def has_draft_cost(self) -> bool:
@@ -307,10 +353,10 @@ class Fitted:
             return 0.0
         columns = self._device_columns(batch)
         leaned_us = self._leaned_us(columns, deviations)
-        times = batch.batch_tokens / self.most_tokens
-        if times <= 1:
+        parts = self._parts(batch)
+        if parts == 1:
             return leaned_us
-        parts_us = times * self._leaned_us({name: of / times for name, of in columns.items()}, deviations)
+        parts_us = parts * self._leaned_us(self._device_columns(batch, parts), deviations)
         return min(leaned_us, max(self.device_us(batch), parts_us))
 
     def _leaned_us(self, columns: dict[str, float], deviations: float) -> float:
@@ -502,7 +548,7 @@ class Counted:
         factor = self._noise[self.steps % len(self._noise)]
         self.steps += 1
         self.outside += self._fitted.extrapolates(batch)
-        self.larger += batch.batch_tokens > self._fitted.most_tokens
+        self.larger += self._fitted.exceeds_recorded(batch)
         return factor * self._device_us(batch)
 
     def __getattr__(self, name: str) -> Any:

@@ -131,7 +131,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
     Raises:
         InputError: If too few steps have an output and known requests.
     """
-    rows = _with_sums(rows)
+    rows = with_sums(rows)
     later = rows.filter(~pl.col("first"))
     device = fit_device(later, like.device if like else None)
     if device is None:
@@ -168,7 +168,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
 
 def fit_device(rows: pl.DataFrame, like: Larger | None) -> Larger | None:
     """Fit the device's time to the columns of these rows; ``like`` is the same as in ``fit_rows``."""
-    rows = _with_sums(rows)
+    rows = with_sums(rows)
     own = tuple(name for name in (*GRAPHS, *DRAFTS) if name in rows.columns)
 
     def fitted(*more: str) -> Larger | None:
@@ -186,7 +186,7 @@ def fit_device(rows: pl.DataFrame, like: Larger | None) -> Larger | None:
     return of_steps if is_clearly_less(error_of_steps, error) else plain
 
 
-def _with_sums(rows: pl.DataFrame) -> pl.DataFrame:
+def with_sums(rows: pl.DataFrame) -> pl.DataFrame:
     """Add the columns that are derived from others: all tokens, and whether there is prefill."""
     return rows.with_columns(
         batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"),
@@ -243,7 +243,7 @@ def extrapolation_errors(rows: pl.DataFrame, device: Larger) -> dict[str, Extrap
     would be left to fit, nothing is held out. Each column is measured separately, because how well the cost
     of prefill tokens extrapolates says nothing about the cost of more requests.
     """
-    rows = _with_sums(rows)
+    rows = with_sums(rows)
     rows = rows.filter(~pl.col("first")).drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)
     errors: dict[str, Extrapolation] = {}
     for column in DEVICE:
@@ -303,7 +303,7 @@ def with_slowest_rank(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
     chosen = rows.with_columns(device_us=pl.when(slowest).then(took))
     for _ in range(RANK_ROUNDS):
         fitted = fit_rows(chosen, source).device.expr()
-        again = _slowest(_with_sums(rows), fitted)
+        again = _slowest(with_sums(rows), fitted)
         following = rows.with_columns(device_us=pl.when(again).then(took))
         if following.equals(chosen):
             break

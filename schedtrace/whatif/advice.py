@@ -104,7 +104,7 @@ def _no_advice(search: Search, predictor: Predictor) -> str:
     if search.misfit_frac:
         return f"{predictor.misfit_words(search.name)}; no change of a setting gains more ({settings} tried)"
     least = f"{100 * LEAST_FRAC:.0f} %"
-    return f"no change of a setting improves {search.name} by {least} ({settings} tried)"
+    return f"no change of a setting is expected to improve {search.name} by {least} ({settings} tried)"
 
 
 def _without_estimate(finding: Finding, search: Search) -> Finding:
@@ -144,8 +144,7 @@ class Advised:
 
     trial: Trial
     advice: Advice
-    gain: Gain | None
-    """Gain of the change; None if the middle between the fit and its bound is no gain."""
+    gain: Gain
 
 
 def _advised(
@@ -164,21 +163,17 @@ def _advised(
     was = next((was for was in predictor.recorded.figures if was.name == name), None)
     single = len(trial.changes) == 1
     setting, value = trial.changes[0]
-    gain: Gain | None = _gain(figure, was.before if was else None)
-    if trial.unsure and saved_frac(figure, figure.change_frac or 0.0) < LEAST_FRAC:
-        gain = None
-    outcome = _outcome(configuration, name, base) if gain else NOTHING
-    unsure = _unsure(figure, base, "" if outcome else base.load_words) if trial.unsure else NOTHING
+    outcome = _outcome(configuration, name, base)
     return Advised(
         trial,
         Advice(
             message=joined([_change(*change, predictor, base) for change in trial.changes], " with "),
             setting=setting if single else None,
             value=value if single else None,
-            costs=_costs(configuration, name) if gain else NOTHING,
-            tested=joined([outcome, unsure]),
+            costs=_costs(configuration, name),
+            tested=joined([outcome, _unsure(figure, base) if trial.unsure else NOTHING]),
         ),
-        gain,
+        _gain(figure, was.before if was else None),
     )
 
 
@@ -216,22 +211,15 @@ def _gain(figure: Figure, was: float | None) -> Gain:
     )
 
 
-def _unsure(figure: Figure, base: RecordedLoad, load: str) -> Message:
-    """Return the bounds from a replay whose steps are larger than any recorded step.
-
-    Args:
-        figure: The figure to improve.
-        base: The recorded load.
-        load: Description of the load; empty if the preceding sentence names it.
-    """
+def _unsure(figure: Figure, base: RecordedLoad) -> Message:
+    """Return the bounds from a replay whose steps are larger than any recorded step."""
     return say(
-        "[Replayed on {load}: {figure}][{its:?}Its {figure} may change by] {low_frac:+%} to {high_frac:+%}, "
-        "since no recorded step has more than {tokens:n token}: only a run can tell.",
+        "Its {figure} may change by {low_frac:+%} to {high_frac:+%}, since no recorded step has more than "
+        "{tokens:n token}[ or {decodes:n decode}]: only a run can tell.",
         figure,
         figure=figure.name,
-        load=load or None,
-        its=not load,
         tokens=int(base.times.most_tokens),
+        decodes=int(base.times.most_decodes) if base.times.first_decode_us else None,
     )
 
 
@@ -262,11 +250,9 @@ def attach_advice(findings: list[Finding], advised: list[Advised], search: Searc
     for advised_trial in advised:
         place = next((at for at in order if _is_about(findings[at], advised_trial.trial)), None)
         if place is None:
-            settings, most_frac = dict(advised_trial.trial.changes), advised_trial.trial.saved_frac
+            settings = dict(advised_trial.trial.changes)
             placed.append(
-                better_setting.finding(
-                    advised_trial.advice, advised_trial.gain, settings, GAINS[search.name], most_frac
-                )
+                better_setting.finding(advised_trial.advice, advised_trial.gain, settings, GAINS[search.name])
             )
             continue
         at = placed[place]

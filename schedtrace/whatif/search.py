@@ -35,6 +35,8 @@ FAMILIES = {
 FEWEST_TOKENS = 16
 """Minimum number of tokens of a budget or a threshold that is tried; with fewer, a step computes almost
 nothing."""
+PADDED_TO = 8
+"""Multiple to which devices usually pad a batch of decodes, as vLLM's captured graphs do."""
 
 
 def family(setting: str) -> str:
@@ -74,9 +76,14 @@ def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change
     # Also the two numbers below those taken whose decodes fill a captured graph.
     each = 1 + (now.get("drafts") or 0)
     captured = sorted({size // each for size in graph_sizes(timelines[0].header) if 0 < size // each < taken})
-    fewer = {taken // 2, taken // 4, 3 * taken // 4, *captured[-2:]}
+    fewer = {*map(_full_batch, (taken // 2, taken // 4, 3 * taken // 4)), *captured[-2:]}
     more = {min(count, most) for count in (2 * seats, 4 * seats, most)} if most > seats else set()
     yield from (("max_num_seqs", count) for count in sorted(fewer | more) if count)
+
+
+def _full_batch(count: int) -> int:
+    """Return the largest number of requests up to this one that fills a padded batch, if there is one."""
+    return count if count < PADDED_TO else count // PADDED_TO * PADDED_TO
 
 
 def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
@@ -168,7 +175,7 @@ ENOUGH_UNSURE_FRAC = 0.7
 """Same share for a change that may be a loss, because larger changes are further from the recording."""
 
 MOST_LOST = 2.0
-"""Maximum ratio of possible loss to possible gain of a change that is advised."""
+"""Maximum ratio of possible loss to expected gain of a change that is advised."""
 
 Progress = Callable[[int, int], None]
 """Function that is called with the number of the replay that begins, and the number of all replays."""
@@ -199,10 +206,8 @@ class Trial:
 
     @property
     def helps(self) -> bool:
-        """Whether the change saves enough and its possible loss is not too large."""
-        return self.saved_frac >= LEAST_FRAC and not (
-            self.unsure and -self.least_frac > MOST_LOST * self.saved_frac
-        )
+        """Whether the change is expected to save enough, compared with its possible loss."""
+        return self.estimate_frac >= max(LEAST_FRAC, -self.least_frac / MOST_LOST)
 
     @property
     def family(self) -> str:
@@ -319,11 +324,10 @@ class Search:
             [value_tried for value_tried in tried_values if value_tried < best][-1:],
             [value_tried for value_tried in tried_values if value_tried > best][:1],
         )
-        return [
-            middle
-            for neighbour in (*below, *above)
-            if (middle := round(math.sqrt(best * neighbour))) != neighbour
-        ]
+        middles = [round(math.sqrt(best * neighbour)) for neighbour in (*below, *above)]
+        if name == "max_num_seqs":
+            middles = [_full_batch(middle) for middle in middles]
+        return [middle for middle in middles if middle not in {*values, now}]
 
     def _least_of(self, best: Trial) -> Trial:
         """Return the smallest change of the same setting that gains nearly as much."""

@@ -16,45 +16,34 @@ class BetterSetting(Evidence, kw_only=True):
 
     settings: dict[str, Any]
     """Arguments of vLLM with their new values; two if both together gain more than either alone."""
-    saved_frac: float | None
+    saved_frac: float
     """Share of the requests' time that the change saves, or of the run's time if the engine or its clients
-    set the pace; None: it may save nothing.
+    set the pace.
     """
 
 
-def finding(
-    advice: Advice, gain: Gain | None, settings: dict[str, Any], metric: str, most_frac: float
-) -> Finding:
+def finding(advice: Advice, gain: Gain, settings: dict[str, Any], metric: str) -> Finding:
     """See ``docs/findings/better-setting.md``.
 
     Args:
         advice: Advice with the change.
-        gain: Gain in the replay; None if no recorded step shows whether there is one.
+        gain: Gain in the replay.
         settings: Changed settings, as in the evidence.
         metric: Metric, one of ``TIMES``.
-        most_frac: Largest share of its time that the change saves.
     """
-    helps, sentence = "is better", "{saved:%} of the {time}; no other finding proposes it."
-    if gain is None:
-        helps = "may be better"
-        sentence = "up to {saved:%} of the {time}, or nothing: no step showed what more tokens cost."
     return finding_of(
-        BetterSetting(settings=settings, saved_frac=gain.saved_frac if gain else None),
+        BetterSetting(settings=settings, saved_frac=gain.saved_frac),
         code=RULE.code,
         engine_rank=0,
         count=0,
         trials=[],
         steps=[],
-        title="{change} {helps}",
-        verdict="On a replay of this load {change} saves " + sentence,
-        values={
-            "change": advice.message,
-            "helps": helps,
-            "saved": gain.saved_frac if gain else most_frac,
-            "time": TIMES[metric],
-        },
+        title="{change} is better",
+        verdict="On a replay of this load {change} saves {saved:%} of the {time}; no other finding "
+        "proposes it.",
+        values={"change": advice.message, "saved": gain.saved_frac, "time": TIMES[metric]},
         gain=gain,
-        share_frac=None if gain else most_frac,
+        share_frac=None,
         message="Found by replaying this load with one setting changed at a time.",
         advice=[advice],
     )

@@ -266,6 +266,47 @@ def test_more_tokens_than_any_step_had_may_gain_nothing_by_being_together(run, t
     assert load_fit(tmp_path / "times.json").without_economies_us(two) == pytest.approx(model.device_us(two))
 
 
+def test_a_larger_step_has_the_cost_of_any_prefill_as_often_as_recorded_steps_hold_its_tokens(run):
+    """47 tokens are one more than any step had: they may take as long as two steps of 23.5."""
+    model = fit([run], ["base"])
+    device = Larger([Linear(1000.0, {"prefill_steps": 500.0, "prefill_tokens": 1.0}, [], {}, 50)])
+    of_steps = Fitted(msgspec.structs.replace(model.fit, device=device), model.rows)
+    batch = Batch({"a": 47}, 47, 0, 0, prefill_requests=1, prefill_attention=47 * 23.5)
+    assert of_steps.device_us(batch) == 1000 + 2 * 500 + 47
+    assert of_steps.without_economies_us(batch) == 2 * 1523.5
+
+
+FIRST, LATER = True, False
+
+
+@pytest.mark.parametrize(
+    ("without_decodes", "lack_us"),
+    [
+        ([(LATER, 2000), (LATER, 2600)], 9700),
+        ([(FIRST, 2000)], 10_000),
+        ([(FIRST, 90_000)], 0),  # it started something
+        ([(FIRST, 90_000), (LATER, 2000)], 10_000),
+        ([(FIRST, 12_000), (LATER, 12_000)], 0),
+        ([], 0),
+    ],
+)
+def test_what_steps_without_decodes_lack_may_be_paid_once_more_for_as_many_decodes(
+    run, without_decodes, lack_us
+):
+    """As if batches were padded to eight decodes: steps of 1 to 8 take 12 ms, and at most 8 were recorded."""
+    firsts, times = zip(*[*without_decodes, *[(LATER, 12_000)] * 8], strict=True)
+    decodes = [0] * len(without_decodes) + [*range(1, 9)]
+    rows = sized(decodes, pl.Series(times)).with_columns(first=pl.Series(firsts), prefill_tokens=100)
+    model = fit([run], ["base"])
+    device = Larger([Linear(12_000.0, {}, [], {}, 50)])
+    padded = Fitted(msgspec.structs.replace(model.fit, device=device), rows)
+    assert padded.first_decode_us == lack_us
+    batches = [Batch(dict.fromkeys(range(count), 1), 0, count, 0, 0, count) for count in (8, 9, 16, 17)]
+    extra_us = [padded.without_economies_us(batch) - 12_000 for batch in batches]
+    assert extra_us == [0, lack_us, lack_us, 2 * lack_us]
+    assert [padded.exceeds_recorded(batch) for batch in batches] == [False, *[lack_us > 0] * 3]
+
+
 def test_decodes_that_were_not_recorded_remain_uncertain_in_steps_of_the_recorded_size(run):
     """48 decodes are little more than the 46 tokens of a prefill, but at most one decode was recorded."""
     model = fit([run], ["base"])
@@ -606,7 +647,7 @@ def fitted(outside, total_frac=0.0):
     return SimpleNamespace(
         fit=SimpleNamespace(error=SimpleNamespace(total_frac=total_frac)),
         device_us=lambda batch: 100.0 * batch.prefill_tokens,
-        most_tokens=2.0,
+        exceeds_recorded=lambda batch: batch.batch_tokens > 2,
         extrapolates=lambda batch: batch.prefill_tokens in outside,
         gap_us=lambda arrivals: 7.0 * arrivals,
     )
