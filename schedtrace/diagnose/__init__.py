@@ -1,1 +1,1 @@
-"""Figures, findings and verdicts from a timeline. Pure functions; no module here prints or reads files."""
+"""Figures, findings and verdicts from a timeline, made by pure functions that print and read nothing."""

@@ -1,7 +1,7 @@
 """Analysis of recorded runs, which yields a report.
 
-The facts that a report needs about one engine are taken first (``one_engine``), so that its timeline can be
-released before the next engine's is made.
+The facts that a report needs about one engine are extracted first (``one_engine``), so that the engine's
+timeline can be released before the next one is made.
 """
 
 from collections.abc import Callable, Sequence
@@ -153,7 +153,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
     """Summarize one engine and judge it by all rules.
 
     Args:
-        timeline: Its trace.
+        timeline: Timeline of the engine.
         manifest: Manifest with the front end's figures; None if they do not apply.
         engines: Number of engines in the run.
     """
@@ -196,7 +196,7 @@ def judge(timeline: Timeline) -> Judged:
 
 
 def _notices(timeline: Timeline) -> list[Message]:
-    """Return notices about requests present at the beginning, and about queues that are not as rebuilt."""
+    """Return notices about requests present at the beginning, and about queues that were rebuilt wrongly."""
     problems: list[Message] = []
     if not timeline.there_first.is_empty():
         problems.append(
@@ -236,8 +236,7 @@ def _notices(timeline: Timeline) -> list[Message]:
 
 Test = Callable[[Run, list[Finding]], tuple[list[Finding], Replays | str]]
 """Function that tests the advice of a run's findings. It returns the findings in their new order, and either
-the replays that tested them or the reason why there are none.
-"""
+the replays that tested the advice or the reason why there are none."""
 
 
 def analyze(runs: list[Run], window: Window | None = None, test: Test | None = None) -> Report:
@@ -246,7 +245,7 @@ def analyze(runs: list[Run], window: Window | None = None, test: Test | None = N
 
 
 class Timelines:
-    """Timelines of a run's engines, of which only the last requested one is kept.
+    """Timelines of a run's engines; only the one requested last is kept in memory.
 
     Args:
         run: The run; its traces are read again if needed.
@@ -311,7 +310,7 @@ def analyze_run(
         run: A run.
         window: Part of each trace to analyze; None for all of it.
         test: Test of the advice.
-        timelines: Timelines of the run in that window, if the caller needs them afterwards.
+        timelines: Timelines of the run in that window, if the caller uses them afterwards.
 
     Raises:
         UsageError: If no step began in the window, or the record has no times.
@@ -386,7 +385,7 @@ LIMITS = (
     *("token_budget", "max_num_running_reqs", "max_model_len"),
     *("kv_blocks_total", "block_size", "enable_prefix_caching"),
 )
-"""Fields of a trace's header that a report shows."""
+"""Fields of a trace's header that a report shows as limits."""
 
 
 def config_of(run: Run) -> dict[str, Any]:
@@ -412,7 +411,7 @@ def config_of(run: Run) -> dict[str, Any]:
 
 
 def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
-    """Return a test for findings of at least this severity; for None, a test that no finding passes.
+    """Return a predicate for findings of at least this severity; None selects no finding.
 
     Raises:
         UsageError: If there is no such severity.
@@ -428,7 +427,7 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
 
 
 def _rank_problems(ranks: RecordedRanks) -> list[Message]:
-    """Return notices about lock-step ranks without a trace, and about the clocks of several hosts."""
+    """Return notices about ranks in lock-step without a trace, and about the clocks of several hosts."""
     problems, recorded, off_us = [], len(ranks.each), ranks.uncertainty_us
     if ranks.missing_ranks:
         sentence = "{found:n} of {size:n rank} recorded: what the others made them wait for is not known."

@@ -3,7 +3,7 @@
 A pipeline's batches are scheduled in turn, each again when its output is back. With ``depth`` batches in
 flight, a request is in every ``depth``-th step until it ends: the step's number modulo ``depth`` identifies
 the batch. ``tests/contract/facts/test_pipeline.py`` checks this with vLLM's scheduler. Ranks in lock-step
-wait for the rank with the most requests, or with the most context: it sets the pace of all.
+wait for the rank with the most requests, or with the most context, which sets the pace of all ranks.
 """
 
 from typing import NamedTuple
@@ -18,15 +18,15 @@ from schedtrace.timeline.step_time import fit_line
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_CYCLES = 20
-"""Fewest cycles that show how the length of a cycle depends on its largest batch."""
+"""Minimum number of cycles that show how the length of a cycle depends on its largest batch."""
 UNEVEN_FRAC = 0.25
-"""Least ``1 - mean / max`` of the ranks' mean loads, or of their contexts, from which these are uneven."""
+"""Minimum ``1 - mean / max`` of the ranks' mean loads, or of their contexts, for these to count as uneven."""
 FEWEST_PASSES = 40
-"""Fewest common steps without prefill that show what context costs."""
+"""Minimum number of common steps without prefill that show the cost of context."""
 EXPLAINED_FRAC = 0.7
-"""Share of the errors of a model of common steps without context to which context must reduce them."""
+"""Maximum share of the errors of a model without context that may remain in the model with context."""
 LEAST_CONTEXT_FRAC = 0.05
-"""Least share of the requests' time that even contexts would save."""
+"""Minimum share of the requests' time that even contexts would save."""
 NAMED = 10
 """Maximum number of a batch's requests that are named."""
 
@@ -43,7 +43,7 @@ class Cohort(NamedTuple):
 
 
 def cycles(timeline: Timeline, depth: int) -> pl.DataFrame:
-    """Return groups of ``depth`` successive steps, without prefill and with a request for every batch.
+    """Return groups of ``depth`` consecutive steps without prefill, with a request in every batch.
 
     Columns: ``step`` (the first), ``trial``, ``sizes`` (requests of each step), ``requests``, ``largest``,
     ``best`` (the largest if they were even) and ``cycle_us``, from the output before it to its last one.
@@ -76,7 +76,7 @@ def executed_batches(timeline: Timeline) -> pl.DataFrame:
     """Return the steps that scheduled something and whose execution is recorded, in order.
 
     Columns: ``step``, ``trial``, ``start_us``, ``total_requests``, ``num_running_after``, ``execute_us`` and
-    ``in_flight``: batches whose execution had not ended when this one was scheduled, this one included.
+    ``in_flight``: batches whose execution had not ended when this one was scheduled, including this one.
     """
     ended = pl.col("start_us") + pl.col("execute_after_us") + pl.col("execute_us")
     steps = (
@@ -94,9 +94,9 @@ def executed_batches(timeline: Timeline) -> pl.DataFrame:
 def even_cycle_frac(every: pl.DataFrame, uneven: pl.DataFrame) -> float | None:
     """Estimate how long uneven cycles would take with even batches, as a share of their actual time.
 
-    A stage takes longer for a larger batch, and a batch comes back only after all stages. So a cycle takes as
-    long as its largest batch. A line through the lengths of cycles over the sizes of their largest batches
-    shows how long a cycle with a smaller batch takes. None if too few cycles differ.
+    A stage takes longer for a larger batch, and a batch comes back only after all stages, so a cycle takes as
+    long as its largest batch. A straight line fitted to cycle length against the size of the largest batch
+    shows how long a cycle with a smaller batch takes. None if there are too few cycles, or too few sizes.
     """
     if every.height < FEWEST_CYCLES or every["largest"].n_unique() < 2:  # noqa: PLR2004  # a line
         return None
@@ -111,7 +111,7 @@ def even_cycle_frac(every: pl.DataFrame, uneven: pl.DataFrame) -> float | None:
 
 
 def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort]:
-    """Return the batches in flight in these cycles; name requests only if nearly all stay in one batch."""
+    """Return the batches in flight in these cycles, with request names only if requests keep their batch."""
     members = (
         timeline.stretches.group_by("request_id", maintain_order=True)
         .agg(
@@ -134,14 +134,14 @@ def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort
 
 
 class UnevenContext(msgspec.Struct, kw_only=True):
-    """Context of the requests on each rank, which makes common steps longer: the largest sets the pace."""
+    """Uneven context of the ranks' requests, the largest of which sets the pace of common steps."""
 
     requests_frac: float
     """Share of the requests' time that even contexts would save."""
     mean_tokens: float
     """Mean number of context tokens on the rank with the most, over common steps without prefill."""
     mean_others: float
-    """Mean number on each of the remaining ranks."""
+    """Mean number of context tokens on each of the remaining ranks."""
     request_id: str
     """Request with the longest prompt on the rank that most often has the most."""
     prompt_tokens: int
@@ -149,10 +149,11 @@ class UnevenContext(msgspec.Struct, kw_only=True):
 
 
 def uneven_context(ranks: RecordedRanks) -> tuple[int, UnevenContext] | None:
-    """Return what uneven contexts cost in common steps, with the rank that most often has the most context.
+    """Return the cost of uneven contexts in common steps, and the rank that most often has the most context.
 
     The lengths of common steps without prefill are fitted to the most requests and the most context of a
-    rank. None: ranks do not run in lock-step, contexts are even, cost little, or do not explain the lengths.
+    rank. None if ranks do not run in lock-step, or contexts are even, cost little, or do not explain the
+    lengths.
     """
     if not ranks.lockstep or ranks.missing_ranks:
         return None

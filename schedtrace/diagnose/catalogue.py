@@ -16,7 +16,7 @@ FORMER = {
     "decode-starves-prefill": "part of token-budget-bound",
     "dummy-batches": "part of rank-imbalance",
 }
-"""Former codes, each with the place where its facts appear now."""
+"""Codes of former findings, each with the place where the same facts appear now."""
 
 
 class FindingKind(msgspec.Struct, kw_only=True):
@@ -27,9 +27,8 @@ class FindingKind(msgspec.Struct, kw_only=True):
     summary: str
     """Meaning of the finding in one line."""
     needs: list[str]
-    """Facts that a record must contain for this rule to judge it; a trace of vLLM's own scheduler contains
-    all.
-    """
+    """Facts that a record must contain for the rule to be evaluated; a trace of vLLM's own scheduler contains
+    all."""
 
 
 class Catalogue(msgspec.Struct, kw_only=True):
@@ -40,7 +39,7 @@ class Catalogue(msgspec.Struct, kw_only=True):
 
 
 def catalogue() -> Catalogue:
-    """Return every rule, in the order in which ``analyze`` judges them."""
+    """Return every rule, in the order in which ``analyze`` evaluates the rules."""
     kinds = [
         FindingKind(code=rule.code, summary=rule.summary, needs=sorted(rule.needs)) for rule in KINDS.values()
     ]
@@ -51,7 +50,7 @@ def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
     """Return the codes to report: those of ``only`` (all codes if it is empty) without those of ``ignore``.
 
     Raises:
-        UsageError: If there is no such code, or no longer.
+        UsageError: If there is no such code, or it no longer exists.
     """
     for option, codes in (("--only", only), ("--ignore", ignore)):
         for code in codes:

@@ -1,7 +1,7 @@
-"""Excess of the steps over their work, by part of a step, and the explanations of it.
+"""Excess of the steps over their work, by part of a step, and its explanations.
 
-For each part: its times, the model of their work, the features to compare, the search, and the cost of what
-the search names. The rest of the excess is what nothing explains.
+Each part is examined in turn: its times, the model of its work, the features to compare, the search, and the
+cost of the explanations found. The rest of the excess is unexplained.
 """
 
 from collections.abc import Sequence
@@ -31,19 +31,19 @@ from schedtrace.timeline.events import DEVICE, EPISODE, FIRST, NO_CALL, PERIODIC
 from schedtrace.timeline.timeline import Timeline, made_once
 
 LEAST_FACTOR, LEAST_HOST_FACTOR = {EXECUTION: 1.03}, 1.2
-"""Least factor by which a part's time grows: host work varies far more than device work."""
+"""Minimum factors by which a part's time grows: host work varies far more than device work."""
 SEVERAL = 2
-"""Fewest phases of slow steps for which a range of steps is not an explanation."""
+"""Minimum number of phases of slow steps for which a range of steps is not an explanation."""
 EVENT_PARTS = {EXECUTION: DEVICE, SCHEDULE: "schedule", UPDATE: "update", BETWEEN: "host_gap"}
 """Part of an interruption for each part of a step."""
 FEWEST_MARKED, FEWEST_MARKED_TIMES = 10, 5
-"""Fewest slow steps that share a fact, and fewest separate times at which it holds and a step is slow."""
+"""Minimum number of slow steps that share a fact, and of separate times at which the fact holds and a step is
+slow."""
 LEAST_MARKED, MOST_MARKED, HALF = 0.95, 0.3, 0.5
-"""Least share of the slow steps that have the fact, most of all steps, and least of the times at which it
-holds that have a slow step.
-"""
+"""Minimum share of the slow steps that have the fact, maximum share of all steps that have it, and minimum
+share of the times at which it holds that have a slow step."""
 ABOUT_AS_FEW = 1.1
-"""Factor up to which facts mark about as few steps; the first of them is named."""
+"""Factor up to which two facts mark about as few steps, so that the first of them is named."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,26 +52,27 @@ class Effect:
 
     explanation: Explanation
     excess_us: Array
-    """Time that it adds to each examined step."""
+    """Time that the effect adds to each examined step."""
     inside: Array
-    """Whether each step meets the conditions; for a slope, whether it adds time."""
+    """Whether each step meets the conditions; for a slope, whether the slope adds time."""
     longer: Array
     """Whether each step exceeds its work by more than half of the usual effect."""
     factor: float
-    """Median ratio of a step's time to its time without the effect, over the steps inside."""
+    """Median ratio of a step's time to its time without the effect, over the steps that meet the conditions.
+    """
     added_us: float
-    """Time that it adds to all steps, estimated from the examined ones."""
+    """Time that the effect adds to all steps, estimated from the examined ones."""
     cost_us: float
     """Time that it costs the engine in all steps: host work costs nothing while the device is busy."""
     felt_us: float
-    """``cost_us`` multiplied in each step by the number of requests that ran."""
+    """``cost_us``, multiplied in each step by the number of requests that ran."""
 
 
 @dataclass(frozen=True, eq=False)
 class Unmarked:
-    """Excess of slow steps that no recorded feature marks, and that is not an interruption.
+    """Excess of slow steps that no recorded feature marks, without interruptions.
 
-    If there are several phases, a range of steps counts as unmarked, too, because it shows when steps are
+    If there are several phases, a range of steps also counts as unmarked, because it shows when steps are
     slow, not why.
     """
 
@@ -80,7 +81,7 @@ class Unmarked:
     phases: list[StepPhase]
     """Phases of the steps with such an excess."""
     cost_us: float
-    """Time that it costs the engine in all steps, as in ``Effect``."""
+    """Time that this excess costs the engine in all steps, as in ``Effect``."""
     felt_us: float
     """``cost_us`` multiplied in each step by the number of requests that ran."""
 
@@ -192,7 +193,7 @@ def _still_slow(times: Array, left: Array, error: float, candidates: Array) -> A
 
 
 def _costs(part: ExaminedPart, added: Array) -> tuple[float, float]:
-    """Return the cost of added time to the engine, and the same cost multiplied by the requests that ran."""
+    """Return what added time costs the engine, and the same cost multiplied by the requests that ran."""
     cost = np.minimum(np.clip(added, 0, None), part.exposed_us)
     running = part.steps.select(pl.max_horizontal("total_requests", "num_running_before").fill_null(0))
     felt = cost * running.to_series().to_numpy()
@@ -200,7 +201,7 @@ def _costs(part: ExaminedPart, added: Array) -> tuple[float, float]:
 
 
 def is_clock_range(explanation: Explanation) -> bool:
-    """Return whether the clock alone marks the steps: it tells when they are slow, not why."""
+    """Return whether only the clock marks the steps, which shows when they are slow, not why."""
     return not explanation.slope and all(term.feature.kind == "clock" for term in explanation.terms)
 
 
@@ -241,16 +242,16 @@ class SharedMark:
 
     term: Term
     inside: int
-    """Number of these slow steps that have it."""
+    """Number of these slow steps that have the fact."""
     all_frac: float
-    """Share of all steps that have it."""
+    """Share of all steps that have the fact."""
 
 
 def shared_mark(timeline: Timeline, numbers: pl.Series) -> SharedMark | None:
     """Return the fact that nearly all of these slow steps have, if it is no coincidence; None otherwise.
 
-    Steps may have it and not be slow: it is what makes steps slow at times. The search for effects looks for
-    facts that make nearly every step slow.
+    Steps may have the fact without being slow, because it makes steps slow only at times. The search for
+    effects, in contrast, looks for facts that make nearly every step slow.
 
     Args:
         timeline: Timeline of the engine.

@@ -1,8 +1,8 @@
 """Candidates of the search for what slow steps have in common: splits, pairs of splits, and slopes.
 
-A score test ranks them: it projects the work out of both a candidate and the errors of the work-only model,
-and measures how strongly they correlate. Candidates that score far above the best score in shuffled errors
-are worth a fit (``excess_search.py``).
+A score test ranks the candidates: it projects the work out of both a candidate and the errors of the
+work-only model, and measures how strongly the two correlate. Candidates that score far above the best score
+in shuffled errors are then fitted (``excess_search.py``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,26 +17,27 @@ from schedtrace.diagnose.excess_work import Array, WorkFit, fit_lad
 LOWEST = 0.02
 """Quantile of a feature at which its slope starts."""
 LATER = (0.25, 0.5, 0.75)
-"""Quantiles of a feature at which a slope may start, too: host work that runs beside the forward pass costs
-nothing until it takes longer."""
+"""Further quantiles of a feature at which a slope may start: host work that runs in parallel to the forward
+pass costs nothing until it takes longer than the pass."""
 FEWEST_OF_SLOPE = 3
-"""Fewest distinct values of a feature that can show a slope."""
+"""Minimum number of distinct values of a feature that can show a slope."""
 UNGRADED = ("request", "first_use", "first_size", "period")
 """Features without a slope: flags, and positions."""
 FEWEST_SIDE = 5
-"""Fewest steps on either side of a split."""
+"""Minimum number of steps on either side of a split."""
 MOST_CUTS = 24
-"""Most cuts of a feature in the first pass; the second pass refines the best cut between its neighbours."""
+"""Maximum number of cuts of a feature in the first pass; the second pass refines the best cut between its
+neighbours."""
 BESIDE = ("trait", "lora", "encoder", "grammars", "compiling")
-"""Features that count what adds work of the host, or on the device, beside the forward pass."""
+"""Features that count things that add work of the host, or on the device, in parallel to the forward pass."""
 NO_SLOPE = np.zeros(0)
-"""Starts of a feature that gets no slope."""
+"""Starts of slopes for a feature without slopes."""
 LEAST_NEW = 0.01
-"""Least share of a candidate that is independent of the work."""
+"""Minimum share of a candidate that must be independent of the work."""
 MOST_NEAR = 150
 """Approximate maximum number of cuts of a feature in the second pass."""
 SHUFFLES = 60
-"""Number of random orders of the blocks that estimate what chance reaches."""
+"""Number of random orders of the blocks from which the scores that chance reaches are estimated."""
 FAR = 4.5
 """Standard deviations above the mean of the best scores in shuffled errors. Chance exceeds this in about 1 of
 570 searches, by the distribution of a maximum (E. J. Gumbel, 1958)."""
@@ -50,7 +51,7 @@ FIRST = 10
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A condition on a feature."""
+    """Condition on a feature."""
 
     feature: Feature
     cut: float
@@ -67,7 +68,7 @@ class Explanation:
     """Conditions that go with an excess, and the size of their effect."""
 
     terms: tuple[Term, ...]
-    """Conditions that hold together: one or two for a split; for a slope one, whose ``cut`` is its start."""
+    """Conditions that hold together: one or two for a split; one for a slope, which starts at its ``cut``."""
     slope: bool
     """Whether the time grows with the feature instead of jumping at a cut."""
     effect: float
@@ -78,13 +79,14 @@ class Explanation:
     explained: float
     """Share of the held-out error that the effect removes."""
     also: tuple["Explanation", ...] = field(default=(), repr=False)
-    """Explanations that explain as much."""
+    """Explanations that explain equally much."""
     misplaced: int = 0
     """Number of steps on the wrong side of the split, judged at half of the effect; 0 for a slope."""
     errors: Array = field(default_factory=lambda: np.zeros(0), repr=False)
     """Remaining relative error, summed over each block of steps."""
     multiplies: Array | None = field(default=None, repr=False)
-    """Time of each step's work in microseconds, of which a jump adds a share; None: it adds a time."""
+    """Time of each step's work in microseconds, of which a jump adds a share; None if it adds a constant
+    time."""
 
     @property
     def weakest_role(self) -> int:
@@ -98,14 +100,14 @@ class Explanation:
 
     @property
     def measure(self) -> Array:
-        """Each step's added time in units of ``effect``; for a split 1.0 where the terms hold, else 0.0."""
+        """Each step's added time in units of ``effect``; for a split, 1.0 where the terms hold, else 0.0."""
         if self.slope:
             (term,) = self.terms
             return np.clip(term.feature.values - term.cut, 0, None)
         return np.prod([term.mask for term in self.terms], axis=0)
 
     def added_time(self, usual: Array) -> Array:
-        """Return what the effect adds to each step's time, but for a factor.
+        """Return the time that the effect adds to each step, up to a factor.
 
         Args:
             usual: Usual time of each step's work in microseconds.
@@ -117,16 +119,17 @@ class Explanation:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Splits and slopes; each stands for a column with a value for each step.
+    """Splits and slopes, each of which stands for a column with a value for each step.
 
-    The columns of thousands of cuts are not made. Sums over them are added up from the sums over the steps
-    between two neighbouring cuts of a feature.
+    The columns of thousands of cuts are never made. Sums over a column are added up from the sums over the
+    steps between neighbouring cuts of a feature.
     """
 
     pieces: csr_array
-    """Rows: the steps between two cuts, with a 1 for each, or the values of a slope. Columns: steps."""
+    """Matrix of pieces (rows) and steps (columns): the steps between two cuts, with a 1 for each, or the
+    values of a slope."""
     holds: csr_array
-    """Rows: candidates, with a 1 for each piece that their column consists of. Columns: pieces."""
+    """Matrix of candidates (rows) and pieces (columns), with a 1 for each piece in a candidate's column."""
     about: list[Explanation]
     """Explanations without an effect, one for each candidate."""
 
@@ -186,9 +189,9 @@ def _cuts(values: Array) -> Array:
 
 
 def _slope_starts(feature: Feature) -> Array:
-    """Return the values of a feature at which its slopes start; empty: it has none.
+    """Return the values of a feature at which its slopes start; empty if it has no slopes.
 
-    Only what adds to a step's work starts late: the model of the work itself bends.
+    Only features that add to a step's work start late; for the work itself, the model bends.
     """
     values = feature.values
     low, most = np.quantile(values, LOWEST), values.max()
@@ -239,7 +242,7 @@ def _scores(fit: WorkFit, candidates: Candidates, errors: Array) -> Array:
 
 
 def _joint_scores(fit: WorkFit, splits: Candidates, held: Array, above: bool = True) -> tuple[Array, Array]:
-    """Return, for each split, the number of steps that also meet a condition, and the combination's score.
+    """Return, for each split, the number of its steps that also meet a condition, and the pair's score.
 
     Args:
         fit: Model of the work.
@@ -256,7 +259,7 @@ def _joint_scores(fit: WorkFit, splits: Candidates, held: Array, above: bool = T
 
 
 def _standardized(norms: Array, inside: Array, lean: Array, power: Array | np.floating) -> Array:
-    """Return squared standard scores with the sign of ``lean``; 0 for a column that the work spans.
+    """Return squared standard scores with the sign of ``lean``; 0 for a column within the span of the work.
 
     Args:
         norms: Squared length of each column.
@@ -273,7 +276,7 @@ def _standardized(norms: Array, inside: Array, lean: Array, power: Array | np.fl
 
 
 def _chance(fit: WorkFit, candidates: Candidates) -> float:
-    """Return the score that chance hardly reaches, far above the largest scores of shuffled errors."""
+    """Return a score that chance hardly ever reaches: far above the largest scores of shuffled errors."""
     random = np.random.default_rng(0)
     order = [np.flatnonzero(fit.blocks == block) for block in np.unique(fit.blocks)]
     shuffled = np.column_stack(
@@ -288,9 +291,9 @@ def _chance(fit: WorkFit, candidates: Candidates) -> float:
 
 
 def _leaders(candidates: Candidates, scores: Array, least: float) -> list[int]:
-    """Return the places of the best candidates: per feature and sign of the score one split and one slope.
+    """Return the places of the best candidates: one split and one slope per feature and sign of the score.
 
-    A model of the work that took a jump for work leaves its largest errors, of either sign, elsewhere.
+    If the model of the work has absorbed a jump, its largest errors, of either sign, are elsewhere.
     """
     chosen: dict[tuple[tuple[str, str], bool, bool], int] = {}
     for at in np.argsort(-np.abs(scores)):
@@ -303,9 +306,9 @@ def _leaders(candidates: Candidates, scores: Array, least: float) -> list[int]:
 
 
 def refined(fit: WorkFit, explanation: Explanation) -> Explanation:
-    """Return the split with the best cut near its own and a score of its sign, or the slope's best start.
+    """Return a split with the best cut near its own and the same sign, or a slope with its best start.
 
-    A slope that cannot start late stays as it is. Of a pair, the second condition gets its best cut first.
+    A slope that cannot start late stays unchanged. In a pair, the second condition's cut is refined first.
     """
     if len(explanation.terms) > 1:
         return _refined_pair(fit, explanation)
@@ -338,7 +341,7 @@ def _started(fit: WorkFit, explanation: Explanation) -> Explanation:
 
 
 def _pairs(fit: WorkFit, singles: Candidates, leading: Sequence[Term], least: float) -> Iterator[Explanation]:
-    """Yield the best pairs of a leading condition and a second one that reach a score."""
+    """Yield the best pairs of a leading and a second condition, if they reach a score."""
     for first in leading:
         held, own = first.mask, first.feature
         joined = []  # two different correlates are no pair
@@ -374,7 +377,7 @@ def _refined_pair(fit: WorkFit, pair: Explanation) -> Explanation:
 
 
 def _near_cuts(term: Term) -> Array:
-    """Return the cuts near a term's own; empty: its feature has a single value."""
+    """Return the cuts near a term's own; empty if the feature has a single value."""
     distinct = np.unique(term.feature.values)
     middles = (distinct[1:] + distinct[:-1]) / 2
     at = int(np.searchsorted(middles, term.cut))

@@ -1,8 +1,8 @@
 """Features of every step that may go with an excess of its time: every recorded property of the step.
 
 The excess itself suggests two kinds: the presence of single requests whose steps are slow, and the position
-in a period at which phases of slow steps return. A phase is a stretch of time in which most steps are slow.
-It tells when steps are slow and not why.
+in a period at which phases of slow steps return. A phase is a stretch of time in which most steps are slow. A
+phase shows when steps are slow, not why.
 """
 
 from collections.abc import Iterator
@@ -37,36 +37,36 @@ TRAITS = {
 }
 """Options of a request that add work to a step beyond the forward pass of its tokens."""
 MOST_ADAPTERS = 20
-"""Most LoRA adapters with a feature each: the adapters with the most requests."""
+"""Maximum number of LoRA adapters with a feature of their own: the adapters with the most requests."""
 ADAPTER_ROOM = {"adapter_slots": "max_loras", "adapter_reads": "max_cpu_loras"}
 """Settings with the number of LoRA adapters on the device and in the worker's memory, by kind of feature."""
 MOST_LENGTHS, LONGER = 3, 3.0
-"""Most requests whose length is a feature, and the least multiple of the median number of steps that they
-have: growth with the output of one of many like requests would not last."""
+"""Maximum number of requests whose length is a feature, and minimum multiple of the median number of steps
+that such requests have: if many requests grew alike, the growth with one request's output would not last."""
 
 SIZES = {"16": 16, "64": 64, "128": 128, "256": 256, "512": 512, "powers of two": 0}
 """Sizes to which a device may pad its batches, by name: multiples of a number of tokens."""
 
 FEWEST_OPERATIONS = 2
-"""Fewest operations of a kind from which the time since the last one is a feature."""
+"""Minimum number of operations of a kind for which the time since the last one is a feature."""
 MOST_BETWEEN = 5
-"""Most examined steps from one slow step of a phase to the next."""
+"""Maximum number of examined steps between two slow steps of a phase."""
 FEWEST_OF_PHASE = 10
-"""Fewest slow steps in a phase."""
+"""Minimum number of slow steps in a phase."""
 LEAST_SLOW_FRAC = 0.5
-"""Least share of slow steps in a phase."""
+"""Minimum share of slow steps in a phase."""
 FEWEST_RETURNS = 4
-"""Fewest phases that show a period."""
+"""Minimum number of phases that show a period."""
 LATE_FRAC = 0.1
 """Share of the period by which a phase may be early or late."""
 MOST_SUSPECTS = 3
-"""Most requests whose presence is a feature: the requests with the slowest steps."""
+"""Maximum number of requests whose presence is a feature: the requests with the slowest steps."""
 FEWEST_OF_REQUEST = 20
-"""Fewest steps with a suspected request, and without it."""
+"""Minimum number of steps with a suspected request, and without it."""
 FEWEST_BESIDE = 5
-"""Fewest steps before a suspected request starts, and after it ends."""
+"""Minimum number of steps before a suspected request starts, and after it ends."""
 WINDOW = 20
-"""Steps compared on either side of a request's start and end."""
+"""Number of steps compared on either side of a request's start and end."""
 
 
 class FeatureKind(NamedTuple):
@@ -125,7 +125,7 @@ KINDS = {
     "age": FeatureKind(CORRELATE, "age"),
     "length": FeatureKind(CORRELATE, "length"),
 }
-"""Kinds of features. The report names the first kind of a family that explains as much."""
+"""Kinds of features; among kinds of a family that explain equally much, the report names the first."""
 NOTHING_HAPPENS = ("queue_empty",)
 """Causes of exits that only repeat the queue depth."""
 
@@ -159,7 +159,7 @@ class Feature:
 
 
 def compared_features(timeline: Timeline, part: ExaminedPart) -> list[Feature]:
-    """Return the features to compare with the excess of a part; empty: the work predicts every time."""
+    """Return the features to compare with the excess of a part; empty if the work predicts every time."""
     steps, fit = part.steps, part.fit
     if np.abs(fit.relative_excess).max() <= SLOW_ERRORS * LEAST_ERROR:
         return []
@@ -224,23 +224,23 @@ def _since_operations(timeline: Timeline, at_us: Array) -> Iterator[Feature]:
 
 
 def _encoded(every: pl.DataFrame, steps: pl.DataFrame) -> Array:
-    """Return the embeddings for which each step took room in the encoder cache, as far as it shows.
+    """Return the number of embeddings for which each step took room in the encoder cache, as far as visible.
 
-    Room that was given back since the step before hides as much of it.
+    Room that was freed since the step before hides the same amount.
     """
     taken = every.select("step", taken=-pl.col("encoder_slots_freeable").diff().over("trial"))
     return np.clip(numbers(taken["taken"])[_places(every, steps)], 0, None)
 
 
 def _places(every: pl.DataFrame, steps: pl.DataFrame) -> Array:
-    """Return the place of each of some steps among all steps."""
+    """Return the place of each of the given steps among all steps."""
     return np.searchsorted(every["step"].to_numpy(), steps["step"].to_numpy())
 
 
 def _first_uses(every: pl.DataFrame, steps: pl.DataFrame) -> Iterator[Feature]:
-    """Yield whether each step is the first with its number of requests, and the first of its size.
+    """Yield whether each step is the first with its number of requests, or the first of its size.
 
-    The size is of prefills or of all tokens, for each way to pad them.
+    The size is that of prefills or of all tokens, for each kind of padding.
     """
     places = _places(every, steps)
 
@@ -262,7 +262,7 @@ def _first_uses(every: pl.DataFrame, steps: pl.DataFrame) -> Iterator[Feature]:
 def _oldest_steps(timeline: Timeline, at_us: Array) -> Array:
     """Return how many steps ago the oldest request in the scheduler arrived; 0 without requests.
 
-    A time would depend on what it is meant to explain, because slow steps make requests older.
+    The age is in steps, because an age in time would grow with the slowness that it is to explain.
     """
     states = timeline.request_states.filter(pl.col("state") != "front_end")
     lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())
@@ -312,7 +312,8 @@ def _compiling(timeline: Timeline, steps: pl.DataFrame) -> Array:
 def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     """Yield the output tokens so far of each request that outlives the others; 0 in steps without it.
 
-    The cost of one request may grow with its length: a model of the work knows the sum over the batch only.
+    The cost of one request may grow with its length, but a model of the work only knows the sum over the
+    batch.
     """
     number = (pl.col("last_step") - pl.col("step") + 1).sum().alias("number")
     by_steps = timeline.stretches.group_by("request_id").agg(number)
@@ -338,7 +339,7 @@ def _counts(steps: pl.DataFrame, rows: pl.DataFrame, column: str | None = None) 
 
 
 def _members(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> Iterator[Feature]:
-    """Yield the number of requests with each trait, adapter or name that each step scheduled."""
+    """Yield the number of requests with each trait, adapter or name in each step."""
     asked = timeline.known_requests
     has, ids = asked.select(**TRAITS, lora=pl.col("lora").is_not_null()), asked["request_id"]
     groups = [("trait", trait, ids.filter(has[trait])) for trait in TRAITS]
@@ -355,9 +356,9 @@ def _members(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> It
 
 
 def _placed_adapters(timeline: Timeline, steps: pl.DataFrame, asked: pl.DataFrame) -> Iterator[Feature]:
-    """Yield the number of adapters that each step had to bring to the device, or to read.
+    """Yield the number of adapters that each step had to load onto the device, or to read.
 
-    The worker keeps as many as there is room for, and replaces the one that was used longest ago.
+    The worker keeps as many adapters as it has room for, and replaces the least recently used one.
 
     Args:
         timeline: Timeline of the engine.
@@ -425,11 +426,11 @@ def slow_phases(steps: pl.DataFrame, slow: Array) -> list[StepPhase]:
 
 
 def returning_phases(steps: pl.DataFrame, phases: list[StepPhase]) -> tuple[float, Array] | None:
-    """Return the period of the phases and each step's position in it, in seconds; None if they do not return.
+    """Return the phases' period and each step's position in it, in seconds; None without a period.
 
-    The distances in the first half of the phases predict each phase of the second half. A phase during which
-    the trace begins shows no beginning. Steps before the first and after the last phase get the last position
-    of a period: phases that begin or cease to return mark no steps there.
+    The distances in the first half of the phases predict each phase of the second half. A phase in which the
+    trace begins has no visible beginning. Steps before the first and after the last phase get the last
+    position of a period, so that a beginning or end of the repetition marks no steps.
     """
     begins = np.array([phase.begin_us for phase in phases if phase.begin_us > steps["start_us"][0]], float)
     if len(begins) < FEWEST_RETURNS:
@@ -446,7 +447,7 @@ def returning_phases(steps: pl.DataFrame, phases: list[StepPhase]) -> tuple[floa
 
 
 def _suspects(timeline: Timeline, steps: pl.DataFrame, fit: WorkFit) -> list[str]:
-    """Return the requests whose presence explains most of the errors and whose steps turn slow with it.
+    """Return the requests whose presence explains most of the errors, and at whose start steps turn slow.
 
     The score of a request is the number of steps with it, times the number of steps without it, times the
     squared difference of the mean errors.

@@ -1,9 +1,9 @@
 """Search for what slow steps have in common: a split, a pair of splits, or a slope, fitted with the work.
 
-The model is ``time = work + effect``, fitted by least absolute deviations of relative errors, which does not
-mistake a cliff for work when most steps lie beyond it. The search fits the candidates that score far above
-chance (``excess_candidates.py``) and judges them on held-out blocks of steps: an explanation holds in both
-halves of the blocks.
+The model is ``time = work + effect``, fitted by least absolute deviations of relative errors; such a fit does
+not mistake a cliff for work, even if most steps lie beyond the cliff. The search fits the candidates that
+score far above chance (``excess_candidates.py``) and judges them on held-out blocks of steps: an explanation
+holds in both halves of the blocks.
 """
 
 from collections.abc import Sequence
@@ -24,32 +24,35 @@ from schedtrace.diagnose.excess_work import (
 )
 
 AS_GOOD = 0.9
-"""Least share of the best candidate's explained error at which another candidate ties with it."""
+"""Minimum share of the best candidate's explained error at which another candidate ties with it."""
 SURELY = 1.6
-"""Standard errors by which the better of two candidates must lead, or they tie."""
+"""Standard errors by which the better of two candidates must lead; otherwise the two tie."""
 RESOLVED = 1e-3
 """Smallest difference in relative error per block that a fit resolves."""
 BETTER = 0.02
-"""Least share of the errors that a second condition must remove."""
+"""Minimum share of the errors that a second condition must remove."""
 LEAST_CHANGE, LEAST_CHANGE_OF_WORK = 0.03, 0.1
-"""Least relative change of the part's time; step-time models are no more accurate than that, and less
-accurate in the tokens of the work itself."""
+"""Minimum relative change of the part's time, because step-time models are not more accurate; for tokens,
+which are the work itself, they are less accurate."""
 HALF = 0.5
 """Share of an effect that separates slow steps from the rest."""
 MISPLACED = 2
-"""Number of steps on the wrong side of a split that noise explains."""
+"""Number of steps on the wrong side of a split that noise can explain."""
 NEAR, NEAR_FRAC = 8, 0.1
-"""Fewest steps on either side of a cut that must show the jump, and their share of the smaller side."""
+"""Minimum number of steps on either side of a cut that must show the jump, and their share of the smaller
+side."""
 LEAST_APART = 0.3
-"""Least lead of the slow steps over the rest in the share that exceeds half of the effect."""
+"""Minimum difference between slow and other steps in the share that exceeds half of the effect."""
 CLEAR_ERROR, LEAST_CLEARLY_APART = 0.25, 0.6
-"""Typical error, in units of the effect, up to which noise hardly blurs a split; and the least lead then."""
+"""Typical error, in units of the effect, below which noise hardly blurs a split; and the minimum difference
+in that case."""
 MOST_EXPLANATIONS, LEAST_SECOND = 3, 0.1
-"""Most explanations of a part, and least share of the remaining errors that each further one removes."""
+"""Maximum number of explanations of a part, and minimum share of the remaining errors that each further one
+removes."""
 
 
 def search(fit: WorkFit, features: Sequence[Feature]) -> list[Explanation]:
-    """Return the explanations of the excess over the work, the best first; empty: nothing explains it.
+    """Return the explanations of the excess over the work, the best first; empty if nothing explains it.
 
     Args:
         fit: Times of one part of each step, and the model of their work.
@@ -69,7 +72,7 @@ def search(fit: WorkFit, features: Sequence[Feature]) -> list[Explanation]:
 
 
 def _multiplied(fit: WorkFit, explanation: Explanation) -> Explanation:
-    """Return a jump as a share of the work that the steps without it show, if that predicts better."""
+    """Return a jump as a share of the work instead of a constant time, if that predicts better."""
     measure = explanation.measure
     without = measure == 0
     if without.sum() < FEWEST_ROWS:
@@ -100,7 +103,7 @@ def split(fit: WorkFit, explanations: Sequence[Explanation]) -> tuple[Array, Arr
 
 
 def _best(fit: WorkFit, features: Sequence[Feature]) -> Explanation | None:
-    """Return the explanation to name, with its ties in ``also``; None: nothing explains enough."""
+    """Return the explanation to name, with its ties in ``also``; None if nothing explains enough."""
     candidates = proposals(fit, features)
     if not candidates:
         return None
@@ -128,7 +131,7 @@ def _best(fit: WorkFit, features: Sequence[Feature]) -> Explanation | None:
 def _named(
     fit: WorkFit, before: Array, features: Sequence[Feature], judged: list[Explanation]
 ) -> Explanation:
-    """Choose among ties: prefer a cause, then fewer conditions, then the larger explained error."""
+    """Choose among ties: prefer possible causes, then fewer conditions, then the larger explained error."""
     most = max(judged, key=lambda fitted: fitted.explained)
     good = [
         fitted
@@ -150,7 +153,7 @@ def _named(
 
 
 def _as_range(features: Sequence[Feature], explanation: Explanation) -> Explanation:
-    """Return a pair with the clock as a range of the clock if it holds for consecutive steps.
+    """Return a pair of conditions, one of them on the clock, as a range of the clock if it is one.
 
     The second condition then only marks one end of the range.
     """
@@ -191,7 +194,7 @@ def _order(explanation: Explanation) -> tuple[int, int, bool, bool, int, float]:
 def _in_usual_words(
     fit: WorkFit, before: Array, features: Sequence[Feature], explanation: Explanation
 ) -> Explanation:
-    """Replace each feature by the first of its family that explains as much."""
+    """Replace each feature with the first of its family that explains as much."""
     for at, term in enumerate(explanation.terms):
         family = [feature for feature in features if feature.family_name == term.feature.family_name]
         place = [feature.identity for feature in family].index(term.feature.identity)
@@ -207,7 +210,7 @@ def _in_usual_words(
 
 
 def _judged(fit: WorkFit, before: Array, explanation: Explanation) -> Explanation | None:
-    """Return the explanation with its effect if it holds in both halves and is large and distinct enough."""
+    """Return the explanation with its effect, if it holds in both halves and is large and distinct."""
     measure = explanation.measure
     best: Explanation | None = None
     for additive in (True,) if explanation.slope else (False, True):
@@ -243,7 +246,7 @@ def _judged(fit: WorkFit, before: Array, explanation: Explanation) -> Explanatio
 
 
 def _more_than_a_bend(fit: WorkFit, explanation: Explanation, measure: Array) -> bool:
-    """Return whether a split of a work feature explains more than a bend of its cost at the same cuts."""
+    """Return whether a split of a work feature explains more than a bend in its cost at the same cuts."""
     bends = [
         np.clip(term.feature.values - term.cut, 0, None) / fit.usual
         for term in explanation.terms
@@ -270,7 +273,7 @@ def _turned(explanation: Explanation) -> Explanation:
 def _misplaced(fit: WorkFit, matrix: Array, costs: Array, explanation: Explanation) -> int | None:
     """Count the steps on the wrong side of a split.
 
-    None: the effect is small for the part, does not separate the steps or does not jump at a cut.
+    None if the effect is small for the part, does not separate the steps, or does not jump at a cut.
     """
     added = matrix[:, -1] * costs[-1]
     expected = np.maximum(matrix @ costs - added, 0.05)
@@ -293,7 +296,7 @@ def _misplaced(fit: WorkFit, matrix: Array, costs: Array, explanation: Explanati
 
 
 def _jumps(left: Array, terms: Sequence[Term], at: int) -> bool:
-    """Return whether the steps nearest to a cut differ by half of the effect; if not, the cost only bends.
+    """Return whether the steps nearest to a cut differ by half of the effect; otherwise the cost bends.
 
     Args:
         left: Excess over the work, in units of the effect.

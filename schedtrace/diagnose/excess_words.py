@@ -1,4 +1,4 @@
-"""Words of the finding ``slow-steps``: parts of a step, features in common, title and verdict."""
+"""Wording of the finding ``slow-steps``: parts of a step, features in common, title and verdict."""
 
 import math
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ PARTS = {
     "update": "in update_from_output()",
     "between": "in the engine process, between two steps",
 }
-"""Place where the time of each part of a step goes, in words."""
+"""Phrase for the place where the time of each part of a step is spent."""
 NOUNS = {
     "batch": ("request", None),
     "new": ("new request", None),
@@ -76,7 +76,7 @@ TRAIT_WORDS = {
     "min_tokens": "requests with a minimum of tokens",
     "lora": "requests that use a LoRA adapter",
 }
-"""Requests with each trait, in words."""
+"""Phrase for requests with each trait."""
 OPERATIONS = {
     "pause_state": "pause or resumption",
     "reset_prefix_cache": "reset of the prefix cache",
@@ -87,13 +87,13 @@ OPERATIONS = {
 }
 """Noun of each operation."""
 SECONDS = ("clock", "idle", "period", "since")
-"""Features in seconds; the others are counts."""
+"""Features in seconds; all other features are counts."""
 LEAST_GROWTH_US = 10.0
-"""Least time in microseconds that a sentence states for each unit, or each thousand or million of them."""
+"""Minimum microseconds that a sentence states per unit, or per thousand or million units."""
 LATE_FRAC = 0.1
-"""Share of the steps below the start of a slope from which a sentence states the start."""
+"""Minimum share of the steps below the start of a slope for a sentence to state the start."""
 FIRST_OF = {"prefill": "prefill", "used": "number of tokens"}
-"""Tokens whose first sizes are features, in words."""
+"""Phrase for the tokens whose first sizes are features."""
 MINUTES = {
     "clock": "",
     "idle": " without work before a step",
@@ -177,7 +177,7 @@ def title(excess: "PartExcess", effect: "Effect", subject: Message) -> Message:
 
 
 def trend(excess: "PartExcess", effect: "Effect", each_us: float, share: float) -> Message:
-    """Return the verdict on a time that grows with a feature, by ``each_us`` for each unit."""
+    """Return the verdict on a time that grows with a feature, by ``each_us`` per unit."""
     (term,) = effect.explanation.terms
     most_us = float(np.quantile(effect.excess_us, 0.98))
     steps = excess.steps["step"]
@@ -203,7 +203,7 @@ def trend(excess: "PartExcess", effect: "Effect", each_us: float, share: float) 
 
 
 def _per_units(term: "Term", each_us: float) -> Message:
-    """Return by how much a time grows, for as many units as take 10 us or more."""
+    """Return by how much a time grows, for enough units to take at least 10 us."""
     units = next((units for units in (1, 1000) if each_us * units >= LEAST_GROWTH_US), 1_000_000)
     if units == 1 or term.feature.kind not in ("length", *NOUNS):
         return say("grows by {each:us} for each {noun}", each=each_us, noun=term_noun(term))
@@ -211,12 +211,12 @@ def _per_units(term: "Term", each_us: float) -> Message:
 
 
 def tie_clause(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:
-    """Return a condition that explains as much, as a clause that follows ``steps``."""
+    """Return a tied condition as a clause that follows ``steps``."""
     return say("by their number of {what}", what=term_nouns(term)) if slope else term_clause(excess, term)
 
 
 def mark_clause(term: "Term") -> Message:
-    """Return a fact that steps have, as a clause that follows ``steps``."""
+    """Return a fact about steps as a clause that follows ``steps``."""
     kind = term.feature.kind
     return (
         say("steps " + FLAGS[kind][0]) if kind in FLAGS else say("steps with {what}", what=term_nouns(term))
@@ -305,9 +305,9 @@ COMPARED = {
     ("dummies",): "dummy batches",
     ("idle", "clock", "period", "since"): "time",
 }
-"""Facts that the search compares, in words, by the kinds of features."""
+"""Phrases for the facts that the search compares, by the kinds of features."""
 
 
 def compared_facts(kinds: list[str]) -> list[Message]:
-    """Return the facts behind features of these kinds, in words."""
+    """Return phrases for the facts behind features of these kinds."""
     return [say(words) for group, words in COMPARED.items() if not {*group}.isdisjoint(kinds)]

@@ -25,23 +25,24 @@ EXECUTION, SCHEDULE, UPDATE, BETWEEN = "execution", "schedule", "update", "betwe
 the step.
 """
 MOST_ROWS = 5_000
-"""Most steps that a search examines; it samples evenly spaced blocks of a longer trace."""
+"""Maximum number of steps that a search examines; it samples evenly spaced blocks of a longer trace."""
 FEWEST_ROWS = 60
-"""Fewest steps that a search examines."""
+"""Minimum number of steps that a search examines."""
 MOST_BENDS, STEPS_OF_BEND = 10, 12
-"""Most bends in the cost of prefill tokens, and fewest steps per bend."""
+"""Maximum number of bends in the cost of prefill tokens, and minimum number of steps per bend."""
 CONVERGED = 1e-6
 """Relative change of the sum of errors at which a fit ends."""
 LEAST_FRAC = 0.01
-"""Least share of the busy time that a part of the host's work must take, or an explanation must cost."""
+"""Minimum share of the busy time that a part of the host's work must take, or an explanation must cost."""
 BLOCK = 25
-"""Steps in a block, fewer in a short trace; a model fitted to half of the blocks predicts the other half."""
+"""Number of steps in a block, fewer in a short trace; a model fitted to half of the blocks predicts the other
+half."""
 FEWEST_BLOCKS = 24
-"""Fewest blocks into which a search divides its steps."""
+"""Minimum number of blocks into which a search divides its steps."""
 LEAST_ERROR = 0.002
-"""Least typical error: smaller relative errors are within what a model of the work can resolve."""
+"""Minimum typical error, because smaller relative errors are below what a model of the work can resolve."""
 BOUND = 3.0
-"""Largest error that counts, in typical errors; larger errors are clipped to it."""
+"""Maximum error in typical errors; larger errors are clipped to it."""
 SLOW_ERRORS = 4.0
 """Number of typical model errors beyond which a step is slow."""
 
@@ -49,7 +50,7 @@ SLOW_ERRORS = 4.0
 def judged_steps(timeline: Timeline) -> pl.DataFrame:
     """Return the steps to examine in order of time, without starved and interrupted steps.
 
-    Starved processors, pauses, sleep, calls to the workers, stalls and hangs have a cause of their own. The
+    Starved processors, pauses, sleep, calls to the workers, stalls and hangs have causes of their own. The
     columns ``gap_us`` and ``idle_us`` are the host's time and the idle time since the previous step's start.
     """
     steps = timeline.steps.filter(~pl.col("step").is_in(timeline.starved_steps.implode())).sort("start_us")
@@ -87,7 +88,7 @@ def numbers(column: pl.Series) -> Array:
 
 
 def sampled_rows(rows: int) -> Array:
-    """Return the places of the steps to examine: all of them, or evenly spaced blocks."""
+    """Return the places of the rows to examine: all rows, or evenly spaced blocks."""
     if rows <= MOST_ROWS:
         return np.arange(rows)
     blocks = rows // BLOCK
@@ -213,7 +214,7 @@ def fit_lad(matrix: Array, target: Array, rounds: int = 12) -> Array:
 
 
 def typical_error(errors: Array) -> float:
-    """Return the typical size of relative errors: the standard deviation that their median suggests."""
+    """Return the typical size of relative errors: the standard deviation estimated from their median."""
     return max(1.4826 * float(np.median(np.abs(errors))), LEAST_ERROR)
 
 
@@ -252,7 +253,7 @@ class ExaminedPart:
     all_steps: int
     """Number of steps that have this part."""
     scale: float
-    """Number of steps that each examined step stands for."""
+    """Number of steps that each examined step represents."""
     fit: WorkFit
     """Model of the part's work."""
 

@@ -28,11 +28,12 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.clients import AT_ONCE_FRAC
 
 WIDEST_FRAC = 0.25
-"""Largest distance between the bounds at which a gain is stated; the midpoint errs by at most half of it."""
+"""Maximum distance between the bounds at which a gain is stated; the midpoint is off by at most half of it.
+"""
 
 RAN = pl.col("total_requests")
 THERE = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
-"""Requests that got tokens in a step, and requests that could have got tokens."""
+"""Columns with the requests that got tokens in a step, and the requests that could have got tokens."""
 
 
 def throughput_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | None:
@@ -45,7 +46,7 @@ def throughput_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain
 
 
 def _gain(metric: str, low: float, high: float, *, saved_frac: float) -> Gain | None:
-    """Return the gain; None if its bounds are further apart than ``WIDEST_FRAC``, or include no gain."""
+    """Return the gain; None if its bounds are further apart than ``WIDEST_FRAC``, or include a loss."""
     if high - low > WIDEST_FRAC or low <= 0 <= high:
         return None
     return Gain(
@@ -82,7 +83,7 @@ def with_more_running(
     Args:
         timeline: The engine's trace.
         waits: Waits for the limit.
-        most: Expression with the number of requests that could run at once, for a step of ``waits``.
+        most: Expression for the number of requests that could run at once, in a step of ``waits``.
         recomputed_tokens: Recomputed tokens that a higher limit may save.
     """
     model, steps, fixed_us = timeline.step_time, waits.steps.filter(RAN > 0), most_step_us(timeline)
@@ -103,7 +104,7 @@ def with_more_running(
 
 
 def steps_saved(timeline: Timeline, waited: float, widest: float) -> tuple[float, float]:
-    """Return the fewest and the most steps that are saved if up to ``widest`` requests share a step.
+    """Return the smallest and the largest number of steps saved if up to ``widest`` requests share a step.
 
     Jobs that share ``widest`` places take at least as long as the longest job, or as all jobs in full steps,
     and at most the sum of both (Graham's bound of list scheduling).
@@ -111,7 +112,7 @@ def steps_saved(timeline: Timeline, waited: float, widest: float) -> tuple[float
     Args:
         timeline: The engine's trace.
         waited: Steps that are saved while requests wait.
-        widest: Most requests of a step then.
+        widest: Maximum number of requests in a step with the higher limit.
     """
     working = timeline.steps.filter(RAN > 0)
     of_trial = timeline.known_requests[["request_id", "trial"]]
@@ -126,9 +127,9 @@ def steps_saved(timeline: Timeline, waited: float, widest: float) -> tuple[float
 
 
 def _least_step_us(model: StepTime) -> pl.Expr:
-    """Return the least fixed cost of a step: its time without its requests' work, at most the model's base.
+    """Return the minimum fixed cost of a step: its time without its work, at most the model's base.
 
-    A device may hide the work of few decodes, so each is assumed to cost as much as a prefill token.
+    A device may hide the work of few decodes, so each decode is assumed to cost as much as a prefill token.
     """
     decode_us = max(model.per_prefill_token_us, model.per_decode_token_us)
     requests_us = (
@@ -152,9 +153,10 @@ def host_time_us(timeline: Timeline) -> int:
 
 
 def sets_pace(timeline: Timeline) -> bool:
-    """Return whether the engine sets the pace: requests all came at once, or each right after an answer.
+    """Return whether the engine sets the pace: requests come all at once, or right after answers.
 
-    If it does not, the clients' timing decides the throughput, and a higher limit only brings answers sooner.
+    If it does not, the clients' timing determines the throughput, and a higher limit only brings answers
+    sooner.
     """
     load = offered_load(timeline)
     if len(timeline.trials()) <= 1 and load.working_frac < 1 - LEAST_IDLE_FRAC:  # between trials it is usual
@@ -168,28 +170,28 @@ def peak_requests(timeline: Timeline) -> int:
 
 
 SIMILAR_FRAC = 0.25
-"""Smallest number of tokens of a similar step, as a share of the median of the steps with waiters. Smaller
-steps hide their work on a device that computes while it reads its weights.
-"""
+"""Minimum number of tokens of a similar step, as a share of the median of the steps with waiting requests.
+Smaller steps hide their work on a device that computes while it reads its weights."""
 NEARER_FRACS = (0.5, 0.75)
-"""Narrower ranges of sizes, which show whether a result holds only for the smaller of the similar steps."""
+"""Narrower ranges of sizes, which show whether a result holds only for the smaller ones of the similar steps.
+"""
 BREAK_EVEN_FRAC = 0.5
 """Fixed share above which steps that run together end sooner on average than one after the other."""
 SAVED_AT_ONCE_FRAC = 0.05
-"""Least share of the busy time that fewer steps must save where all requests come at once."""
+"""Minimum share of the busy time that fewer steps must save if requests come all at once."""
 LIMITS = frozenset({"max_num_seqs", "max_num_active_seqs", "num_gpu_blocks_override"})
 """Settings whose larger values put more requests into a step."""
 RESERVE = "watermark"
-"""Setting that admits requests later and saves preemptions; no step time bounds which of both weighs more."""
+"""Setting that admits requests later and saves preemptions; no step time shows which effect is larger."""
 
 
 class FixedShare(NamedTuple):
-    """Bounds of the fixed share of the time of some steps, by the step times that a trace records."""
+    """Bounds of the fixed share of some steps' time, derived from recorded step times."""
 
     low_frac: float
     high_frac: float
     step_us: float
-    """Mean time of these steps, with the host's time, in microseconds."""
+    """Mean time of these steps, including the host's time, in microseconds."""
 
     @property
     def favours_fuller(self) -> bool:
@@ -205,8 +207,8 @@ def fixed_share(timeline: Timeline, shown: pl.DataFrame, *, at_budget: bool = Fa
     Args:
         timeline: The engine's trace.
         shown: Steps, for example those in which requests waited.
-        at_budget: Whether the steps are the largest that the budget allows. What a larger one would cost
-            shows in the steps nearest in size, so the lower bound is then at most their upper bound.
+        at_budget: Whether the steps are the largest that the budget allows. The cost of a larger step shows
+            in the steps nearest in size, so the lower bound is then at most their upper bound.
     """
     working = timeline.steps.filter((RAN > 0) & (pl.col("busy_us") > 0))
     steps = shown.filter((RAN > 0) & (pl.col("busy_us") > 0))
@@ -227,14 +229,14 @@ def fixed_share(timeline: Timeline, shown: pl.DataFrame, *, at_budget: bool = Fa
 
 
 def throughput_counts(timeline: Timeline) -> bool:
-    """Return whether requests are sent at once or follow answers: more throughput then ends them sooner."""
+    """Return whether higher throughput finishes requests sooner: they come at once or follow answers."""
     return offered_load(timeline).pace in ("at_once", "answers")
 
 
 def shows_fuller(timeline: Timeline, waits: Charged) -> bool:
-    """Return whether fuller steps are shown to shorten latencies, however little throughput rises.
+    """Return whether the trace shows that fuller steps shorten latencies, however little throughput rises.
 
-    This is about requests that arrive at times of their own.
+    This applies to requests that arrive at times of their own.
     """
     if throughput_counts(timeline):
         return False
@@ -243,9 +245,9 @@ def shows_fuller(timeline: Timeline, waits: Charged) -> bool:
 
 
 def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> list[Advice]:
-    """Return the advice, with larger limits as values to replay unless fuller steps shorten the latency.
+    """Return the advice; unless fuller steps shorten latencies, larger limits become values to replay.
 
-    Where throughput counts, fuller steps raise it, and no such proof is needed.
+    If throughput counts, fuller steps raise it, and no such proof is needed.
     """
     settings = {piece.setting for piece in advice if piece.value is not None}
     if not settings & {*LIMITS, RESERVE} or throughput_counts(timeline):
@@ -279,12 +281,12 @@ def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> li
 
 
 def budget_times(timeline: Timeline, shown: pl.DataFrame, share: FixedShare) -> float | None:
-    """Return the factor on the token budget, 2, 4 or a half, that the bounds speak for; None: none.
+    """Return the factor for the token budget (2, 4 or a half) that the bounds support; None if none does.
 
-    Of requests that all come at once, the last one counts: half as many steps save at least half of their
-    fixed time, and larger ones hardly lengthen the total. Otherwise, latencies count: a step less saves its
-    fixed time for every request present, and costs each decoding request a token, which a later step
-    computes. A step more does the opposite.
+    If all requests come at once, the time of the last one counts: half as many steps save at least half of
+    their fixed time, and larger steps hardly lengthen the total. Otherwise, latencies count: one step less
+    saves its fixed time for every request present, and costs each decoding request a token, which a later
+    step computes. One step more does the opposite.
     """
     if offered_load(timeline).pace == "at_once":
         full_us = float(shown["busy_us"].sum())

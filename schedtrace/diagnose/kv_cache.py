@@ -1,6 +1,7 @@
 """KV cache: blocks that requests need and hold, by KV cache group, and use of the prefix cache.
 
-The prefix cache is used by new requests, compared with an unlimited cache, and by preempted requests.
+New requests' use of the prefix cache is compared with an unlimited cache; preempted requests' use is reported
+separately.
 """
 
 from bisect import bisect_right
@@ -46,7 +47,7 @@ def blocks_needed(header: Header, tokens: int) -> list[int] | None:
 
 
 def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
-    """Return the most KV blocks that sequences of this length ever hold, in all cache groups together.
+    """Return the most KV blocks that sequences of these lengths ever hold, in all cache groups together.
 
     The result is null if blocks cannot be counted.
     """
@@ -59,7 +60,7 @@ def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
 
 
 def longest_sequence(header: Header) -> int | None:
-    """Return the most tokens of a single request that has the whole KV cache, without slots for drafts."""
+    """Return the maximum tokens of a request that has the whole KV cache, without slots for drafts."""
     usable, length = usable_blocks(header), header.max_model_len
     need = need_of_engine(header)
     if usable is None or length is None or need is None or blocks_needed(header, 1) is None:
@@ -74,18 +75,16 @@ class Need:
     """KV blocks at one refusal. All values belong to one step, so that they add up; None: not recorded."""
 
     held_step: int | None
-    """Step of the longest refusal with recorded holders; else a step in which as many blocks are held as in
-    the median refused step.
-    """
+    """Step of the longest refusal with recorded holders; without one, a step in which as many blocks are held
+    as in the median refused step."""
     running: int | None
     blocks_held: int | None
     blocks_free: int | None
     blocks_needed: int | None
     blocks_total: int | None
     blocks_for_all: int | None
-    """Blocks for the largest number of requests that were present at once, as far as seats allow, with the
-    largest need of as many requests in a row; None: the cache has that many.
-    """
+    """Number of blocks for the largest number of requests that were present at once, as far as seats allow,
+    assuming the largest need of as many consecutive requests; None if the cache has that many."""
     largest_holder: str | None
     largest_holder_blocks: int | None
     set_aside: int
@@ -140,7 +139,7 @@ def need_at_refusals(timeline: Timeline, request_id: str | None = None) -> Need:
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
-    """Return the blocks for all requests at once: at least the need of as many mean ones."""
+    """Return the blocks for all requests at once: at least their number times the mean need."""
     peak = timeline.demand.requests
     peak = min(peak, timeline.seats) if timeline.seats else peak
     each = timeline.demand.blocks_each
@@ -182,16 +181,16 @@ def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, 
 
 
 class GroupUse(msgspec.Struct, kw_only=True):
-    """Use of one KV cache group, averaged over the refusals for lack of KV blocks that record the holders."""
+    """Use of one KV cache group, averaged over refusals of KV blocks with recorded holders."""
 
     kind: str
-    """vLLM's class of the group's spec: FullAttention, SlidingWindow, Mamba, ..."""
+    """Class of the group's spec in vLLM, such as FullAttention, SlidingWindow or Mamba."""
     blocks_per_request: float
-    """Mean number of blocks that a holder has in this group, without null blocks."""
+    """Mean number of blocks that a holder has in the group, without null blocks."""
 
 
 def group_use(timeline: Timeline) -> list[GroupUse]:
-    """Return one entry per KV cache group, in vLLM's order; none if no refusal lists the holders.
+    """Return one entry per KV cache group, in vLLM's order; empty if no refusal lists the holders.
 
     A group with too many blocks to examine is left out.
     """
@@ -248,7 +247,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
 
 
 def _with_shared_blocks(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``blocks``, the leading blocks that each request shares with one admitted before in its trial."""
+    """Add ``blocks``: the leading blocks that each request shares with an earlier one of its trial."""
     blocks: dict[int, int] = {}
     for trial in rows[["trial", "at", "prefix_hashes"]].partition_by("trial"):
         hashes = [text or "" for text in trial["prefix_hashes"]]
@@ -260,13 +259,13 @@ class SharedBeginnings(NamedTuple):
     """Prefixes that at least two prompts of a trial share, each counted once."""
 
     tokens: int
-    """Tokens of the full blocks of these prefixes."""
+    """Number of tokens in the full blocks of these prefixes."""
     ends: int
     """Number of these prefixes that are not part of a longer shared prefix."""
 
 
 def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
-    """Return the shared prefixes of the trial that has most of them; None if hashes are not recorded."""
+    """Return the shared prefixes of the trial with the most of them; None if hashes are not recorded."""
     arrivals = timeline.started_requests
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size
     hashed = arrivals[["trial", "prefix_hashes"]].drop_nulls("prefix_hashes")
@@ -278,7 +277,7 @@ def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
 
 
 def _shared_nodes(texts: list[str]) -> tuple[int, int]:
-    """Return the number of blocks in shared prefixes, and the number of prefixes without a longer one."""
+    """Return the number of blocks in shared prefixes, and of prefixes that are not part of longer ones."""
     ordered = sorted(texts)
     alike = [0, *(_alike(first, second) for first, second in pairwise(ordered)), 0]
     most_alike = (max(neighbours) for neighbours in pairwise(alike))
@@ -305,7 +304,7 @@ def _admissions(timeline: Timeline) -> pl.DataFrame:
 
 
 def shared_blocks(hashes: list[str]) -> list[int]:
-    """Return, for each prompt, the most leading blocks that it shares with an earlier one, up to a mark.
+    """Return, for each prompt, the most leading blocks that it shares with any earlier prompt, up to a mark.
 
     In sorted order, a prompt shares most with one of its neighbours. To find the neighbours among earlier
     prompts only, prompts are removed from the last to the first.
@@ -342,7 +341,7 @@ STEPS_PER_BLOCK = 16
 
 
 def steps_per_block(timeline: Timeline) -> int:
-    """Return the steps in which a decoding request fills one KV block; a shorter stay fills none."""
+    """Return the number of steps in which a decoding request fills one KV block."""
     return timeline.header.block_size or STEPS_PER_BLOCK
 
 

@@ -20,7 +20,7 @@ from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us
 from schedtrace.timeline.timeline import Timeline, made_once
 
 FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
-"""``RequestStatus`` names of requests that finished with the requested output."""
+"""Names in ``RequestStatus`` of requests that finished with the requested output."""
 _DONE = pl.col("status").is_in(FINISHED).fill_null(value=False)
 _DECODE_US = pl.col("last_token_us") - pl.col("first_token_us")
 ENDS = ("arrived_us", "first_token_us", "last_token_us", "output_tokens")
@@ -78,7 +78,7 @@ def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
 
 
 def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
-    """Return the mean and linearly interpolated percentiles of a value over the rows where it is known."""
+    """Return the mean and linearly interpolated percentiles of a value over the rows that have it."""
     values = frame.select(value.drop_nulls().alias("value"))["value"]
     if values.is_empty():
         return None
@@ -132,10 +132,10 @@ def single(frame: pl.DataFrame, us: pl.Expr) -> pl.DataFrame:
 
 
 def inter_token(timeline: Timeline) -> pl.DataFrame:
-    """Return the times between successive outputs of requests: ``us``, and their number ``weight``.
+    """Return the times between consecutive outputs of requests (``us``), with their number (``weight``).
 
-    Within a stretch of decodes, every output follows that of the step before. So there is one row per step,
-    whose weight is the number of such requests, and not one row per step and request.
+    Within a stretch of decodes, every output follows that of the step before. The result therefore has one
+    row per step, weighted by the number of such requests, instead of one row per step and request.
     """
     import numpy as np  # noqa: PLC0415  # as above
 
@@ -208,15 +208,15 @@ def _last_outputs(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 FEWEST = 20
-"""Fewest requests that can have a tail."""
+"""Minimum number of requests that can have a tail."""
 SLOWEST_FRAC = 0.01
 """Share of the requests that count as the slowest, rounded up to a request."""
 MIDDLE_FRAC = 0.1
 """Share of the requests, around the median, with which the slowest requests are compared."""
 TIMES_MEDIAN = 3.0
-"""Least ratio of the slowest requests' mean latency to the median that makes them a tail."""
+"""Minimum ratio of the slowest requests' mean latency to the median for a tail."""
 LEAST_FRAC = 0.01
-"""Least share of the difference that a part must have to be reported."""
+"""Minimum share of the difference that a part must have to be reported."""
 MOST_FRAC = 0.5
 """Least share of the mean time to first token that a wait must take to be named."""
 
@@ -351,7 +351,7 @@ def _parts(timeline: Timeline, group: pl.DataFrame, metric: _Metric) -> tuple[pl
 
 
 def _with_slow_steps(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``us``, the length of each row, and split off the time in which the device took too long.
+    """Add ``us``, the length of each row, and give the time in which the device took too long its own rows.
 
     ``interrupted_states`` leaves that time in the state of a computing request, because the request is in its
     own step and does not wait. Here it becomes a row of its own, in the state ``interrupted``.

@@ -17,38 +17,35 @@ from schedtrace.timeline.timeline import Timeline, made_once
 from schedtrace.workloads.clients import Clients, clients_of
 
 BURST_FRAC, DONE_FRAC = 0.9, 0.1
-"""Share of a trial's requests that must arrive, and the share of its steps within which, to count as all at
-once.
-"""
+"""Minimum share of a trial's requests that must arrive within a share of its steps for the requests to come
+all at once, and that share of the steps."""
 FEWEST = 8
-"""Fewest requests of a trial from which a rate is computed."""
+"""Minimum number of requests of a trial from which a rate is computed."""
 BEYOND_FRAC = 0.10
-"""Share by which the offered load exceeds the served load if the backlog grows; less may be chance."""
-PARTS = 3
-"""Number of parts of the arrival period; a growing backlog grows from each part to the next."""
-GROWS_FRAC = 0.2
-"""Least growth from the second to the last part; in the first part, the backlog of an empty engine always
-grows.
+"""Minimum share by which the offered load exceeds the served load if the backlog grows; less may be chance.
 """
+PARTS = 3
+"""Number of parts of the arrival period; a growing backlog must grow from each part to the next."""
+GROWS_FRAC = 0.2
+"""Minimum growth from the second to the last part; in the first part, the backlog of an empty engine always
+grows."""
 BURST = 2
-"""Mean number of requests in a busy period from which busy periods are reported."""
+"""Minimum mean number of requests in a busy period for busy periods to be reported."""
 IDLE_FRAC = 0.5
-"""Share of idle time from which an engine counts as waiting for its clients."""
+"""Minimum share of idle time for an engine to count as waiting for its clients."""
 LEAST_IDLE_FRAC = 0.05
-"""Largest share of idle time of an engine that sets the pace; a more idle engine could have taken more
-work.
+"""Maximum share of idle time of an engine that sets the pace; a more idle engine could have taken more work.
 """
 THINKS_MS = 1.0
 FEWEST_EVEN, EVEN = 20, 0.3
-"""Fewest gaps between arrivals, and their most standard deviation in units of their mean, to call them even:
-1 if requests come independently.
-"""
+"""Minimum number of gaps between arrivals, and their maximum standard deviation in units of their mean, for
+arrivals to be even; it is 1 for independent arrivals."""
 GIVEN_UP_FRAC = 0.1
-"""Share of requests given up from which an engine does not count as keeping up."""
+"""Minimum share of requests given up for an engine to count as not keeping up."""
 NEARLY_ALL = 0.95
-"""Least share of the requests that generate a single token to say so."""
+"""Minimum share of the requests that generate a single token for the load to be described so."""
 ROOM_FRAC = 0.9
-"""Least share of the working time that fuller steps would save if the engine waits for its clients."""
+"""Minimum share of the working time that fuller steps would save if the engine waits for its clients."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +56,8 @@ class OfferedLoad:
     """
 
     pace: Literal["at_once", "answers", "clock", "unknown"]
-    """Event that triggers requests: the start of the trial, earlier answers, or a time of their own.
-    ``unknown``: too few requests, or not all of them are in the trace.
-    """
+    """Trigger of requests: the start of the trial, earlier answers, or times of their own. ``unknown``: too
+    few requests, or not all of them are in the trace."""
     working_frac: float
     """Share of the time in which the engine had work."""
     clients: Clients | None = None
@@ -91,13 +87,13 @@ class OfferedLoad:
     every_us: float | None = None
     """Median time between two arrivals if they come evenly; None if they do not."""
     gave_up_frac: float = 0.0
-    """Share of the requests whose clients went away before the answer."""
+    """Share of the requests whose clients disconnected before the answer."""
     one_token: bool = False
     """Whether requests come in rounds and nearly all of them generate a single token."""
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the engine answers what is offered: the backlog does not grow, and few clients give up."""
+        """Whether the engine keeps up with the offered load: no growing backlog, and few clients give up."""
         return not self.grows and self.gave_up_frac < GIVEN_UP_FRAC
 
     @property
@@ -109,14 +105,14 @@ class OfferedLoad:
 
     @property
     def think_ms(self) -> float | None:
-        """Median time from an answer to the next request of its client."""
+        """Median time from an answer to the next request of the same client."""
         if self.clients is None or not self.clients.think_us:
             return None
         return median(self.clients.think_us) / 1e3
 
     @property
     def thinks_frac(self) -> float:
-        """Think time divided by latency; infinite if requests follow no answers."""
+        """Ratio of think time to latency; infinite if requests do not follow answers."""
         return (self.think_ms or 0.0) / self.latency_ms if self.latency_ms else math.inf
 
     @property
@@ -150,12 +146,12 @@ class OfferedLoad:
 
     @property
     def offered(self) -> Message:
-        """``149 requests/s (19,000 tokens/s)``."""
+        """Description of the offered load: ``149 requests/s (19,000 tokens/s)``."""
         return _rates(self.requests_per_s, self.tokens_per_s)
 
     @property
     def client_words(self) -> Message:
-        """``2 clients with one request open each, sent 300 ms (median) after the previous answer``."""
+        """Phrase: ``2 clients with one request open each, sent 300 ms after the previous answer``."""
         if self.clients is None:
             return NOTHING
         think_ms, words = self.think_ms or 0.0, CLIENT_WORDS[self.clients.pattern]
@@ -168,7 +164,7 @@ class OfferedLoad:
 
     @property
     def works(self) -> Message:
-        """``works 9 % of the time, in 10 busy periods of 8 requests each``."""
+        """Phrase such as ``works 9 % of the time, in 10 busy periods of 8 requests each``."""
         detail = NOTHING
         if self.requests_per_busy_period >= BURST and self.working_frac <= IDLE_FRAC:
             detail = say(
@@ -182,7 +178,7 @@ class OfferedLoad:
 
 @made_once
 def offered_load(timeline: Timeline) -> OfferedLoad:
-    """Return the load of one engine, as far as its trace shows the load."""
+    """Return the load of one engine, as far as its trace shows it."""
     spent = timeline.engine_states.select(
         LENGTH_US.filter(pl.col("state") == "idle").sum().alias("idle"),
         LENGTH_US.filter(pl.col("state") != NOT_RECORDED).sum().alias("all"),
@@ -235,8 +231,8 @@ class Rounds:
 
     rounds: int
     empty_frac: float
-    """Mean share of the places of a round, or of the seats if these are fewer, that are empty until its last
-    request is done."""
+    """Mean share of a round's places (or of the seats if these are fewer) that are empty until the round's
+    last request is done."""
 
 
 def rounds_of(requests: pl.DataFrame, places: int) -> Rounds:
@@ -259,7 +255,7 @@ def rounds_of(requests: pl.DataFrame, places: int) -> Rounds:
 
 
 def came_at_once(timeline: Timeline) -> bool:
-    """Return whether nearly all requests of each trial came before its work had really begun.
+    """Return whether nearly all requests of each trial arrived before its work had really begun.
 
     False for a trace that begins with requests, because the start of its work is unknown.
     """
@@ -277,7 +273,7 @@ def came_at_once(timeline: Timeline) -> bool:
 
 
 def _one_token(timeline: Timeline) -> bool:
-    """Return whether nearly all requests generate one token; an engine that only prefills has no choice."""
+    """Return whether nearly all requests generate one token; False for an engine that only prefills."""
     outputs = timeline.finishes["output_tokens"].drop_nulls()
     prefills = timeline.header.settings.get("kv_transfer_config.kv_role") == "kv_producer"
     return not prefills and (outputs == 1).sum() >= NEARLY_ALL * max(1, outputs.len())
@@ -348,7 +344,7 @@ def _by_clock(
 
 
 def _even_gap_us(requests: pl.DataFrame) -> float | None:
-    """Return the median time between two arrivals of a trial; None if they do not come evenly."""
+    """Return the median time between two arrivals of a trial; None if arrivals are not even."""
     ordered = requests.sort("trial", "came_us")
     gaps = ordered.select(us=pl.col("came_us").diff().over("trial")).drop_nulls()
     count, mean, deviation, middle = gaps.select(
@@ -358,14 +354,14 @@ def _even_gap_us(requests: pl.DataFrame) -> float | None:
 
 
 def _per_s(requests: pl.DataFrame, column: str) -> float | None:
-    """Return the number of events per second, from the first of each trial to its last."""
+    """Return the number of events per second, from each trial's first event to its last."""
     spans = requests.group_by("trial").agg(us=pl.col(column).max() - pl.col(column).min(), more=pl.len() - 1)
     us, more = (int(spans[name].sum()) for name in ("us", "more"))
     return 1e6 * more / us if us and more else None
 
 
 def _at_fullest(timeline: Timeline, working: float) -> tuple[int, float | None]:
-    """Return the number of requests in the fullest step, and the share of time that such steps would need."""
+    """Return the requests in the fullest step, and the share of time that as full steps would need."""
     steps = timeline.steps.filter(pl.col("total_requests") > 0)["total_requests"]
     fullest = int(steps.max() or 0)  # type: ignore[arg-type]  # a column of integers
     if timeline.step_time is None or not fullest:
@@ -395,7 +391,7 @@ def _backlogs(timeline: Timeline, arrived: pl.DataFrame) -> tuple[list[float], i
 
 
 def load_of_all(loads: Sequence[OfferedLoad]) -> Message:
-    """Return what reaches several engines that keep up; empty if one of them does not, or if not known."""
+    """Describe the load of several engines that keep up; empty if any does not, or that is unknown."""
     if any(load.pace != "clock" or not load.keeps_up or load.requests_per_s is None for load in loads):
         return NOTHING
     requests = sum(load.requests_per_s or 0.0 for load in loads)

@@ -1,4 +1,4 @@
-"""Use that engines made of their settings: batches in flight, drafts, captured graphs, shared prefixes."""
+"""Use that engines make of their settings: batches in flight, drafts, captured graphs, shared prefixes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_STEPS = 20
-"""Fewest steps, or executed batches, that show the use of a setting."""
+"""Minimum number of steps, or executed batches, that show the use of a setting."""
 MISSED_FRAC = 0.05
-"""Least share of the prompts' tokens that cache misses on shared prefixes must have to be reported."""
+"""Minimum share of the prompts' tokens in cache misses on shared prefixes for these to be reported."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Reached:
     """Sums over one engine; 0 if the engine has no such events or the trace does not record them."""
 
     depth: int = 0
-    """Configured number of batches in flight of a pipeline."""
+    """Configured number of batches in flight in a pipeline."""
     batches: int = 0
     """Number of batches whose execution is recorded."""
     in_flight: int = 0
-    """Batches in flight, summed over the recorded batches."""
+    """Number of batches in flight, summed over the recorded batches."""
     drafts: int = 0
     """Number of draft tokens of finished requests."""
     accepted: int = 0
@@ -39,17 +39,17 @@ class Reached:
     graph_steps: int = 0
     """Number of steps without prefill that fit into a captured graph."""
     graph_tokens: int = 0
-    """Tokens scheduled in these steps."""
+    """Number of tokens scheduled in these steps."""
     padded_tokens: int = 0
     """Sizes in tokens of the smallest graphs that hold these steps, summed."""
     larger_steps: int = 0
     """Number of steps without prefill that are larger than every captured graph."""
     prompt_tokens: int = 0
-    """Prompt tokens of all requests."""
+    """Number of prompt tokens of all requests."""
     shareable_tokens: int = 0
-    """Prompt tokens in prefixes of earlier prompts."""
+    """Number of prompt tokens in prefixes of earlier prompts."""
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
 
 
 def reached_by(timeline: Timeline) -> Reached:

@@ -15,7 +15,8 @@ from schedtrace.timeline.timeline import Timeline
 
 NEARLY = 0.8
 SMALL_FRAC = 0.5
-"""Least ratio of sizes for folding: a root cause is folded only under one at least twice as large."""
+"""Maximum ratio of sizes for folding: a root cause is folded only under another that is at least twice as
+large."""
 MOST_OF_IT = 0.5
 
 
@@ -24,9 +25,9 @@ class Judged:
     """Findings of the rules on one engine."""
 
     requests_us: int
-    """Total time of all the engine's requests in microseconds; shares refer to it."""
+    """Total time of all requests of the engine in microseconds; shares refer to it."""
     roots: list[Finding]
-    """Root causes with their symptoms; smaller ones are folded under larger ones."""
+    """Root causes with their symptoms; smaller root causes are folded under larger ones."""
     symptoms: list[Finding]
     """Symptoms that belong to none of these root causes."""
     problems: list[Message] = field(default_factory=list)
@@ -50,7 +51,7 @@ def ranked(
     of_ranks: Sequence[Finding] = (),
     stalled: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Return the root causes (those that lead the report first, then by weight), then symptoms without one.
+    """Return root causes (those that lead the report first, then by weight), then symptoms without one.
 
     If several engines have the same finding, it is listed once with all their ranks. Its shares refer to all
     requests' time on all engines; its other figures describe the engine on which it matters most.
@@ -82,7 +83,7 @@ def reranked(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
-    """Move a wait beneath the rank imbalance if most of it occurred while another rank had room."""
+    """Place a wait beneath the rank imbalance if most of it occurred while another rank had room."""
     ranks = getattr(uneven.evidence, "ranks", [])
     own = next((figures for figures in ranks if figures.rank == root.engine_rank), None)
     if own is None or root.leads or not RULES[root.code].charges:
@@ -94,7 +95,7 @@ def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
 
 
 def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozenset[int]]) -> bool:
-    """Move slow steps beneath the prefill stall if most of them waited for another rank."""
+    """Place slow steps beneath the prefill stall if most of these steps waited for another rank."""
     waited = stalled.get(root.engine_rank, frozenset()).intersection(root.steps)
     if root.code != slow_steps.RULE.code or not root.steps or len(waited) < MOST_OF_IT * len(root.steps):
         return False
@@ -103,7 +104,7 @@ def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozen
 
 
 def _put_beneath(cause: Finding, root: Finding) -> None:
-    """Make a root cause, with its symptoms, a symptom of another one; its advice would treat an effect."""
+    """Make a root cause and its symptoms symptoms of another, because its advice would treat an effect."""
     cause.symptoms = _distinct([*cause.symptoms, *root.symptoms, _symptom(root)])
 
 
@@ -131,7 +132,7 @@ def _distinct(findings: list[Finding]) -> list[Finding]:
 def _pooled_findings(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
     """Return the root causes and remaining symptoms of all engines, with shares of all requests' time.
 
-    Findings about clients are judged by the requests of all engines together.
+    Findings about clients are judged by the requests of all engines.
     """
     if len(engines) == 1:
         return engines[0].roots, engines[0].symptoms
@@ -190,7 +191,7 @@ def _share(root: Finding) -> float:
 
 
 def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
-    """Fold smaller waits under a larger one for which the same requests waited at least as long."""
+    """Fold smaller waits under a larger wait for which the same requests waited at least as long."""
     remaining: list[Finding] = []
     for root in roots:
         effect_of = RULES[root.code].symptom_of
@@ -207,9 +208,11 @@ def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
 
 
 def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
-    """Return whether both findings concern the same resource, or the requests waited longer for the larger.
+    """Return whether the larger finding explains the smaller one, by resource or by its requests' waits.
 
-    Steps that become slow with more requests at once explain a wait for seats.
+    It does if both concern the same resource, if the requests that waited for the smaller one's resource
+    waited longer for the larger one's, or if the smaller is a wait for seats and steps become slow with more
+    requests at once.
     """
     if slow_steps.contradicts(larger, smaller):
         return True
@@ -259,7 +262,7 @@ def share_scaled(finding: Finding, part: float) -> Finding:
 
 
 def add_shares(finding: Finding, counterpart: Finding) -> None:
-    """Add the shares of the same finding on another engine; both refer to the whole run."""
+    """Add the shares of the same finding on another engine; both shares refer to the whole run."""
     if finding.share_frac is not None and counterpart.share_frac is not None:
         _set_share(finding, min(1.0, finding.share_frac + counterpart.share_frac))
     if finding.gain is not None and counterpart.gain is not None:
@@ -274,7 +277,7 @@ def quotes_share(finding: Finding) -> bool:
 
 
 def on_engine(rank: int, sentence: Message) -> Message:
-    """Return a sentence that also names its engine, or nothing for an empty sentence."""
+    """Return a sentence that also names its engine; an empty sentence stays empty."""
     return say("[{sentence:?}Engine {rank}: {sentence}]", rank=Number(rank), sentence=sentence)
 
 

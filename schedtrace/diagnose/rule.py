@@ -18,7 +18,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 Seen = TypeVar("Seen")
-"""Object that a rule judges: one engine's ``Timeline``, or the ``RecordedRanks`` of a run."""
+"""Object that a rule evaluates: one engine's ``Timeline``, or the ``RecordedRanks`` of a run."""
 
 
 Findings = Iterator[Finding]
@@ -26,11 +26,12 @@ Findings = Iterator[Finding]
 
 
 class Threshold(NamedTuple):
-    """Smallest share at which a rule reports its finding; a single step can take a run across it."""
+    """Smallest share at which a rule reports its finding; a single step may make the difference."""
 
     least_frac: float
     share: Callable[[Finding], float | None]
-    """Function that returns the share on which a finding was decided; None if another property decided it."""
+    """Function that returns the share compared with the threshold; None if the finding did not depend on it.
+    """
 
 
 def share_frac(finding: Finding) -> float | None:
@@ -51,37 +52,34 @@ class Rule(Generic[Seen]):
     summary: str
     """Meaning of the finding in one line."""
     needs: frozenset[Fact]
-    """Facts that a record must contain for this rule to judge it."""
+    """Facts that a record must contain for the rule to be evaluated."""
     find: Callable[[Seen], Iterable[Finding]]
     symptom_of: tuple[str, ...] = ()
     """Codes of the root causes of which this finding may be a symptom; empty for a root cause."""
     holds_up: bool = False
-    """Whether it is a symptom that costs requests time even without its root cause."""
+    """Whether the finding, as a symptom, costs requests time even without its root cause."""
     charges: tuple[str, ...] = ()
     """Charges of ``timeline.charges`` that the finding reports, if its wait may be the effect of another
     wait.
     """
     specific: bool = False
-    """Whether the finding names the holder of a resource, or an event, and not only a shortage; it then
-    precedes findings of nearly the same weight.
-    """
+    """Whether the finding names the holder of a resource, or an event, and not only a shortage; if so, it
+    precedes findings of nearly the same weight."""
     leads_from_frac: float = 0.05
-    """Least share of the requests' time, or of throughput, from which the finding limits a run."""
+    """Minimum share of the requests' time, or of throughput, at which the finding limits a run."""
     only_if_avoidable: bool = False
     """Whether the finding limits a run only if some change would help."""
     quiet: int | None = None
-    """Place among the findings that may open the verdict if nothing limits the run; None if it may not open
-    it.
-    """
+    """Place among the findings that may lead the verdict if nothing limits the run; None if the finding may
+    not."""
     threshold: Threshold | None = None
     """Threshold that ``diff`` applies to a finding that only one of two runs has; for a rule about charges,
     their share.
     """
     proven: tuple[tuple[str | None, str], ...] = ()
     """Causes, and settings in their advice, that a contract test has tried: vLLM's scheduler ran with the
-    setting, and the wait became shorter. ``tests/exam/test_advice.py`` fails if the list differs from what it
-    tries.
-    """
+    setting, and the wait became shorter. ``tests/exam/test_advice.py`` fails if the list differs from what
+    the test tries."""
 
     def __call__(self, seen: Seen) -> list[Finding]:
         """Return the findings in one engine's timeline, or in all ranks of a run."""

@@ -1,4 +1,4 @@
-"""Facts that findings about waits share: a charge's requests, their times, its steps, and who caused them.
+"""Facts that findings about waits share: requests, times and steps of a charge, and who caused it.
 
 Waiting requests would often have been served at once without the requests ahead (``behind_whom``). Requests
 are divided into kinds by a recorded property: whether they arrived together, or their adapter, priority, API
@@ -24,7 +24,7 @@ from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
-"""Least share of the requests' time; less does not affect any of their latencies."""
+"""Minimum share of the requests' time; less does not affect any of their latencies."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Charged:
     share_frac: float
     """Share of all requests' time."""
     requests: int
-    """Number of requests that waited for it, or recomputed tokens."""
+    """Number of requests that waited, or recomputed tokens, for these causes."""
     longest_us: int
     longest_id: str
     """Request with the longest of these waits, added up."""
@@ -64,7 +64,7 @@ def charged(timeline: Timeline, *charges: str) -> Charged | None:
 
 
 def totals(rows: pl.DataFrame, amount: str, by: str = "request_id") -> pl.DataFrame:
-    """Return the sum of an amount for each request, or another key: the largest first."""
+    """Return the sum of an amount for each request (or another key), the largest first."""
     return rows.group_by(by).agg(pl.col(amount).sum()).sort(amount, by, descending=[True, False])
 
 
@@ -74,7 +74,7 @@ class ClassTime(msgspec.Struct, kw_only=True):
     priority: int
     """Priority; lower is more urgent."""
     running: float
-    """Mean number of its requests that got tokens."""
+    """Mean number of requests of this class that got tokens."""
 
 
 def running_classes(timeline: Timeline, steps: pl.DataFrame) -> list[ClassTime]:
@@ -114,9 +114,9 @@ LEAST_FRAC = 0.1
 that wait, as many must wait behind another kind.
 """
 MOST_FRAC = 0.8
-"""Least share of the waiters' waiting time that they spent behind the holders."""
+"""Minimum share of the waiters' waiting time that they spent behind the holders."""
 HALF = 0.5
-"""Least share of their whole time that the waiters spent behind the holders."""
+"""Minimum share of their whole time that the waiters spent behind the holders."""
 
 ROOM: dict[str, Callable[[Timeline], int]] = {
     str(Cause.MAX_NUM_SEQS): lambda timeline: timeline.seats,
@@ -135,7 +135,7 @@ class Behind:
     trait: str
     """Property that the holders have in common: ``at_once``, or a member of ``OF_KIND`` or ``OF_SIZE``."""
     value: str | int | None
-    """Value of the property if it is in ``OF_KIND``; else None."""
+    """Value of the property if it is in ``OF_KIND``; otherwise None."""
     waiters: int
     wait_us: int
     """Total time that the waiters waited behind the holders."""
@@ -149,17 +149,17 @@ class Behind:
     holder_tokens: float
     endless: int = 0
     """Number of holders that ended at their limit of output tokens, if most of them did and their limits do
-    not tell them apart from the other requests: their lengths were not known when they came."""
+    not differ from other requests', so that their lengths could not be known at their arrival."""
     endless_tokens: int = 0
     """Median number of output tokens of these holders."""
     longest_tokens: int = 0
-    """Most output tokens of a request that is not a holder."""
+    """Maximum number of output tokens of a request that is not a holder."""
     held_frac: float = 0.0
-    """Share of the time in which requests ran that the holders ran."""
+    """Share of the time with running requests in which holders ran."""
 
 
 def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
-    """Return the division into two kinds in which one kind explains most of the other's waiting; else None.
+    """Return a division into two kinds, one of which explains most of the other's waiting; else None.
 
     The waiters would have been served at once without the holders, because they are few or small enough: when
     each of them arrived, the earlier waiters that would still have run left room for it. The holders arrived
@@ -280,7 +280,7 @@ def _kinds(requests: pl.DataFrame) -> Iterator[tuple[str, str | int | None, pl.S
 
 
 def _came_at_once(requests: pl.DataFrame) -> pl.Series:
-    """Return requests that became visible in the same step and arrived much closer together than average."""
+    """Return requests that one step saw first and that arrived much closer together than average."""
     us = pl.col("us").max() - pl.col("us").min()
     usual_us = requests.select(us / pl.len()).item()
     groups = requests.group_by("seen").agg(
@@ -333,7 +333,7 @@ def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Findin
     """Add the requests that waited behind others to the finding: to its holders or, if most, to its verdict.
 
     The advice against such waits comes first if it concerns more of the requests' time than the limit's own
-    advice would gain. This advice has no gain.
+    advice would gain. No gain is stated for this advice.
     """
     who_waited = sentence(behind)
     leads = behind.of_wait_frac >= MOST_FRAC
@@ -350,7 +350,7 @@ def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Findin
 
 
 def sentence(behind: Behind) -> Message:
-    """Return ``24 shorter requests waited 2.7 s on average behind 80 that came at once (...)``."""
+    """Describe it: ``24 shorter requests waited 2.7 s on average behind 80 that came at once (...)``."""
     shorter = behind.waiter_tokens <= SHORT_FRAC * behind.holder_tokens
     return say(
         "{waiters} waited {time:us} on average behind {holders:n} {kind}"

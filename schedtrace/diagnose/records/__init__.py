@@ -1,7 +1,7 @@
-"""Statements about records that are weaker than a trace, made by rules of their own.
+"""Statements about records that contain less than a trace, made by separate rules.
 
-A rule counts the snapshots that show a fact, and states with what certainty they show it; it never turns
-snapshots into shares of time or gains. If a record lacks a fact, every sentence that needs the fact is left
+A rule counts the snapshots that show a fact, and states the certainty of that fact; it never converts
+snapshots to shares of time or gains. If a record lacks a fact, every sentence that needs the fact is left
 out.
 """
 

@@ -1,4 +1,4 @@
-"""Documents about records: what schedtrace read, what it supports, what it does not show, and what would.
+"""Documents about records: their content, the statements that it supports, and what it does not show.
 
 A benchmark's result is described alone, or beside the engine's trace.
 """
@@ -31,12 +31,12 @@ from schedtrace.read.records.vllm_log import ServerLog, read_vllm_log
 from schedtrace.read.run import Run
 
 OUTSIDE_FRAC = 0.1
-"""Share of a client's median latency that must be spent outside the engine to be reported as such."""
+"""Minimum share of a client's median latency that must be spent outside the engine to be reported as such."""
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end-to-end latency"}
 
 
 def described_benchmark(path: str, result: BenchmarkResult) -> WeakRecord:
-    """Return the document about what a benchmark's client measured."""
+    """Return the document about the measurements of a benchmark's client."""
     return WeakRecord(
         path=path,
         kind=f"a result of {result.program}",
@@ -55,14 +55,15 @@ def described_benchmark(path: str, result: BenchmarkResult) -> WeakRecord:
 def compare_with_trace(
     record: WeakRecord, runs: Sequence[RunReport], same_file: Sequence[WeakRecord] = ()
 ) -> None:
-    """Set the engine's latencies beside the client's, if exactly one trial has as many finished requests.
+    """Add the engine's latencies to the client's, if exactly one trial has as many finished requests.
 
     Equal numbers do not prove that the requests are the same; a statement is therefore likely at best.
 
     Args:
         record: Result of a benchmark; other records stay as they are.
         runs: Reports on the traces.
-        same_file: Results in the same file. If two have equal numbers of requests, neither is compared.
+        same_file: Results in the same file. If two results have equal numbers of requests, neither is
+            compared.
     """
     if not record.latencies or record.requests is None:
         return
@@ -138,8 +139,8 @@ def analyzed_records(
 
     Args:
         readers: Files with the readers of their kinds.
-        names: Names of files in the documents, where they differ from the path.
-        url: Address of a server whose metrics are read, too.
+        names: Names of files in the documents, if they differ from the path.
+        url: Address of a server whose metrics are also read.
 
     Raises:
         UsageError: If ``url`` is not the address of a server.
@@ -164,7 +165,7 @@ def periodic_lines(runs: Sequence[Run], names: Mapping[Path, str]) -> list[WeakR
     """Return the statements of periodic lines in iteration logs; only these lines show queue lengths.
 
     Args:
-        runs: Runs, of which logs of iterations are looked at.
+        runs: Runs, of which only iteration logs are examined.
         names: As for ``analyzed_records``.
     """
     records = []
@@ -266,7 +267,7 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
 
 
 def _in_order(statements: list[Statement]) -> list[Statement]:
-    """Sort the statements: failures first, possible stalls at few snapshots last, the rest as they come."""
+    """Sort the statements: failures first, possible stalls at few snapshots last, all others unchanged."""
 
     def certainty_order(statement: Statement) -> int:
         is_possible = statement.code == "no-tokens" and statement.certainty == "possible"

@@ -15,13 +15,16 @@ from schedtrace.model.say import say
 from schedtrace.read.records.metrics import EngineValues, MetricsDump
 
 NEARLY_FULL = 0.9
-"""KV cache usage from which the next request is probably refused for lack of blocks."""
+"""Minimum KV cache usage at which the next request is probably refused for lack of blocks."""
 HALF_FULL = 0.5
-"""KV cache usage up to which the cache is not the probable limit: even a large request would fit."""
+"""Maximum KV cache usage at which the cache is not the probable limit, because even a large request would
+fit."""
 NEARLY_ALL = 0.8
-"""Share of the seats from which all may have been taken: vLLM counts after requests have finished."""
+"""Minimum share of occupied seats at which all may have been taken, because vLLM counts after requests have
+finished."""
 LEAST_EQUAL = 3
-"""Snapshots with a queue that must show the same number of running requests to suggest a limit on it."""
+"""Minimum number of snapshots with a queue that show the same number of running requests, to suggest a limit
+on it."""
 
 Limit = Literal[
     "kv", "some_kv", "seats", "both", "prompts", "none_run", "between_steps", "several", "unknown"
@@ -29,13 +32,13 @@ Limit = Literal[
 
 
 class Moment(NamedTuple):
-    """A moment at which requests wait for capacity."""
+    """Moment at which requests wait for capacity."""
 
     running: int
     waiting: int
     kv_cache_usage_frac: float | None
     prompts: bool | None
-    """Whether prompts were computed at about this moment; None: the record does not say."""
+    """Whether prompts were computed at about this moment; None if the record does not show it."""
     is_idle: bool
     """Whether no token was computed at about this moment, as far as the record shows."""
 
@@ -53,10 +56,10 @@ def queue_statement(
 
     Args:
         moments: Moments with waiting requests.
-        seats: Limit on running requests, where the record has it.
+        seats: Limit on running requests, if the record has it.
         engine_rank: Engine that the statement names.
         of: Number of all moments, with a queue or without.
-        noun: What a moment is.
+        noun: Noun for a moment.
         most_running: Largest number of running requests, with a queue or without.
     """
     if not moments:
@@ -112,11 +115,11 @@ def queue_statement(
 
 
 _SURER: frozenset[Limit] = frozenset({"kv", "both"})
-"""Limits that prompts being computed do not make unlikely."""
+"""Limits that remain likely even while prompts are being computed."""
 
 
 def _showing(limit: Limit, moments: Sequence[Moment], at: int) -> int:
-    """Return the number of moments at which what the sentence says is the case, whatever limited them.
+    """Return the number of moments for which the sentence is true, whatever limited the requests then.
 
     Args:
         limit: Limit that the sentence names.
@@ -135,7 +138,7 @@ def _showing(limit: Limit, moments: Sequence[Moment], at: int) -> int:
 def _candidates(limit: Limit, moments: Sequence[Moment], seats: int | None, most_running: int) -> list[str]:
     """Return the possible causes of waiting that the moments suggest, without proof.
 
-    If the limit on running requests is unknown, it is at least the largest number seen running.
+    If the limit on running requests is unknown, it is at least the largest number of running requests seen.
     """
     if limit not in {"some_kv", "prompts"}:
         return []
@@ -152,8 +155,8 @@ def _candidates(limit: Limit, moments: Sequence[Moment], seats: int | None, most
 def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
     """Return the limit that requests probably wait for at a moment.
 
-    vLLM checks for a free seat before it checks for KV blocks: if all known seats are taken, nothing else
-    refuses a request.
+    vLLM checks for a free seat before it checks for KV blocks, so if all known seats are taken, no other
+    limit refuses a request.
     """
     usage = moment.kv_cache_usage_frac
     if moment.running == 0:
@@ -262,7 +265,7 @@ def _usage(moments: Sequence[Moment]) -> Range | None:
 
 
 def amount(range_: Range, noun: str = "request") -> Message:
-    """Return the smallest and the largest of some counts, or the only one, with a noun if it has any."""
+    """Return the range of some counts as text, with a noun if there is one."""
     low, high = int(range_.low), int(range_.high)
     counted = say("{high:n request}", high=high) if noun else say("{high:n}", high=high)
     return counted if low == high else say("{low:n} to {counted}", low=low, counted=counted)
@@ -283,13 +286,13 @@ def _share(share: Range) -> Message:
 
 
 QUEUE_FRAC = 0.1
-"""Share of the requests' time in the queue from which a statement says that they waited."""
+"""Minimum share of the requests' time in the queue for a statement about it."""
 
 Values = dict[str, float]
 
 
 def engine_metrics(dumps: Sequence[MetricsDump]) -> list[EngineMetrics]:
-    """Return the metrics of each engine of the latest dump, with the window since the first one."""
+    """Return the metrics of each engine in the latest dump, with the window since the first dump."""
     first, last = dumps[0], dumps[-1]
     before = {(engine.engine, engine.model): engine for engine in first.engines} if first is not last else {}
     elapsed_s = None if first.at_s is None or last.at_s is None or first is last else last.at_s - first.at_s
@@ -302,7 +305,7 @@ def engine_metrics(dumps: Sequence[MetricsDump]) -> list[EngineMetrics]:
 
 
 def is_window(dumps: Sequence[MetricsDump]) -> bool:
-    """Return whether the dumps show the same engines of the same start, in the order of time."""
+    """Return whether the dumps are of the same engines since the same start, in order of time."""
     first, last = (
         {(each.engine, each.model): each.values for each in dump.engines} for dump in (dumps[0], dumps[-1])
     )
@@ -353,7 +356,7 @@ def _metrics(engine: EngineValues, before: EngineValues | None, elapsed_s: float
 
 
 def _restarted(before: Values, after: Values) -> bool:
-    """Return whether the server restarted between dumps: a counter was created later, or went down."""
+    """Return whether the server restarted between dumps: a counter was created later, or decreased."""
     if before.get("prompt_tokens_created") != after.get("prompt_tokens_created"):
         return True
     counters = [name for name in before if name.endswith(("_total", "_count", "_sum"))]
@@ -361,7 +364,7 @@ def _restarted(before: Values, after: Values) -> bool:
 
 
 def _window(values: Values, window_s: float | None) -> MetricsWindow:
-    """Return counts and means; the mean of no values is unknown."""
+    """Return counts and means of a window; a mean of no values is None."""
 
     def window_mean(name: str, factor: float = 1e3) -> float | None:
         count, total = values.get(f"{name}_count", 0.0), values.get(f"{name}_sum")

@@ -1,4 +1,4 @@
-"""Statements about a server's log: its periodic lines, its failure, and the step that it dumped."""
+"""Statements about a server's log: its periodic lines, its failure, and its dumped step."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -21,21 +21,21 @@ from schedtrace.read.records.failure_lines import UNNAMED
 from schedtrace.read.records.vllm_log import ServerLog
 
 LEAST_PACES = 2
-"""Fewest snapshots with prompts, and without, at which the pace of decodes is compared."""
+"""Minimum number of snapshots with prompts, and without, for which the pace of decodes is compared."""
 SLOWED_FRAC = 0.7
-"""Pace of decodes in snapshots with prompts, as a share of the pace without, up to which they count as
-slowed.
-"""
+"""Maximum ratio of the pace of decodes in snapshots with prompts to the pace without, at which prompts count
+as slowing decodes."""
 STEADY = 2.0
-"""Largest ratio of paces without prompts that still count as steady: noise hides what prompts do."""
+"""Maximum ratio of paces without prompts that still counts as steady; more variation hides the effect of
+prompts."""
 SIMILAR = 1.5
-"""Largest ratio of running requests at which paces of decodes can be compared."""
+"""Maximum ratio of running requests at which paces of decodes can be compared."""
 SILENT = 2.5
-"""Silence, in intervals between lines, that counts as a stop of the lines."""
+"""Minimum silence, in intervals between lines, that counts as a stop of the lines."""
 UNEVEN = 1.5
-"""Ratio of the mean numbers of running requests from which ranks count as uneven."""
+"""Minimum ratio of the mean numbers of running requests at which ranks count as uneven."""
 LEAST_UNEVEN = 4
-"""Least difference of these means."""
+"""Minimum difference of these means."""
 VLLM_INTERVAL_S = 10.0
 """Time between periodic lines unless ``VLLM_LOG_STATS_INTERVAL`` sets another one."""
 
@@ -70,7 +70,7 @@ def extent(values: Sequence[float]) -> Range:
 
 
 def span_s(lines: Sequence[PeriodicLine]) -> float | None:
-    """Return the time from the first line to the last; None if a line has no time or time goes back."""
+    """Return the time from the first line to the last; None if a time is missing, or times decrease."""
     times = [line.at_s for line in lines]
     if len(times) < 2 or None in times:  # noqa: PLR2004  # for a span
         return None
@@ -137,12 +137,12 @@ def _running(lines: list[PeriodicLine]) -> Message:
 
 
 def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]:
-    """Compare output tokens a second per running request between snapshots with and without prompts.
+    """Compare output tokens per second and running request between snapshots with and without prompts.
 
-    Lines with far fewer or more running requests are left out: the size of the batch changes the pace, too.
-    A request that begins or ends within an interval gets fewer tokens. With a queue, this cannot be the
-    reason, because another request takes the seat at once. Without a queue, intervals that begin idle are
-    left out.
+    Lines with far fewer or more running requests are left out, because the size of the batch also changes the
+    pace. A request that begins or ends within an interval gets fewer tokens. With a queue, this cannot be the
+    reason for a slower pace, because another request takes the seat at once. Without a queue, intervals that
+    begin idle are left out.
     """
     steady = [line for line in _begun_busy(lines) if line.running > 0 and line.generation_tokens_per_s > 0]
     if not steady:
@@ -187,7 +187,7 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
 
 
 def _begun_busy(lines: list[PeriodicLine]) -> Iterator[PeriodicLine]:
-    """Yield the lines with a queue, and those whose interval began while requests ran, as far as known."""
+    """Yield the lines with a queue, and those whose interval began with running requests, as far as known."""
     longest = SIMILAR * (interval_s(lines) or VLLM_INTERVAL_S)
     yield from lines[:1]
     for before, line in pairwise(lines):
@@ -252,7 +252,7 @@ def intervals_s(lines: Sequence[PeriodicLine]) -> list[float]:
 
 
 def _counted(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]:
-    """Report the numbers that the lines themselves contain: preemptions and deferred requests."""
+    """Report the counts that the lines themselves contain: preemptions and deferred requests."""
     preempting = [line.preemptions for line in lines if line.preemptions]
     if preempting:
         yield Statement(
@@ -288,7 +288,7 @@ def _counted(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]
 
 
 def _uneven_ranks(engines: list[EngineLines]) -> Iterator[Statement]:
-    """Compare the mean load of engines that have equally many lines, which one front end prints together."""
+    """Compare the mean load of engines with equally many lines, which one front end prints together."""
     ranks = [engine for engine in engines if engine.engine_rank is not None]
     counts = {engine.lines for engine in ranks}
     if len(ranks) < 2 or max(counts) > 1.1 * min(counts):  # noqa: PLR2004  # two to compare, of the same times
@@ -340,7 +340,7 @@ _ADVICE = {
         "Another process has the port: choose another {port:setting}.", port="--port"
     ),
 }
-"""Advice by a part of the error."""
+"""Advice for each part of an error message."""
 NEXT_PROMPT = 1
 """Number of tokens that a decode computes, apart from drafts."""
 
@@ -398,7 +398,7 @@ def _step(step: DumpedStep) -> Statement:
 
 
 def is_prefill(request: DumpedRequest) -> bool:
-    """Return whether the step computes a prompt of the request, as far as the dump shows."""
+    """Return whether the step computes a part of the request's prompt, as far as the dump shows."""
     if request.prompt_tokens is not None and request.computed_tokens is not None:
         return request.computed_tokens < request.prompt_tokens
     return request.scheduled_tokens - request.draft_tokens > NEXT_PROMPT

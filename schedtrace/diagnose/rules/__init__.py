@@ -1,4 +1,4 @@
-"""Rules for all findings: one per file, each a pure function from a timeline, or from all ranks, to findings.
+"""Rules for all findings, one per file: pure functions from a timeline, or from all ranks, to findings.
 
 Every rule's definition, with its columns and thresholds, is in ``docs/findings/<code>.md``.
 """
