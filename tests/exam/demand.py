@@ -133,6 +133,50 @@ def some_answers_do_not_end(engine):
     engine.run()
 
 
+def stream_with_a_burst(engine, *, texts, retries):
+    """250 requests, 80 of them at once; clients whose request is unfinished after 2 s send it again."""
+    done, names = set(), iter(range(1000))
+    engine.finished = done.add
+
+    def send(number, us, tries):
+        name = f"r{next(names)}"
+        prompt = [100 + (7919 * (number % texts) + 31 * at) % 1800 for at in range(300)]
+        engine.arrive(us, name, prompt, 50 + 7 * number % 40)
+
+        def try_again():
+            if name not in done and tries:
+                send(number, engine.clock.now_us + 10_000, tries - 1)
+
+        engine.at(us + 2_000_000, try_again)
+
+    for number in range(250):
+        late = min(80, max(0, number - 60))  # the burst
+        send(number, 65_000 * (number - late), retries)
+    engine.run()
+
+
+@case(
+    "161-retries-behind-a-proxy",
+    "aborted-requests",
+    engine={"max_num_seqs": 8, "enable_prefix_caching": True, "async_scheduling": True},
+    says=(r"came again", r"no abort stopped them", r"disconnect"),
+)
+def retries_without_an_abort(engine):
+    """After a burst, clients give up after 2 s and try again, but a proxy keeps the first request open."""
+    stream_with_a_burst(engine, texts=1000, retries=3)
+
+
+@case(
+    "161b-prompts-in-turn",
+    "max-num-seqs-bound",
+    engine={"max_num_seqs": 8, "enable_prefix_caching": True, "async_scheduling": True},
+    silent=(r"came again", r"disconnect"),
+)
+def prompts_in_turn(engine):
+    """A benchmark sends 30 prompts in turn, each again before its first answer."""
+    stream_with_a_burst(engine, texts=30, retries=0)
+
+
 case(
     "119-is-it-full",
     says=(r"2\d(\.\d)? requests/s", r"tokens/s", r"keeps up", r"works >?\d+ % of the time", r"fullest"),

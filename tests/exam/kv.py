@@ -270,3 +270,80 @@ def clients_leave_during_loads(engine):
         loaded(engine, us, name, 320, 12)
         engine.at(us + 300_000, lambda name=name: name in done or engine.abort(name))
     engine.run(until_us=2_500_000)
+
+
+@case(
+    "157-connector-never-answers",
+    "waiting-connector-undecided",
+    engine={"kv_transfer_config": KV, "async_scheduling": True},
+    says=(r"never answered for 8 requests", r"[Ff]ind out why", r"[Nn]o setting"),
+    silent=(r"wait longer",),
+    exits={"connector_undecided": 100},
+)
+def connector_never_answers(engine):
+    """For one of five requests, the KV connector waits for a store that never ends; clients leave after 1 s."""
+    for number in range(40):
+        name, us = f"r{number}", 30_000 * number
+        engine.arrive(us, name, 200, 20)
+        if number % 5 == 2:
+            engine.scheduler.connector.has[name] = (None, False)
+            engine.at(us + 1_000_000, lambda name=name: engine.abort(name))
+    engine.run()
+
+
+AGENTS = {
+    "num_blocks": 261,
+    "enable_prefix_caching": True,
+    "async_scheduling": True,
+    "kv_transfer_config": KV,
+}
+
+
+def agents_take_turns(engine):
+    """Six agents send prompts that grow from 1,000 tokens; the cache has room for three of them."""
+    lengths, sent = [1000] * 6, iter(range(6, 60))
+
+    def send(number, us):
+        agent = number % 6
+        prompt = [100 + (7919 * agent + 31 * at) % 1800 for at in range(lengths[agent])]
+        engine.arrive(us, f"agent{agent}-{number}", prompt, 16)
+        lengths[agent] += 40
+
+    def next_one(_):
+        if (number := next(sent, None)) is not None:
+            send(number, engine.clock.now_us + 400_000)
+
+    engine.finished = next_one
+    for number in range(6):
+        send(number, 80_000 * number)
+    engine.run()
+
+
+@case(
+    "159-kv-tier-brings-nothing",
+    "prefix-cache",
+    engine=AGENTS,
+    says=(r"KV connector ToyKV brought none of them", r"[Ff]ind out why ToyKV"),
+)
+def tier_brings_nothing(engine):
+    """Six agents in a cache for three; the KV connector stores their blocks, and finds none of them."""
+    agents_take_turns(engine)
+
+
+@case(
+    "159b-kv-tier-brings-it-back",
+    engine=AGENTS,
+    silent=(r"computed again", r"[Ff]ind out why"),
+)
+def tier_brings_it_back(engine):
+    """The same agents; the KV connector finds all that they had computed."""
+    held = {}
+
+    def tokens(request, computed):
+        agent = request.request_id.partition("-")[0]
+        found = max(0, held.get(agent, 0) // 16 * 16 - computed)
+        held[agent] = request.num_prompt_tokens - 1
+        return found, False
+
+    engine.scheduler.connector.get_num_new_matched_tokens = tokens
+    agents_take_turns(engine)
