@@ -57,8 +57,8 @@ def trial_reports(
     Args:
         timeline: Timeline of the engine.
         manifest: Manifest with the front end's figures, which refer to all ``engines`` together.
-        engines: Number of engines in the run; with several, the throughput comes from each engine's trace and
-            is then combined by ``over_all_engines``.
+        engines: Number of engines in the run; with several engines, the throughput is computed from each
+            engine's trace and then combined by ``over_all_engines``.
         queued: Whether to report queue times, for which the states of all requests are built.
     """
     seconds = counted_s([counted_spans(timeline)])
@@ -100,7 +100,7 @@ def over_all_engines(reports: Sequence[TrialReport], counted: Mapping[int | None
 def pooled_reports(
     timelines: Sequence[Timeline], manifest: Manifest | None, *, queued: bool = True
 ) -> list[TrialReport]:
-    """Return one report per trial of all engines of a run together: their requests and steps on one clock.
+    """Return one report per trial for all engines of a run, with requests and steps on one clock.
 
     Latencies and throughput are those of all requests; preemptions are not counted.
 
@@ -133,7 +133,7 @@ def _report(
         timelines: Timelines of the engines.
         trial: Trial; None for a trace without trials.
         result: Measurements of the front end; None if there are none.
-        seconds: Seconds that count for throughput without such measurements; None if there are none.
+        seconds: Seconds over which throughput is computed without such measurements; None if there are none.
         queued: As for ``trial_reports``.
     """
     first = timelines[0]
@@ -230,7 +230,7 @@ def strip(timeline: Timeline) -> list[StripCell]:
 
 
 MANY_FRAC = 0.05
-"""Share of requests without a first token from which TTFT is marked as a figure of the others only."""
+"""Share of requests without a first token above which TTFT is marked as a figure of only the others."""
 
 
 @dataclass(frozen=True)
@@ -240,15 +240,15 @@ class EngineSums:
     rank: int
     facts: frozenset[Fact]
     counts: dict[str, int | None]
-    """Fields of ``PrefixCacheUse``, ``DraftUse`` and ``Outcomes``, and what ``EngineFigures`` add up. None:
-    not recorded."""
+    """Fields of ``PrefixCacheUse``, ``DraftUse`` and ``Outcomes``, and sums for ``EngineFigures``. None: not
+    recorded."""
     requests: pl.DataFrame | None
     """Rows, one per request: ``priority``, ``lora``, ``queue_us``, ``own_us`` and ``queued_us`` (its
     time in the engine and in the queue), ``has_token`` (it had a first token, if only before what the trace
     shows), ``done``, ``ttft_us``, ``tpot_us`` and ``e2e_us``. None: lives of requests are not recorded."""
     device: pl.DataFrame
     apart: pl.DataFrame
-    """Times of steps on the device, and from start to start: ``us`` and ``weight``, each value once."""
+    """Times of steps on the device, and from start to start: each value ``us`` once, with its ``weight``."""
     inter_token: pl.DataFrame | None
     """Times between two outputs of a request, in the form of ``apart``; None: not recorded."""
     kv_used: tuple[float, int] | None
@@ -336,7 +336,7 @@ def _work(timeline: Timeline) -> dict[str, int | None]:
 
 
 def _prefix(timeline: Timeline) -> dict[str, int | None]:
-    """Return the counts of ``PrefixCacheUse`` over requests' first schedulings; none if not recorded.
+    """Return the counts of ``PrefixCacheUse`` when requests were first scheduled; empty if not recorded.
 
     ``enabled``: whether prefix caching was on.
     """
@@ -415,7 +415,7 @@ def statistics(engines: Sequence[EngineSums], ranks: RecordedRanks) -> Statistic
 
 
 def _added(engines: Sequence[EngineSums]) -> dict[str, int]:
-    """Return the summed counts of all engines, without counts that none of them records."""
+    """Return the counts summed over all engines, without counts that no engine records."""
     sums: dict[str, int] = {}
     for engine in engines:
         for name, count in engine.counts.items():
@@ -451,7 +451,7 @@ def _class_latency(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
 
 
 def survivors(statistics: Statistics | None) -> Message:
-    """Return a note that TTFT leaves out many requests without a first token, or nothing if they are few."""
+    """Return a note that TTFT leaves out many requests without a first token; nothing if there are few."""
     if statistics is None or not statistics.latency:
         return NOTHING
     whole = statistics.latency[0]
@@ -466,7 +466,7 @@ def survivors(statistics: Statistics | None) -> Message:
 
 
 def _cache_use(sums: dict[str, int]) -> PrefixCacheUse | None:
-    """Return every request's first scheduling; with a connector, tokens may come without a prefix cache."""
+    """Return prefix-cache use at requests' first scheduling; a KV connector may also bring tokens."""
     hits, prompt = sums["hit_tokens"], sums["prompt_tokens"]
     if not hits and not sums["enabled"]:
         return None
@@ -511,7 +511,7 @@ def _engines(engines: Sequence[EngineSums], ranks: RecordedRanks) -> list[Engine
 
 
 def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) -> EngineFigures:
-    """Return the sums over these engines; ``seconds`` is the time for the throughput of all."""
+    """Return the figures of these engines; ``seconds`` is the time over which throughput is computed."""
     lives = all(Fact.LIVES in engine.facts for engine in engines)
     sums = _added(engines)
     rates = throughput(0, sums["input_tokens"], sums["output_tokens"], seconds) if lives and seconds else None
@@ -532,7 +532,7 @@ def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) ->
 
 
 def _at_a_time(engines: Sequence[EngineSums], time: str) -> float | None:
-    """Return the mean number of requests over each engine's busy time, from these two sums."""
+    """Return the mean number of requests over each engine's busy time, as a ratio of two sums."""
     counts = [engine.counts for engine in engines]
     means = [(sums[time] or 0) / busy for sums in counts if (busy := sums["busy_us"])]
     return sum(means) if means else None
@@ -547,7 +547,7 @@ def _mean(parts: Sequence[tuple[float, int]]) -> float | None:
 
 
 def _add_lockstep(ranks: RecordedRanks, figures: list[EngineFigures]) -> None:
-    """Set the dummy batches by the common step counter, and the time in which ranks waited for prefills."""
+    """Set the dummy batches, by the common step counter, and the time that ranks waited for prefills."""
     dummies = {rank: (batches, us) for rank, batches, us in ranks.dummies.iter_rows()}
     stalls = ranks.prefill_stalls
     stalled = {}

@@ -1,4 +1,4 @@
-"""Settings that decided scheduling, and each value's origin: the user, vLLM's default, or other settings.
+"""Settings that affect scheduling, and each value's origin: the user, vLLM's default, or other settings.
 
 A value may differ from the user's, and some settings have no effect.
 """
@@ -36,12 +36,12 @@ RETENTION = "cache_config.prefix_cache_retention_interval"
 
 
 def has_windows(header: Header) -> bool:
-    """Return whether the retention interval has an effect: whether there are groups that free blocks."""
+    """Return whether the retention interval has an effect because there are groups that free blocks."""
     return any(group.kind.startswith(("SlidingWindow", "Mamba")) for group in header.cache_groups)
 
 
 def keeps_windows(header: Header) -> bool:
-    """Return whether every block of a window stays cached: by the setting, or in a vLLM without it."""
+    """Return whether every block of a window stays cached, by the setting or because vLLM lacks it."""
     return has_windows(header) and header.settings.get(RETENTION) is None
 
 
@@ -85,7 +85,8 @@ VALUES: dict[str, Value] = {
     "max_cudagraph_capture_size": _listed("compilation_config.max_cudagraph_capture_size"),
     "cudagraph_capture_sizes": _listed("compilation_config.cudagraph_capture_sizes"),
 }
-"""Location of each setting in the engine's header; None if this run or release lacks it."""
+"""Function that returns each setting's value from the engine's header; None if this run or release lacks it.
+"""
 
 
 STRUCTURES = {
@@ -105,7 +106,7 @@ CHOSEN = frozenset(
 BY_CONTEXT = frozenset({"max_num_seqs", "max_num_batched_tokens"})
 """Settings whose default differs between ``LLM(...)`` and a server."""
 AUTOMATIC = (None, -1, "auto")
-"""Values that ask vLLM to choose."""
+"""Values that leave the choice to vLLM."""
 GIVEN = "(given)"
 """Recorded text for a value that is not a plain value."""
 
@@ -131,7 +132,7 @@ def configured_by(run: Run) -> Configured | None:
 
 
 def _given(name: str, run: Run) -> Any:
-    """Return the user's value of a setting; None if there is none, or it asks vLLM to choose."""
+    """Return the user's value of a setting; None if there is none, or it leaves the choice to vLLM."""
     arguments: dict[str, Any] = {}
     if configured := configured_by(run):
         arguments = configured.given
@@ -174,7 +175,7 @@ def _by_context(value: Any, defaults: dict[str, int], context: str | None) -> tu
 
 
 def _reserved_for_drafts(header: Header) -> Message:
-    """Return the number of tokens that speculative decoding reserves in a step, or nothing without it."""
+    """Describe the tokens that speculative decoding reserves in a step; nothing without it."""
     slots = header.settings.get("speculative_config.max_num_new_slots_for_drafting")
     batched, budget = header.scheduler_config.get("max_num_batched_tokens"), header.token_budget
     if not header.settings.get("speculative_config.num_speculative_tokens") or not batched or budget is None:
@@ -194,7 +195,7 @@ LOCAL_INTERVAL_SINCE = (0, 33)
 
 
 def why_inert(setting: EffectiveSetting, header: Header, configured: Configured | None) -> Message:
-    """Return why a setting has no effect, or nothing if it has one, is at its default, or is switched off."""
+    """Return why a setting has no effect; nothing if it has one, is at its default, or is switched off."""
     check = _CHECKS.get(setting.name)
     return check(setting, header, configured) if check and setting.origin != "overridden" else NOTHING
 
@@ -242,7 +243,7 @@ def _interval(setting: EffectiveSetting, header: Header, _: Configured | None) -
 
 
 def _queued(_: EffectiveSetting, __: Header, configured: Configured | None) -> Message:
-    """Explain why this setting does not limit ``LLM``, which never calls ``AsyncLLM.check_admission``."""
+    """Explain why this setting does not limit ``LLM``: it never calls ``AsyncLLM.check_admission``."""
     if configured is None or configured.usage_context != OFFLINE_CONTEXT:
         return NOTHING
     return say("no effect offline: only a server's front end checks it")
@@ -278,11 +279,11 @@ _CHECKS: dict[str, Callable[[EffectiveSetting, Header, Configured | None], Messa
 
 
 LITTLE_USED = 0.5
-"""Share of a limit below which even its peak use shows that the limit does not matter."""
+"""Share of a limit below which the peak use shows that the limit does not matter."""
 FEWEST_STEPS = 100
-"""Fewest steps with work after which it is worth stating that a limit was never reached."""
+"""Minimum number of steps with work for a statement that a limit was never reached."""
 FEWEST_REQUESTS = 10
-"""Fewest prompts after which it is worth stating that the prefix cache had no hit."""
+"""Minimum number of prompts for a statement that the prefix cache had no hit."""
 
 
 class CappedSteps(NamedTuple):
@@ -291,7 +292,7 @@ class CappedSteps(NamedTuple):
     steps: int
     """Number of these steps."""
     withheld_tokens: int
-    """Tokens that prompts wanted and the budget still had, but the threshold withheld."""
+    """Number of tokens that prompts wanted and the budget still had, but the threshold withheld."""
     full_steps: int
     """Number of steps with a full budget that would have computed these steps' tokens, trial by trial."""
 
@@ -303,9 +304,9 @@ class Use:
     steps: int
     """Number of steps that scheduled something."""
     most_tokens: int
-    """Most tokens in one step."""
+    """Maximum number of tokens in one step."""
     most_running: int
-    """Most requests that ran at once."""
+    """Maximum number of requests that ran at once."""
     admitted: int
     cached_tokens: int
     capped: CappedSteps
@@ -354,7 +355,7 @@ def use_of(timeline: Timeline) -> Use | None:
 
 
 def limit_use(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
-    """Return how much of this limit the run used, over all engines, or nothing if too little is recorded."""
+    """Describe how much of this limit the run used, over all engines; nothing if too little is recorded."""
     if not engines or setting.value is False:
         return NOTHING
     if setting.name == "max_num_batched_tokens":
@@ -377,7 +378,7 @@ def limit_use(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
 
 
 def _capped(engines: Sequence[CappedSteps]) -> Message:
-    """Describe the budget that capped chunks left unused, or nothing if no chunk was capped."""
+    """Describe the budget that capped chunks left unused; return nothing if no chunk was capped."""
     steps = sum(engine.steps for engine in engines)
     if not steps:
         return NOTHING
@@ -391,7 +392,7 @@ def _capped(engines: Sequence[CappedSteps]) -> Message:
 
 
 def _little(most: int, setting: EffectiveSetting, engines: Sequence[Use]) -> float | None:
-    """Return the peak use of a limit as a share if it is small and the run is long enough; otherwise None."""
+    """Return the peak use of a limit as a share, if the share is small and the run long enough."""
     limit = setting.value
     if not isinstance(limit, int) or not limit or sum(engine.steps for engine in engines) < FEWEST_STEPS:
         return None
@@ -421,14 +422,14 @@ def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveS
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a header's value is known and is a value that vLLM can have written."""
+    """Return whether a header's value is known, and of a type that vLLM can have written."""
     if isinstance(value, list):
         return all(type(size) is int for size in value)
     return isinstance(value, bool | int | float | str)
 
 
 def _says_something(setting: EffectiveSetting, header: Header) -> bool:
-    """Return whether to list a value: not an empty list, a second name of a limit, or a replaced setting."""
+    """Return whether to list a value, unless it is an empty list, a limit's second name, or replaced."""
     if setting.value == []:
         return False
     if setting.origin not in {"default", "derived", "unknown"}:
@@ -439,7 +440,7 @@ def _says_something(setting: EffectiveSetting, header: Header) -> bool:
 
 
 def without_followed(findings: list[Finding], settings: Sequence[EffectiveSetting]) -> list[Finding]:
-    """Remove advice to use a setting that the user set and vLLM overrode; return the findings in their order.
+    """Remove advice to use a setting that the user set and vLLM overrode; return findings in order.
 
     A finding that loses its first piece of advice also loses its gain, which belongs to it. If no advice is
     left, the finding's ``refuted`` gives the reason.

@@ -1,4 +1,4 @@
-"""Requests that make no progress: refused though alone, ready but parked, or recomputing the same tokens."""
+"""Requests without progress: refused although alone, ready but parked, or recomputing the same tokens."""
 
 import polars as pl
 
@@ -10,11 +10,11 @@ from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_REFUSALS = 10
 LONG_US = 1_000_000
-"""Least time in microseconds from which a few refusals prove that a request never fits."""
+"""Minimum time in microseconds after which even a few refusals prove that a request never fits."""
 FEWEST_PREEMPTIONS = 2
-"""Fewest preemptions of a request by itself while it was alone."""
+"""Minimum number of preemptions of a request by itself while it was alone."""
 GONE = ("ABORTED", "IGNORED", "ERROR")
-"""``RequestStatus`` names of requests that ended without the requested output."""
+"""Names in ``RequestStatus`` of requests that ended without the requested output."""
 
 
 @made_once
@@ -110,7 +110,7 @@ def _alone(timeline: Timeline) -> pl.Series:
 
 
 def _too_long(timeline: Timeline, asked: pl.DataFrame) -> list[str]:
-    """Return requests whose prompts need more KV blocks than the cache has, as far as the header shows."""
+    """Return requests whose prompts need more KV blocks than the cache has, as far as that is known."""
     usable = usable_blocks(timeline.header)
     if usable is None or blocks_needed(timeline.header, 1) is None:
         return []
@@ -120,12 +120,11 @@ def _too_long(timeline: Timeline, asked: pl.DataFrame) -> list[str]:
 
 FEWEST_STEPS = 10
 """Fewest steps after which a ready request is parked; the next step promotes it, and more may be in
-flight.
-"""
+flight."""
 
 
 def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
-    """Return one row per request that was ready but parked, and reason, the longest first.
+    """Return one row per reason and request that was ready but parked, the longest first.
 
     Columns: ``request_id``, ``trial``, ``cause`` (``grammar_pending`` or ``remote_kv_pending``),
     ``ready_us``, ``parked_us`` (how long it was still in the queue for that cause, or while the engine
@@ -176,7 +175,7 @@ def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
 
 
 def _idle_us(timeline: Timeline) -> int:
-    """Return the start of the first step after which nothing was scheduled any more."""
+    """Return the start of the first step after which nothing more was scheduled."""
     steps = timeline.steps[["start_us", "total_requests"]].sort("start_us")
     working = steps.filter(pl.col("total_requests") > 0)["start_us"].to_list()
     idle = steps.filter(pl.col("start_us") > working[-1]) if working else steps
@@ -214,10 +213,10 @@ def _latest(rows: pl.LazyFrame, cause: Cause, ready: str) -> pl.DataFrame:
 
 
 TIMES_OVER = 2
-"""Factor of its high-water mark that a request without progress recomputes."""
+"""Minimum factor of its high-water mark that a request without progress recomputes."""
 FEWEST_FRUITLESS = 2
 GAIN_FRAC = 0.1
-"""Share of the recomputed tokens below which the progress of a restart makes it fruitless."""
+"""Share of the recomputed tokens below which a restart's progress counts as fruitless."""
 
 
 def no_progress(timeline: Timeline) -> pl.DataFrame:

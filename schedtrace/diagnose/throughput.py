@@ -1,4 +1,4 @@
-"""Requests and tokens per second, and the period that they refer to: the definition of throughput.
+"""Definition of throughput: requests and tokens per second, and the period over which they count.
 
 A trial of ``schedtrace run`` has a beginning and an end, so its throughput refers to its whole duration, as
 in vLLM's benchmarks. The load of a server has no such limits. Its throughput refers to the time in which it
@@ -22,7 +22,7 @@ from schedtrace.timeline.timeline import Timeline, made_once
 Over = Literal["trial", "requests"]
 """Period of the throughput: the whole trial, or the time in which there were requests."""
 NOT_IDLE_FRAC = 0.99
-"""Share of time with requests below which a report names the period that counts."""
+"""Share of time with requests below which a report names the period of the throughput."""
 SPAN = {"begin_us": pl.Int64, "end_us": pl.Int64}
 """Columns of a table of spans of time."""
 
@@ -49,8 +49,9 @@ def over(timeline: Timeline) -> Over:
 def counted_spans(timeline: Timeline) -> pl.DataFrame:
     """Return the counted periods of each trial, by the wall clock: ``trial``, ``begin_us`` and ``end_us``.
 
-    One row for a whole trial: from the start of its first step to its last output. Otherwise one for every
-    maximal time in which the engine had a request. Gaps of the trace are cut out of both.
+    A whole trial has one row, from the start of its first step to its last output. Otherwise, there is one
+    row for every uninterrupted period in which the engine had a request. Gaps of the trace are cut out in
+    both cases.
     """
     anchor = timeline.header.wall_anchor_us
     if timeline.whole_trials:
@@ -135,7 +136,7 @@ def covered_seconds(spans: pl.DataFrame) -> float:
 
 
 def sampled_tokens(steps: pl.DataFrame, finished: pl.DataFrame) -> int:
-    """Return the output tokens of these steps or, if not recorded, those of the finished requests."""
+    """Return the number of output tokens of these steps or, if not recorded, of the finished requests."""
     if "output_tokens" in steps.columns and steps["output_tokens"].count():
         return int(steps["output_tokens"].sum())
     return int(finished["output_tokens"].sum())

@@ -1,4 +1,4 @@
-"""Parts of the requests' time, which add up to 100 %; a report shows them first."""
+"""Split of the requests' time into parts that add up to 100 %, which a report shows first."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -20,7 +20,7 @@ COMPUTING = ("prefill", "decode", "recompute")
 
 
 def time_split(engines: Sequence[pl.DataFrame]) -> list[TimePart]:
-    """Return the parts of all requests' time, the largest first; none without requests.
+    """Return the parts of all requests' time, the largest first; empty without requests.
 
     Args:
         engines: ``engine_split`` of each engine.
@@ -40,7 +40,7 @@ def time_split(engines: Sequence[pl.DataFrame]) -> list[TimePart]:
 def engine_split(timeline: Timeline) -> pl.DataFrame:
     """Return one row per ``part`` and ``cause`` with its ``us``; waits are listed by their charges.
 
-    The host's time is a part of its own and not included in the others.
+    The host's time is a separate part, not included in the others.
     """
     states = with_engine_time(timeline.recorded_states, timeline.engine_states)
     computing = pl.col("state").is_in(COMPUTING)
@@ -84,9 +84,9 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
 
 
 def _at_the_engine(timeline: Timeline, states: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows from the time when the engine's process has a request, whose thread then delays it.
+    """Return the rows, each from the moment at which the engine's process received the request.
 
-    None if that time is not recorded.
+    A row is empty if that moment is not recorded.
     """
     received = timeline.first_arrivals[["request_id", "received_us"]]
     begin = pl.max_horizontal("begin_us", pl.min_horizontal("received_us", "end_us"))
@@ -98,7 +98,7 @@ STRIP_CELLS = 40
 
 
 def request_time(timeline: Timeline) -> list[RequestTime]:
-    """Return the states and causes of all requests, the longest first; interruptions precede both."""
+    """Return the time of all requests by state and cause, the longest first, with interruptions cut out."""
     states = states_outside_gaps(timeline.interrupted_states)
     total = total_us(states)
     if not total:

@@ -1,6 +1,7 @@
 """Verdict on a run: what limited it, by how much, and which requests held it up; or that nothing did.
 
-If a record lacks facts, the verdict states what it cannot show, what it shows, and what would show more.
+If a record lacks facts, the verdict states what the record cannot show, what it shows, and what would show
+more.
 """
 
 import math
@@ -35,7 +36,7 @@ RECORD_IT = say(
 
 
 def unjudged(facts: frozenset[Fact], engines: int) -> list[NotJudged]:
-    """Return the rules that need facts which a record lacks."""
+    """Return the rules that need facts that a record lacks."""
     rules = RULES | RANK_RULES if engines > 1 else RULES
     return [
         NotJudged(code=rule.code, missing=fact_names(rule.needs - facts))
@@ -45,7 +46,7 @@ def unjudged(facts: frozenset[Fact], engines: int) -> list[NotJudged]:
 
 
 def cannot_tell(facts: frozenset[Fact]) -> Message:
-    """Return a sentence if a record does not show what limits the engine, with what it lacks."""
+    """Return a sentence on the facts that a record lacks to show what limits the engine; nothing if none."""
     return say(
         "[This record cannot tell what limits the engine: it lacks {missing}.]",
         missing=", ".join(fact_names(SHOWS_LIMITS - facts)),
@@ -53,7 +54,7 @@ def cannot_tell(facts: frozenset[Fact]) -> Message:
 
 
 def left_open(facts: frozenset[Fact]) -> Message:
-    """Return a sentence on missing facts that would show what limits the engine, or nothing if none is."""
+    """Return a sentence on missing facts about what limits the engine; nothing if none is missing."""
     needed = frozenset[Fact]().union(*(rule.needs for rule in RULES.values()))
     return say(
         "[This record lacks {missing}: what these would show is not judged.]",
@@ -83,13 +84,13 @@ def contents(timeline: Timeline) -> Message:
 
 
 def _ends(steps: pl.DataFrame, column: str) -> tuple[float | None, float] | None:
-    """Return the smallest and the largest value of a column, only one if equal; None if not recorded."""
+    """Return the smallest and the largest value of a column (once if equal); None if not recorded."""
     low, high = steps.select(low=pl.col(column).min(), high=pl.col(column).max()).row(0)
     return None if high is None else (low if low < high else None, high)
 
 
 def _admissions(steps: pl.DataFrame) -> Message:
-    """Describe how many new requests each step admitted; return nothing if this is not recorded."""
+    """Describe the number of new requests that each step admitted; return nothing if not recorded."""
     admits = steps.filter(pl.col("num_new") > 0)
     if steps["num_new"].null_count() or admits.is_empty():
         return NOTHING
@@ -105,10 +106,10 @@ def _admissions(steps: pl.DataFrame) -> Message:
 
 
 SAID_FROM_FRAC = 0.05
-"""Share of the requests' time from which the first sentence names a part."""
+"""Minimum share of the requests' time at which the first sentence names a part."""
 STAYS_FRAC = 0.5
 EXPLAINS_FROM_FRAC = 0.10
-"""Least share of the requests' time from which a finding without gain still explains the run."""
+"""Minimum share of the requests' time at which a finding without gain still explains the run."""
 NEARLY = 0.8
 PARTS = {
     "front_end": "the front end",
@@ -123,9 +124,9 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
 
     Args:
         findings: Ranked findings.
-        before: Code of the previous verdict, for a watched engine. It stays first while no other finding is
-            twice as large and it still has half of the share needed to lead, so that near equals do not
-            alternate.
+        before: Code of the previous verdict, for a watched engine. That finding stays first while no other is
+            twice as large and it still has half of the share needed to lead, so that nearly equal findings do
+            not alternate.
     """
     roots = [finding for finding in findings if finding.is_root]
     leads = [root for root in roots if root.leads or root.weight >= _from(root)]
@@ -169,7 +170,7 @@ class Unlimited:
     busy_us: int = 0
     idle_us: int = 0
     missing_us: int = 0
-    """Microseconds of which nothing is recorded, and the length of the whole trace."""
+    """Microseconds in which nothing is recorded, and the length of the whole trace."""
     missing_steps: int = 0
     length_us: int = 0
     capped: Message = NOTHING
@@ -207,7 +208,7 @@ def unlimited(timeline: Timeline) -> Unlimited:
 def verdict(
     engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], before: str = ""
 ) -> list[Message]:
-    """Return at most three sentences on what limits the run, and then what the record lacks.
+    """Return at most three sentences on what limits the run, followed by what the record lacks.
 
     Engines that made no progress when their traces ended come first.
 
@@ -229,7 +230,7 @@ def verdict(
 
 
 def _missing(engines: Sequence[Unlimited]) -> list[Message]:
-    """Describe the part of the run that the verdict does not cover, or nothing if it covers all."""
+    """Describe the part of the run that the verdict does not cover; return nothing if it covers all."""
     steps, us = (sum(getattr(engine, name) for engine in engines) for name in ("missing_steps", "missing_us"))
     if not steps and not us:
         return []
@@ -275,7 +276,7 @@ def _verdict(
 def _nothing_leads(
     engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart]
 ) -> list[Message]:
-    """Describe that no setting limits the engines, and what explains the run or took the requests' time."""
+    """State that no setting limits the engines, and what explains the run or took the requests' time."""
     main = max(engines, key=lambda engine: engine.requests_us)
     loads = [engine.load for engine in engines]
     load = loads[0].summary if len(loads) == 1 else load_of_all(loads)
@@ -324,7 +325,7 @@ def _from(root: Finding) -> float:
 
 
 def _lowered(title: Message) -> Message:
-    """Return a title in the form for the middle of a sentence; abbreviations keep their capitals."""
+    """Return a title in lower case for the middle of a sentence; abbreviations keep their capitals."""
     template = title.template
     if template[1:2].islower():
         template = template[0].lower() + template[1:]

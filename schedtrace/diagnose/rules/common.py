@@ -1,4 +1,4 @@
-"""Parts that rules share: findings from evidence and templates, their costs, and parts of sentences."""
+"""Shared code of rules: findings from evidence and templates, their costs, and parts of sentences."""
 
 from collections.abc import Mapping
 from types import MappingProxyType, SimpleNamespace
@@ -14,7 +14,7 @@ from schedtrace.timeline.timeline import Timeline
 
 CRITICAL_COST_FRAC = 0.10
 WARNING_COST_FRAC = 0.01
-"""Share of the run from which a cost is a warning; a smaller cost is within the noise of most runs."""
+"""Minimum share of the run at which a cost is a warning; a smaller cost is within the noise of most runs."""
 RESOLVED_FRAC = 0.005
 """Smallest share that a sentence states; a smaller share would be printed as 0 % and is left out."""
 
@@ -23,7 +23,7 @@ class Waited(Evidence, kw_only=True):
     """Evidence about a wait."""
 
     wait_ms: float
-    """Total time charged to it, over all requests."""
+    """Total time charged to this wait, over all requests."""
     requests: int
     """Number of requests that waited."""
     longest_ms: float
@@ -60,7 +60,7 @@ class CostFigures(TypedDict, total=False):
 
 
 def prefill_cost(timeline: Timeline, tokens: int) -> CostFigures:
-    """Return the cost of this many prefill tokens; empty if the step-time model does not resolve it."""
+    """Return the cost of this many prefill tokens; empty if the step-time model cannot resolve the cost."""
     model, busy_us = timeline.step_time, timeline.busy_us
     if not tokens or model is None or not model.per_prefill_token_us or not busy_us:
         return {}
@@ -73,11 +73,11 @@ def prefill_cost(timeline: Timeline, tokens: int) -> CostFigures:
 
 CRITICAL_WEIGHT_FRAC = 0.25
 WARNING_WEIGHT_FRAC = 0.05
-"""Shares of the requests' time, or of the run, from which a finding is critical, and from which a warning."""
+"""Minimum shares of the requests' time, or of the run, for a critical finding and for a warning."""
 
 
 def severity_by_weight(gain: Gain | None, share_frac: float | None) -> str:
-    """Return the severity of a root cause: by its gain or, if none can be estimated, by what it explains."""
+    """Return the severity of a root cause, by its gain or, without an estimate, by the share it explains."""
     weight = gain.saved_frac if gain else share_frac or 0.0
     return severity(weight, WARNING_WEIGHT_FRAC, CRITICAL_WEIGHT_FRAC)
 
@@ -88,7 +88,7 @@ def severity(frac: float, warning_from: float, critical_from: float) -> str:
 
 
 class Figures(CostFigures, total=False):
-    """Fields of a ``Finding`` that are not sentences, as set by its rule."""
+    """Fields of a ``Finding`` that are not sentences, set by the finding's rule."""
 
     code: str
     severity: str
@@ -110,7 +110,7 @@ class Figures(CostFigures, total=False):
 
 
 class Fields(Figures, total=False):
-    """Fields of a ``Finding`` as a rule states them; a sentence may be a template."""
+    """Fields of a ``Finding`` as a rule states them; sentences may be templates."""
 
     title: str | Message
     verdict: str | Message
@@ -142,8 +142,8 @@ def finding_of(
 
     Args:
         evidence: Evidence with the finding's figures.
-        shown: One row per step that shows the finding, with ``step`` and ``trial``; supplies ``count``,
-            ``trials`` and ``steps`` unless ``figures`` gives them.
+        shown: One row per step that shows the finding, with ``step`` and ``trial``; it determines ``count``,
+            ``trials`` and ``steps``, unless ``figures`` contains them.
         values: As in ``Values``; templates may also name ``steps`` (``count``), ``tokens`` and ``share``
             (``share_frac``).
         title: Title; like all sentences, a message or a template over evidence and values.
@@ -189,7 +189,7 @@ def first_step(rows: pl.DataFrame) -> Steps:
 
 
 def largest(rows: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return the rows, those with the largest values of this column first; equal ones by step."""
+    """Return the rows in descending order of a column; rows with equal values by step."""
     return rows.sort(column, "step", descending=[True, False])
 
 
@@ -202,7 +202,7 @@ def _about_first(words: str, cases: pl.DataFrame, values: Values) -> Message | N
 
 
 def said(words: str | Message, fields: object = None, values: Values = MappingProxyType({})) -> Message:
-    """Return a template filled with these fields, and with these values if there is no such field."""
+    """Return a template filled with these fields, and with values for names that are not fields."""
     if isinstance(words, Message):
         return words
     places = {name for name in argument_names(parsed(words)) if name in values and not hasattr(fields, name)}
@@ -249,8 +249,8 @@ def step_finding(
         timeline: The engine's trace.
         shown: As for ``finding_of``.
         evidence: Evidence with the finding's figures.
-        values: As for ``finding_of``; templates may also name ``trials``: the number of trials that show it,
-            if there are several.
+        values: As for ``finding_of``; templates may also name ``trials``: the number of trials that show the
+            finding, if there are several.
         fields: As for ``finding_of``.
     """
     of_engine: Fields = {
@@ -270,11 +270,11 @@ def wait_finding(
     values: Values = MappingProxyType({}),
     **fields: Unpack[Fields],
 ) -> Finding:
-    """Return a root cause that requests waited for, with a statement about who waited behind whom.
+    """Return a root cause that requests waited for, with a statement about which requests held them up.
 
     Args:
         timeline: The engine's trace.
-        waits: Time charged to it.
+        waits: Time charged to the wait.
         evidence: Evidence with the finding's figures.
         values: As for ``step_finding``.
         fields: As for ``step_finding``; ``gain`` decides the severity.
@@ -292,7 +292,7 @@ def wait_finding(
 
 
 def step_numbers(steps: pl.DataFrame) -> list[int]:
-    """Return the numbers of the steps that show a finding, the first ``MAX_STEPS``."""
+    """Return the numbers of the steps that show a finding, up to ``MAX_STEPS``."""
     return steps.select(pl.col("step").drop_nulls().unique().sort().head(MAX_STEPS))["step"].to_list()
 
 
@@ -303,25 +303,25 @@ def trial_numbers(steps: pl.DataFrame) -> list[int]:
 
 
 def by_class(classes: list[ClassTime]) -> Message:
-    """Return ``0.6 requests of priority 0 and 7.4 requests of priority 9``."""
+    """Describe classes: ``0.6 requests of priority 0 and 7.4 requests of priority 9``."""
     return listed([say("{running:n1} requests of priority {priority:n}", ran) for ran in classes])
 
 
 def only(values: pl.Series) -> str | None:
-    """Return the value that all rows share; None if they differ or have none."""
+    """Return the value that all rows share; None if rows differ or have no value."""
     different = values.unique().to_list()
     return different[0] if len(different) == 1 else None
 
 
 def in_trials(timeline: Timeline, trials: list[int]) -> Message:
-    """Return `` in 7 of 8 trials``, or nothing for a trace without several trials."""
+    """Return `` in 7 of 8 trials``; nothing for a trace without several trials."""
     if not trials or len(timeline.trials()) == 1:
         return NOTHING
     return say(" in {trials:n} of {all:n trial}", trials=len(trials), all=len(timeline.trials()))
 
 
 def listed(parts: list[Message], last: str = "and") -> Message:
-    """Return ``a, b and c``; leave out empty parts."""
+    """Join parts as ``a, b and c``; leave out empty parts."""
     filled = [part for part in parts if part]
     return joined([joined(filled[:-1], ", "), *filled[-1:]], f" {last} ")
 
@@ -331,5 +331,5 @@ WAITED = "{requests:n request} waited, {longest_request:id} the longest ({longes
 
 
 def share_of_requests(timeline: Timeline, time_us: float) -> float | None:
-    """Return a time as a share of all requests' time, at most 1; None if the latter is unknown."""
+    """Return a time as a share of all requests' time, at most 1; None if their time is unknown."""
     return min(1.0, time_us / timeline.requests_us) if timeline.requests_us else None

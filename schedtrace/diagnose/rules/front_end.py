@@ -26,7 +26,7 @@ FEWER_INPUTS = (
 
 
 def is_offline(timeline: Timeline) -> bool:
-    """Return whether ``LLM(...)`` passes on whole batches, so that throughput counts and not each TTFT."""
+    """Return whether ``LLM(...)`` passes on whole batches, for which throughput counts and not TTFT."""
     configured = timeline.front_end.configured if timeline.front_end else None
     return timeline.closed_workload or (
         configured is not None and configured.usage_context == OFFLINE_CONTEXT
@@ -39,9 +39,9 @@ def ways_to_engine(timeline: Timeline) -> pl.DataFrame:
     Columns, in microseconds:
 
     * ``request_id``, ``trial``, ``begin_us``: its arrival at the front end,
-    * ``end_us``: when it had been prepared for the engine; where that is not recorded, the earliest moment at
-      which it can have been: the beginning of the step after which the engine took it,
-    * ``before_us``: until the engine's input thread took it, or all of it where that is not recorded,
+    * ``end_us``: when it had been prepared for the engine or, if that is not recorded, the earliest possible
+      moment: the beginning of the step after which the engine took it,
+    * ``before_us``: until the engine's input thread took it; the whole way if that is not recorded,
     * ``prepare_us``: in that thread (block hashes, grammar); null: not recorded,
     * ``input_queue_us``: from ``end_us`` until the engine took it between two steps; null: not recorded,
     * ``ttft_us``: from ``begin_us`` to the first token's output in the engine.
@@ -69,7 +69,7 @@ def ways_to_engine(timeline: Timeline) -> pl.DataFrame:
 def _with_step_under_way(timeline: Timeline, arrivals: pl.DataFrame) -> pl.DataFrame:
     """Return arrivals with ``taken_us``, the time from which each request waits for the engine to take it.
 
-    The engine takes requests between two steps; an idle engine takes each at once.
+    The engine takes requests between two steps; an idle engine takes each request at once.
     """
     begins = timeline.steps.select(begin_us="start_us").sort("begin_us")
     rows = arrivals.sort("queued_us").join_asof(
@@ -85,7 +85,7 @@ def _with_step_under_way(timeline: Timeline, arrivals: pl.DataFrame) -> pl.DataF
 
 
 def idle_meanwhile_us(timeline: Timeline, ways: pl.DataFrame) -> int:
-    """Return the time in which the engine had no request while at least one was on its way."""
+    """Return the time in which the engine had no request although at least one was on its way."""
     began = timeline.steps.select(pl.col("start_us").min()).item()
     if ways.is_empty() or began is None:
         return 0
@@ -96,13 +96,13 @@ def idle_meanwhile_us(timeline: Timeline, ways: pl.DataFrame) -> int:
 
 
 FOUND_FROM_FRAC = 0.15
-"""Least share of the time to first token, or offline of the run; every request pays less than that."""
+"""Minimum share of the time to first token or, offline, of the run; every request has some of this time."""
 NOTICED_MS = 50
-"""Least median time of the way on a server, in milliseconds; users do not notice less."""
+"""Minimum median time of the way on a server, in milliseconds; users do not notice less."""
 STARVED_FRAC = 0.10
-"""Least share of its ready time that a thread must wait for a processor to explain a delay."""
+"""Minimum share of its ready time that a thread must wait for a processor to explain a delay."""
 SATURATED_FRAC = 0.90
-"""Share of the time on a processor from which a thread counts as saturated."""
+"""Minimum share of the time on a processor at which a thread counts as saturated."""
 MOST_THREADS = 3
 """Maximum number of threads that a sentence names."""
 NAMES = {
@@ -124,7 +124,7 @@ OFFLINE_TAKEN = (
     "Not the scheduler: for {share:%} of the run the engine was idle while requests had arrived at the front "
     "end and not in the scheduler (front end, sending and waking the engine, p50 {way_ms_p50:ms} each)."
 )
-"""Words for a record without the input thread, in which the way and an idle engine's wake-up look alike."""
+"""Phrase for a record without the input thread, in which the way and an idle engine's wake-up look alike."""
 SERVED_TAKEN = (
     "Not the scheduler: {share:%} of the time to first token is over before the engine takes a request "
     "(front end: tokenizing and sending; and waking an idle engine; p50 {way_ms_p50:ms})."
@@ -196,7 +196,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
-    """Return the share on which the finding is decided, and the share of all requests' time.
+    """Return the share that the finding's threshold applies to, and the share of all requests' time.
 
     Offline, all requests of a batch exist from the start: their way to the engine costs something only while
     the engine has nothing else to do, and then it costs all of them that time.
@@ -228,7 +228,7 @@ def _evidence(timeline: Timeline, ways: pl.DataFrame) -> FrontEndTime:
 
 
 def _parts(evidence: FrontEndTime) -> str:
-    """Describe the way in parts, and the engine's queue meanwhile."""
+    """Describe the parts of the way, and the engine's queue during it."""
     if evidence.input_queue_ms_p50 is None:
         parts = (
             "Front end, transport and waking an idle engine took p50 {before_ms_p50:ms}, without the "
@@ -245,7 +245,7 @@ def _parts(evidence: FrontEndTime) -> str:
 
 
 def _holder(evidence: FrontEndTime) -> Message:
-    """Describe what occupied the front end's threads or, if unknown, what the engine's process cannot see."""
+    """Describe what occupied the front end's threads; if unknown, what the engine's process cannot see."""
     threads = joined([saturated(evidence.threads), starved_thread_names(evidence.threads)])
     return threads or say(
         "Whether tokenizing, other work of the front end or the transport took it cannot be seen from the "
@@ -289,7 +289,7 @@ def has_multimodal_inputs(timeline: Timeline) -> bool:
 
 
 def _more_threads(timeline: Timeline) -> list[Advice]:
-    """Return advice on tokenizing threads, if this vLLM has them; not for pooling models with images."""
+    """Return advice on tokenizing threads if this vLLM has them, except for pooling models with images."""
     renderers = timeline.header.settings.get("model_config.renderer_num_workers")
     generates = timeline.header.settings.get("model_config.runner_type") == "generate"
     if not isinstance(renderers, int) or not generates:
@@ -305,9 +305,9 @@ def _more_threads(timeline: Timeline) -> list[Advice]:
 
 
 def thread_shares(timeline: Timeline) -> list[ThreadShare]:
-    """Return the threads that ran between the first step and the end, the thread that waited most first.
+    """Return the threads that ran between the first step and the end, in descending order of waiting.
 
-    A thread that was recorded only once in that time is left out.
+    A thread that was recorded only once in this time is left out.
     """
     began = timeline.steps.select(pl.col("start_us").min()).item()
     seen = timeline.cpu.filter(pl.col("at_us").is_between(began, timeline.end_us)).sort("at_us")
@@ -346,7 +346,7 @@ def starved_thread_names(shares: list[ThreadShare]) -> Message:
 
 
 def saturated(shares: list[ThreadShare]) -> Message:
-    """Return a sentence if the front end's main thread ran all the time; nothing if not, or if unknown."""
+    """Return a sentence if the front end's main thread ran all the time; otherwise nothing."""
     ran = max((share.ran_frac for share in shares if share.role == "front_end"), default=0.0)
     if ran < SATURATED_FRAC:
         return NOTHING

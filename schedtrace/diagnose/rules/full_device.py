@@ -21,20 +21,21 @@ from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 WORTH_FRAC = 0.05
-"""Share of throughput below which the gain of a higher limit counts as nothing: the device is full."""
+"""Share of throughput below which the gain of a higher limit counts as nothing, because the device is full.
+"""
 OVERLOADED_FRAC = 0.10
 """Share of throughput below which a gain counts as nothing if more requests arrive than the engine serves."""
 MISSING_FRAC = 0.25
-"""Share of the missing throughput below which the gain must then also stay."""
+"""Share of the missing throughput below which the gain must also be in that case."""
 LIMITS = {
     Cause.MAX_NUM_SEQS: ("a seat", "more seats"),
     Cause.TOKEN_BUDGET: ("the token budget", "a larger one"),
     Cause.INPUT_BUDGET: ("the token budget", "a larger one"),
     Cause.KV_BLOCKS: ("KV blocks", "more of them"),
 }
-"""Causes of waits, with the words for a higher limit."""
+"""Causes of waits, with phrases for a higher limit."""
 MOST_FRAC = 0.5
-"""Share of a full device's time from which the verdict states that prefill takes it."""
+"""Minimum share of a full device's time for the verdict to state that prefill takes it."""
 
 
 def limit_finding(
@@ -46,11 +47,11 @@ def limit_finding(
     values: Values = MappingProxyType({}),
     **fields: Unpack[Fields],
 ) -> Finding:
-    """Return the limit as a root cause or, if raising it gains little, the device.
+    """Return the limit as a root cause or, if raising the limit gains little, the device.
 
     Args:
         timeline: The engine's trace.
-        waits: Time charged to it.
+        waits: Time charged to the limit.
         evidence: Evidence with the finding's figures.
         limit: Cause of the waits, one of ``LIMITS``.
         values: As for ``wait_finding``.
@@ -97,10 +98,10 @@ def limit_finding(
 
 
 def prefill_work(timeline: Timeline) -> Message:
-    """Return the share of a full device's time that prefill takes, and whether the cache can spare it any.
+    """Describe prefill's share of a full device's time, and whether the prefix cache can reduce it.
 
-    Empty if it is less than half of the time, or unknown. The trace does not show whether prompts that are
-    shorter than a block begin alike.
+    Empty if the share is less than half, or unknown. The trace does not show whether prompts that are shorter
+    than a block begin alike.
     """
     model, busy_us = timeline.step_time, timeline.busy_us
     if model is None or not busy_us:
@@ -117,7 +118,7 @@ def prefill_work(timeline: Timeline) -> Message:
 
 
 def _block_beyond_prompts(timeline: Timeline) -> int | None:
-    """Return the tokens of a block if prefix caching is on and every prompt is too short for it."""
+    """Return the tokens of a block if prefix caching is on and every prompt is shorter than a block."""
     if not timeline.header.enable_prefix_caching:
         return None
     use = cache_use(timeline)
@@ -126,7 +127,7 @@ def _block_beyond_prompts(timeline: Timeline) -> int | None:
 
 
 def _cached(timeline: Timeline) -> list[Advice]:
-    """Return the advice to make prompts fill a block, if prefill fills the device and no prompt does."""
+    """Return the advice for prompts shorter than a block, if prefill fills the device."""
     if not prefill_work(timeline) or _block_beyond_prompts(timeline) is None:
         return []
     remedy = (
@@ -146,8 +147,8 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause, *, tail: bool
         timeline: The engine's trace.
         waits: Waits for the limit.
         cause: Cause of the waits.
-        tail: Whether to add the steps with few requests that may be saved as well where the last request ends
-            the run, because a long request would have begun sooner.
+        tail: Whether to add the steps with few requests that may also be saved if the last request ends the
+            run, because a long request would have begun sooner.
     """
     model, working = timeline.step_time, timeline.steps.filter(pl.col("total_requests") > 0)
     if model is None or working.is_empty() or not timeline.busy_us:
@@ -187,7 +188,7 @@ OF_TOKENS = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
 def _joining(timeline: Timeline, cause: Cause) -> tuple[pl.Expr, pl.Expr]:
-    """Return what the waiting requests would have added to a step, and what the step had."""
+    """Return the load that waiting requests would have added to each step, and the step's own load."""
     ran, joining = pl.col("total_requests"), pl.col("num_waiting_after").fill_null(0)
     if cause != Cause.MAX_NUM_SEQS and timeline.seats:
         joining = pl.min_horizontal(joining, timeline.seats - pl.col("num_running_after"))
@@ -201,7 +202,7 @@ def _joining(timeline: Timeline, cause: Cause) -> tuple[pl.Expr, pl.Expr]:
 
 
 def _is_full(load: OfferedLoad, gain_frac: float) -> bool:
-    """Return whether the device is full; on an engine that keeps up, small gains shorten waits a lot."""
+    """Return whether the device is full; if the engine keeps up, even small gains shorten waits a lot."""
     if load.pace == "clock":
         return gain_frac < min(OVERLOADED_FRAC, MISSING_FRAC * load.beyond_frac)
     return gain_frac < WORTH_FRAC

@@ -25,11 +25,11 @@ class HeadOfLine(Waited, kw_only=True):
     heads: int
     """Number of different heads."""
     head: str
-    """Head behind which requests waited longest."""
+    """Head behind which requests waited longest in total."""
     head_tokens: int
-    """Tokens that this head wanted."""
+    """Number of tokens that this head wanted."""
     blocks_free: float | None
-    """Median number of free KV blocks after the steps that refused it."""
+    """Median number of free KV blocks after the steps that refused this head."""
 
     @property
     def other_heads(self) -> int:
@@ -38,7 +38,7 @@ class HeadOfLine(Waited, kw_only=True):
 
 
 def held_up_requests(timeline: Timeline) -> pl.DataFrame:
-    """Return ``timeline.held_up`` with ``waited_us``, the additional time that each waited; longest first."""
+    """Return ``timeline.held_up`` with ``waited_us``, each request's additional wait, longest first."""
     starts = timeline.steps[["step", "start_us"]]
     passed = timeline.held_up.join(starts, on="step", how="left", maintain_order="left").join(
         starts.rename({"step": "left_step", "start_us": "left_us"}), on="left_step", how="left"

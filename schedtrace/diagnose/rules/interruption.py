@@ -1,7 +1,7 @@
 """``interruption``: the engine was paused, did something else, or took far too long for a step.
 
-A reset of the prefix cache is an interruption, too. Its cost is not its own length but the time that the
-requests that it preempted waited and computed again.
+A reset of the prefix cache is also an interruption. Its cost is not its own length, but the time for which
+the preempted requests waited and computed again.
 """
 
 import re
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from schedtrace.diagnose.excess import SharedMark
 
 LEAST_FRAC = 0.01
-"""Least share of the requests' time; a smaller share does not affect latencies."""
+"""Minimum share of the requests' time; a smaller share does not affect latencies."""
 
 WHOLE_FROM = 10.0
-"""Factor from which a factor is written without a decimal."""
+"""Factor above which a factor is written without a decimal."""
 
 WHERE = {
     "device": "on the device",
@@ -46,7 +46,7 @@ WHERE = {
     "update": "in update_from_output()",
     "host_gap": "in the engine process, between two steps",
 }
-"""Part of an event, in words."""
+"""Phrase for each part of a step in which an event may occur."""
 
 
 class Kind(NamedTuple):
@@ -59,10 +59,10 @@ class Kind(NamedTuple):
 
 
 STEP_PARTS = {"device": "execution", "host_gap": "between"}
-"""Names of the parts of a step in ``slow-steps``, where they differ."""
+"""Names of those parts of a step that have another name in ``slow-steps``."""
 
 NOT_SLOW = (events.PAUSED, events.ASLEEP, events.CALLED, events.NO_CALL, events.HUNG, events.STALLED)
-"""Kinds whose whole time counts, not only the time beyond the expected one."""
+"""Kinds whose whole time counts, not only the time beyond the expected time."""
 ASKED = "Send requests to another engine meanwhile: a client asked for it."
 SLOW = Kind(
     "Slow steps now and then",
@@ -136,9 +136,9 @@ class Interruptions(Evidence, kw_only=True):
     kind: str
     """Kind of the event, as above."""
     first_step: int | None
-    """First step of the range that they span."""
+    """First step of the range from the first of these interruptions to the last."""
     last_step: int | None
-    """Last step of the range that they span."""
+    """Last step of that range."""
     times: int
     """Number of interruptions."""
     time_ms: float
@@ -170,7 +170,7 @@ class Interruptions(Evidence, kw_only=True):
     marked: int
     """Number of these slow steps that share a compared feature of ``slow-steps``; 0: none is shared."""
     marked_of_all_frac: float | None
-    """Share of all steps that have it."""
+    """Share of all steps that have this feature."""
     short_ms: float | None
     """Time in which the engine was starved of processor time, if ``starved``."""
     role: str | None = None
@@ -189,7 +189,7 @@ class Interruptions(Evidence, kw_only=True):
 
     @property
     def repeated(self) -> int:
-        """Number of interruptions if there are several, else 0."""
+        """Number of interruptions if there are several; otherwise 0."""
         return self.times if self.times > 1 else 0
 
     @property
@@ -215,12 +215,12 @@ class Interruptions(Evidence, kw_only=True):
 
     @property
     def stretch(self) -> Steps:
-        """Range from the first of these steps to the last."""
+        """Range of steps from the first of these steps to the last."""
         return Steps(self.first_step or 0, self.last_step or 0)
 
     @property
     def period(self) -> Message:
-        """Number of steps, or time, after which it recurs."""
+        """Number of steps, or time, after which the interruption recurs."""
         if self.period_steps is not None:
             return say("{steps:n step}", steps=round(self.period_steps))
         return say("{time:ms}", time=self.period_ms or 0)
@@ -236,7 +236,7 @@ class CacheResets(Evidence, kw_only=True):
     most_request: str
     """Request that was preempted most often."""
     most_times: int
-    """Number of its preemptions."""
+    """Number of this request's preemptions."""
     lost_tokens: int
     """Computed tokens that the requests lost."""
     prefix_keys: int | None
@@ -246,7 +246,7 @@ class CacheResets(Evidence, kw_only=True):
 
     @property
     def repeated(self) -> bool:
-        """True if some request was preempted by several resets."""
+        """Whether several resets preempted the same request."""
         return self.most_times > 1
 
 
@@ -263,7 +263,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
-    """Return whether ``slow-steps`` reports most of these steps, because they have something in common."""
+    """Return whether ``slow-steps`` reports most of these steps, because they share a feature."""
     if kind not in (events.PERIODIC, events.SCATTERED, events.EPISODE, events.NO_CALL):
         return False
     from schedtrace.diagnose.excess import explained_steps  # noqa: PLC0415  # it loads SciPy
@@ -349,7 +349,7 @@ def _shared_mark(timeline: Timeline, kind: str, rows: pl.DataFrame) -> "SharedMa
 
 
 def _remedies(timeline: Timeline, evidence: Interruptions, mark: "SharedMark | None") -> list[Advice]:
-    """Return the advice for what slow steps have in common; empty if nothing is known."""
+    """Return the advice for the feature that slow steps share; empty if there is none."""
     part = STEP_PARTS.get(evidence.part, evidence.part)
     return remedies(timeline, part, [mark.term]) if mark else []
 
@@ -404,14 +404,14 @@ def _cache_resets(timeline: Timeline) -> Findings:
 
 
 def spans_of_kind(timeline: Timeline, kind: str) -> pl.DataFrame:
-    """Return the spans of time of a kind of interruption: for resets of the cache, waits charged to them."""
+    """Return the spans of one kind of interruption; for cache resets, the waits charged to them."""
     if kind == CACHE_RESET:
         return timeline.charges.filter(pl.col("charge") == CACHE_RESET)
     return timeline.events.filter(pl.col("kind") == kind)
 
 
 def _aborted(timeline: Timeline, rows: pl.DataFrame) -> int:
-    """Return the number of requests whose clients gave up during these interruptions, which is an effect."""
+    """Return the number of requests whose clients gave up during, and thus because of, interruptions."""
     given_up = timeline.finishes.filter((pl.col("status") == "ABORTED") & ~pl.col("in_schedule")).select(
         begin_us=pl.coalesce("abort_us", "finished_us")
     )

@@ -23,10 +23,10 @@ PREEMPTIONS = (
     "({recomputed_frac:%} of all computed tokens)."
 )
 STATED_FRAC = 0.01
-"""Least share of the requests' time that went to computing again from which the verdict states it."""
+"""Minimum share of the requests' time spent on recomputation for the verdict to state it."""
 WATERMARKS = (0.05, 0.1, 0.2)
 STATE = "Mamba"
-"""Groups whose blocks hold a state of fixed size instead of tokens."""
+"""Kinds of groups whose blocks hold a state of fixed size instead of tokens."""
 
 
 class KvSpace(Waited, kw_only=True):
@@ -39,49 +39,49 @@ class KvSpace(Waited, kw_only=True):
     preemptions: int
     """Number of preemptions."""
     recomputed_tokens: int
-    """Tokens that were computed again."""
+    """Number of tokens that were computed again."""
     recomputed_frac: float
-    """Share of all computed tokens."""
+    """Recomputed tokens as a share of all computed tokens."""
     mean_budget_left_frac: float | None
     """Mean share of the token budget that was left in these steps."""
     held_step: int | None
-    """A step whose waiting loop was refused blocks: that of the refusal that lasted longest where the
-    trace lists the holders, else one with as many blocks held as their median (of all steps if none was
-    refused). ``running`` and all blocks are of this step, so that they add up."""
+    """Step in which the waiting loop was refused blocks: that of the longest refusal for which the trace
+    lists the holders, or else a step with as many held blocks as the median of these steps (of all steps if
+    none was refused). ``running`` and all blocks are of this step, so that they add up."""
     running: int | None
-    """Number of running requests."""
+    """Number of running requests in that step."""
     blocks_held: int | None
-    """KV blocks that all requests held, without vLLM's null block."""
+    """Number of KV blocks that all requests held, without vLLM's null block."""
     blocks_free: int | None
-    """KV blocks that were free."""
+    """Number of free KV blocks."""
     blocks_needed: int | None
-    """KV blocks that the refused request needed."""
+    """Number of KV blocks that the refused request needed."""
     blocks_total: int | None
-    """KV blocks of the cache."""
+    """Number of KV blocks in the cache."""
     blocks_for_all: int | None
-    """About how many KV blocks hold all requests at once: ``ceil((prompt + output tokens) / block_size)`` of
-    a finished request on average, times the most requests that were in the scheduler at once (at most the
-    seats), or the largest need of as many requests that vLLM admitted in a row, plus one, vLLM's null block.
-    With several cache groups, what a running request held on average
-    counts instead. None: the cache has as many."""
+    """Approximate number of KV blocks that hold all requests at once: ``ceil((prompt + output tokens) /
+    block_size)`` of a finished request on average, times the most requests that were in the scheduler at once
+    (at most the seats), or the largest need of as many requests that vLLM admitted in a row, plus one, vLLM's
+    null block. With several cache groups, what a running request held on average counts instead. None: the
+    cache has as many."""
     largest_holder: str | None
     """Request that held the most blocks at that refusal, if the trace lists the holders."""
     largest_holder_blocks: int | None
-    """Number of KV blocks that it held."""
+    """Number of KV blocks that this request held."""
     set_aside: float
-    """Number of requests that a scheduler other than vLLM's had taken out of the running ones, their blocks
-    kept, at that refusal."""
+    """Number of requests that a scheduler other than vLLM's had removed from the running list without freeing
+    their blocks, at that refusal."""
     groups: list[GroupUse]
     """KV cache groups; empty if there is only one group, or if groups are not recorded."""
 
     @property
     def usable(self) -> int | None:
-        """Blocks that requests can hold."""
+        """Number of blocks that requests can hold."""
         return self.blocks_total - 1 if self.blocks_total else None
 
     @property
     def scarce(self) -> bool:
-        """Whether the next request needs more blocks than are free; otherwise vLLM's reserve keeps it out."""
+        """Whether the next request needs more blocks than are free; if not, vLLM's reserve keeps it out."""
         return (self.blocks_needed or 0) > (self.blocks_free or 0)
 
 
@@ -145,7 +145,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
 
 
 def _named_groups(evidence: KvSpace) -> Message:
-    """Return the names of the groups whose blocks do not follow from a request's tokens."""
+    """Return the names of the groups whose number of blocks does not depend only on a request's tokens."""
     states = [group for group in evidence.groups if group.kind == STATE]
     if not states:
         return NOTHING
@@ -183,7 +183,7 @@ def _holder(evidence: KvSpace) -> Message:
 
 
 def largest_holder(held: Need | KvSpace) -> Message:
-    """Return `` (t1-3 alone 9)``, or nothing if no request holds far more than the others."""
+    """Return `` (t1-3 alone 9)``; nothing if no request holds far more than the others."""
     if not held.largest_holder or not held.blocks_held or not held.running:
         return NOTHING
     blocks, several = held.largest_holder_blocks or 0, held.running > 1
@@ -231,7 +231,7 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
 
 
 def _watermark(timeline: Timeline) -> float | None:
-    """Return the smallest reserve of at least a block; None if one is set, or vLLM has no such setting."""
+    """Return the smallest reserve of at least a block; None if a reserve is set, or vLLM cannot set one."""
     config, total = timeline.header.scheduler_config, timeline.header.kv_blocks_total or 0
     if "watermark" not in config or config["watermark"]:
         return None  # what more of it would do is not known

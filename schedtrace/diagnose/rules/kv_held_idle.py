@@ -29,7 +29,7 @@ ADVICE = {
     "aborted": "look at the KV connector and its other side: the KV loads of requests that were aborted "
     "meanwhile never end, and vLLM frees their blocks only then. A restart frees them, too",
 }
-"""Advice by kind, if all holders are of that kind."""
+"""Advice by kind of holder, given if all holders are of the same kind."""
 
 
 class ParkedLoads(Waited, kw_only=True):
@@ -40,9 +40,10 @@ class ParkedLoads(Waited, kw_only=True):
     running: float | None
     """Mean number of running requests in these steps."""
     parked_blocks: int | None
-    """Most KV blocks that parked requests held at once; None: the trace does not record loads."""
+    """Maximum number of KV blocks that parked requests held at once; None: the trace does not record loads.
+    """
     blocks_total: int | None
-    """KV blocks of the cache."""
+    """Number of KV blocks in the cache."""
     oldest_ms: float | None
     """Longest time from a load's beginning to its arrival, or to the trace's end; None: the trace does not
     record loads.
@@ -50,30 +51,31 @@ class ParkedLoads(Waited, kw_only=True):
 
 
 class IdleHolders(Waited, kw_only=True):
-    """Requests that kept blocks without getting tokens, in the longest run of such steps."""
+    """Requests that kept blocks without getting tokens, in the longest series of such steps."""
 
     first_step: int
-    """First step of the longest run."""
+    """First step of the longest series."""
     last_step: int
-    """Last step of that run."""
+    """Last step of that series."""
     time_ms: float
-    """Length of that run."""
+    """Length of that series in time."""
     kind: str
-    """``session``, ``finished``, ``aborted`` (during a KV load that has not ended), or ``request`` where the
-    holders differ or are something else.
-    """
+    """``session``, ``finished``, ``aborted`` (during a KV load that has not ended), or ``request`` if the
+    holders are of several kinds or another kind."""
     holders: int
-    """Number of idle holders in that run."""
+    """Number of idle holders in that series."""
     largest: str
     """Holder that keeps the most blocks."""
     largest_blocks: int
-    """KV blocks that it keeps."""
+    """Number of KV blocks that this holder keeps."""
     idle_blocks: int
-    """KV blocks that all these holders keep."""
+    """Number of KV blocks that all these holders keep."""
     median_hold_ms: float | None
-    """Median time for which finished requests kept their blocks; None: no holder is one, or not recorded."""
+    """Median time for which finished requests kept their blocks; None if no holder is a finished request, or
+    this is not recorded."""
     longest_hold_ms: float | None
-    """Longest such time, until the end of the trace if it had not ended."""
+    """Longest time for which a finished request kept its blocks, up to the end of the trace if it still did.
+    """
     deadlock: bool
     """Whether no request ran and each of the holders itself waited for blocks."""
 
@@ -85,7 +87,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _parked_loads(timeline: Timeline) -> Finding | None:
-    """Return the finding about requests that wait for KV from elsewhere; None if they hold up no request."""
+    """Return the finding about requests that wait for KV from elsewhere; None if these hold up no others."""
     waits = charged(timeline, PARKED_LOADS)
     if waits is None:
         return None
@@ -131,7 +133,7 @@ def _parked_loads(timeline: Timeline) -> Finding | None:
 def _parked(timeline: Timeline) -> tuple[int | None, float | None]:
     """Return the most blocks that parked requests held at once, and the longest duration of a load in ms.
 
-    None: the trace does not record loads.
+    None if the trace does not record loads.
     """
     if "kv_loads" not in timeline.lists:
         return None, None
@@ -150,7 +152,7 @@ def _parked(timeline: Timeline) -> tuple[int | None, float | None]:
 
 
 def _idle_holders(timeline: Timeline) -> Finding | None:
-    """Return the finding about requests that kept blocks without tokens; None if they hold up no request."""
+    """Return the finding about requests that kept blocks without tokens; None if these hold up no others."""
     waits = charged(timeline, IDLE_HOLDERS)
     if waits is None:
         return None
@@ -199,7 +201,7 @@ def _holds_ms(timeline: Timeline) -> tuple[float | None, float | None]:
 
 
 def _longest(timeline: Timeline) -> dict[str, Any]:
-    """Return the evidence's fields about the longest run of steps."""
+    """Return the evidence about the longest series of steps in which idle requests held blocks."""
     starts = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us")
     begins = starts.rename({"step": "first_step", "start_us": "begin_us"})
     over = starts.select(last_step=pl.col("step") - 1, over_us="start_us")

@@ -13,13 +13,14 @@ from schedtrace.timeline.step_time import FEWEST_STEPS, MOST_STEPS, median
 from schedtrace.timeline.timeline import Timeline, context_tokens
 
 LONG_TIMES = 8
-"""Least ratio of a long prompt to the median prompt."""
+"""Minimum ratio of a long prompt to the median prompt."""
 LEAST_FRAC = 0.05
-"""Least share of the requests' time that these contexts cost the other requests."""
+"""Minimum share of the requests' time that these contexts cost the other requests."""
 LONGER_FRAC = 0.25
-"""Least time that these contexts add to a step, as a share of the rest of it (medians)."""
+"""Minimum time that these contexts add to a step, as a share of the rest of the step (medians)."""
 EXPLAINED_FRAC, RESOLVED_FRAC = 0.3, 0.01
-"""Least part that contexts explain: as a share of the errors of a model without them, and of the time."""
+"""Minimum part that contexts must explain: as a share of the errors of a model without contexts, and of the
+time."""
 ELSEWHERE = (
     "An engine of its own for requests with contexts of this length, or shorter contexts: no setting of the "
     "scheduler makes these steps shorter."
@@ -32,7 +33,7 @@ class LongContext(Evidence, kw_only=True):
     request_id: str
     """Request with the longest prompt."""
     prompt_tokens: int
-    """Length of its prompt."""
+    """Length of that request's prompt."""
     median_prompt_tokens: float
     """Median length of all prompts."""
     requests: float
@@ -40,7 +41,7 @@ class LongContext(Evidence, kw_only=True):
     step_us: float
     """Median time of these steps."""
     own_us: float
-    """Median time that the long contexts add to them."""
+    """Median time that the long contexts add to these steps."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -104,7 +105,7 @@ def _long_requests(timeline: Timeline) -> pl.DataFrame:
 
 
 def _decodes(timeline: Timeline) -> pl.DataFrame:
-    """Return the steps that only decode; no steps in lock-step, because they wait for other ranks."""
+    """Return the steps that only decode; empty for ranks in lock-step, whose steps wait for other ranks."""
     steps = timeline.steps.filter(
         (pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0) & (pl.col("busy_us") > 0)
     ).drop_nulls("context_tokens")
@@ -112,7 +113,7 @@ def _decodes(timeline: Timeline) -> pl.DataFrame:
 
 
 def _per_token_us(steps: pl.DataFrame) -> float:
-    """Return the time that each token of context adds to a decode step; 0 if the steps do not show any."""
+    """Return the time that each token of context adds to a decode step; 0 if the steps show no such time."""
     used = steps.gather_every(-(-steps.height // MOST_STEPS))
     columns = [np.ones(used.height), *used[["decode_tokens", "context_tokens"]].to_numpy().astype(float).T]
     times_us = used["busy_us"].to_numpy().astype(float)

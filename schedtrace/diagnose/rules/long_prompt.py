@@ -19,7 +19,7 @@ class LongPrompt(Evidence, kw_only=True):
     request_id: str
     """Request whose prompt took the most tokens in these steps."""
     prompt_tokens: int
-    """Length of its prompt."""
+    """Length of that request's prompt."""
     prompts: int
     """Number of requests whose prompts took most of a step's prefill tokens in this way, this request
     included.
@@ -37,7 +37,7 @@ class LongPrompt(Evidence, kw_only=True):
 
     @property
     def like_it(self) -> int:
-        """Number of prompts of this kind if there are several, else 0."""
+        """Number of prompts of this kind if there are several; otherwise 0."""
         return self.prompts if self.prompts > 1 else 0
 
 

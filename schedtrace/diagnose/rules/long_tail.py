@@ -1,6 +1,6 @@
 """``long-tail``: a few requests with far longer outputs run alone at the end of a trial, or take its time.
 
-The latter counts only where the others stop by themselves and nothing limits the engine.
+Requests that only take time count only if the others stop by themselves and nothing limits the engine.
 """
 
 from dataclasses import dataclass
@@ -16,44 +16,45 @@ from schedtrace.timeline.spans import total_us
 from schedtrace.timeline.timeline import Timeline
 
 FAR = 3.0
-"""Least factor by which a tail's outputs exceed those of nine tenths of the requests; less is usual."""
+"""Minimum factor by which a tail's outputs exceed those of nine tenths of the requests; less is usual."""
 QUANTILE = 0.9
 FEWEST = 20
-"""Fewest requests of a trial; with fewer, a single request is more than a tenth."""
+"""Minimum number of requests of a trial; with fewer, a single request is more than a tenth."""
 FOUND_FROM_FRAC = 0.05
-"""Least share of the run from which the finding is reported."""
+"""Minimum share of the run for the finding to be reported."""
 FEW_FRAC, MOST_FRAC = 0.25, 0.5
-"""Largest share of the requests that count as a few, and least share of the requests' time that they take."""
+"""Maximum share of the requests that count as a few, and minimum share of the requests' time that these take.
+"""
 
 
 class Tail(Evidence, kw_only=True):
-    """The tails of all trials."""
+    """Tails of all trials."""
 
     requests: list[str]
     """Requests of the longest tail, the longest output first."""
     output_tokens: int
-    """Output tokens of the first of these requests."""
+    """Number of output tokens of the first of these requests."""
     usual_tokens: float
-    """90th percentile of the outputs."""
+    """90th percentile of the numbers of output tokens."""
     tail_ms: float
     """Time of the tails, as above."""
 
 
 class Unbounded(Evidence, kw_only=True):
-    """Requests that ran to their ``max_tokens``, far beyond the outputs of those that stopped."""
+    """Requests that ran to their ``max_tokens``, far beyond the outputs of requests that stopped."""
 
     capped: int
     """Number of these requests."""
     stopped: int
     """Number of requests that stopped by themselves."""
     output_tokens: int
-    """Output tokens of the longest of these requests."""
+    """Number of output tokens of the longest of these requests."""
     usual_tokens: float
     """90th percentile of the outputs of requests that stopped."""
     time_frac: float
     """Share of the time of all requests that these requests took."""
     again: int
-    """Number of these requests whose prompt a later request repeats, by the hashes of prompts."""
+    """Number of these requests whose prompt a later request repeats, according to the prompts' hashes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class _OneTail:
     output_tokens: int
     usual_tokens: float
     began_first: bool
-    """Whether the longest request began almost with the run, so that sending it first would not help."""
+    """Whether the longest request began almost with the run, so that sending it first would gain nothing."""
 
     @property
     def length_us(self) -> int:
@@ -79,7 +80,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _unbounded(timeline: Timeline) -> Findings:
-    """Report requests that ran to ``max_tokens`` and took most of the time, where others stop far earlier."""
+    """Report requests that ran to ``max_tokens`` and took most of the time while others stop far earlier."""
     ends = timeline.finishes.drop_nulls("output_tokens")
     stopped = ends.filter(pl.col("status") == "STOPPED")
     if stopped.height < FEWEST:
@@ -185,7 +186,7 @@ def _tails(timeline: Timeline) -> Findings:
 
 
 def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
-    """Return the tail of one trial, if there is one, and the length of the trial."""
+    """Return the tail of a trial (None without one), and the length of the trial."""
     steps = timeline.trial_rows(timeline.steps, trial)
     ends = timeline.trial_rows(timeline.finishes, trial).drop_nulls("output_tokens")
     ends = ends.filter(pl.col("status").is_in(["STOPPED", "LENGTH_CAPPED"]))

@@ -32,11 +32,11 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_TIMES = 1.1
-"""Least factor on the seats that is advised; a smaller rise is not worth a restart."""
+"""Minimum factor on the seats that is advised; a smaller rise is not worth a restart."""
 CAPPED_TIMES = 2.0
-"""Least ratio of the steps with capped chunks to full steps for the same tokens at which the cap is named."""
+"""Minimum ratio of the steps with capped chunks to full steps for the same tokens for the cap to be named."""
 FULLEST_FRAC = 0.1
-"""Share of the steps that may be fuller than the steps for which seats are advised."""
+"""Maximum share of the steps that may be fuller than the steps for which seats are advised."""
 
 
 class Seats(Waited, kw_only=True):
@@ -59,8 +59,8 @@ class Seats(Waited, kw_only=True):
     mean_budget_left_frac: float | None
     """Mean share of the token budget that was left."""
     seats_that_fit: int | None
-    """``seats / (1 - share of free KV blocks)``, which nine tenths of these steps had: as many requests as
-    the KV cache has room for."""
+    """Number of requests for which the KV cache has room: ``seats / (1 - share of free KV blocks)``, with the
+    share that nine tenths of these steps had."""
     capped_steps: int | None
     """Number of steps in which ``long_prefill_token_threshold`` made chunks smaller and left budget, if most
     of the requests with seats prefilled and full steps would have needed at most half as many; else None."""
@@ -198,7 +198,7 @@ def _more_seats(timeline: Timeline, evidence: Seats) -> list[Advice]:
 
 
 def _other_limit_first(timeline: Timeline, *, fit: int, most: int, wanted: int) -> list[Advice]:
-    """Return the limit to raise together with the seats if more seats alone have no effect; else nothing."""
+    """Return the limit to raise together with the seats, if more seats alone have no effect."""
     option, costs = seats_setting(timeline), seats_cost(timeline)
     if fit < LEAST_TIMES * timeline.seats:
         total, value = timeline.header.kv_blocks_total, min(wanted, most)

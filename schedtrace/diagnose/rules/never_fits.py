@@ -20,28 +20,28 @@ from schedtrace.timeline.timeline import Timeline
 
 
 class NeverFitting(Evidence, kw_only=True):
-    """Requests that can never run, for one cause, and the first of them."""
+    """Requests that can never run, for one cause, with figures of the first one."""
 
     requests: int
     """Number of requests that can never run for this cause."""
     delayed_requests: int
     """Number of other requests that waited between the first and the last refusal."""
     blocks_usable: int | None
-    """KV blocks that requests can hold; None: unknown."""
+    """Number of KV blocks that requests can hold; None if unknown."""
     longest_sequence_tokens: int | None
-    """Longest prompt that fits, output included; None: unknown, or KV blocks are not the cause."""
+    """Longest sequence that fits, including output; None if unknown, or KV blocks are not the cause."""
     request_id: str
     """First of these requests."""
     refusals: int
-    """Number of its refusals."""
+    """Number of refusals of this request."""
     self_preemptions: int
-    """Number of its preemptions to free blocks for itself."""
+    """Number of this request's preemptions to free blocks for itself."""
     tokens: int
-    """Length of its prompt, or the tokens with which it outgrew the pool."""
+    """Length of this request's prompt, or number of tokens at which it outgrew the pool."""
     blocks_needed: list[int]
-    """KV blocks that it needs, by cache group; empty: unknown."""
+    """KV blocks that this request needs, by cache group; empty if unknown."""
     waited_ms: float
-    """Time from its first refusal to its last."""
+    """Time from this request's first refusal to its last."""
     waiting_behind: int
     """Number of requests in the queue after the last refusal."""
 
@@ -102,7 +102,7 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
 
 
 def _lost(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return these requests' time in the engine, and the time that other requests waited behind them."""
+    """Return these requests' time in the engine, and other requests' waits behind them."""
     first, last = rows["first_step"].min(), rows["last_step"].max()
     steps = timeline.steps
     begins = min(steps.filter(pl.col("step") >= first)["start_us"].to_list())
@@ -192,7 +192,7 @@ def _advice(timeline: Timeline, cause: str, rows: pl.DataFrame) -> list[Advice]:
 
 
 def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> Advice:
-    """Advise as many blocks as the largest request may need, plus the null block."""
+    """Return the advice to have as many blocks as the largest request may need, plus the null block."""
     length = timeline.header.max_model_len
     ends = [tokens + (most or 0) for tokens, most in rows[["prompt_tokens", "max_tokens"]].iter_rows()]
     largest = max(ends) if length is None else min(length, max(ends))
@@ -215,7 +215,7 @@ def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> Advice:
 
 
 def _shorter(timeline: Timeline, rows: pl.DataFrame) -> Advice:
-    """Return a maximum length with which vLLM refuses such a request at once."""
+    """Return the advice to set a maximum length, with which vLLM refuses such a request at once."""
     longest, length = longest_sequence(timeline.header), timeline.header.max_model_len
     if not longest or length is None or longest >= length:
         return advise("Abort {request:id}: the queue behind it then moves.", request=rows["request_id"][0])
@@ -229,7 +229,7 @@ def _shorter(timeline: Timeline, rows: pl.DataFrame) -> Advice:
 
 
 def _mamba_block(timeline: Timeline) -> int:
-    """Tokens in a block of the aligned groups; 0 if there is none."""
+    """Return the tokens per block of the aligned groups; 0 if there is none."""
     groups = timeline.header.cache_groups
     return max((group.block_size for group in groups if group.kind == "Mamba"), default=0)
 

@@ -26,50 +26,53 @@ from schedtrace.timeline.timeline import Timeline
 CIRCLES = "A request computes its tokens again and again"
 MOST_HOLDERS = 3
 LEADS_FRAC = 0.5
-"""Share of all computed tokens from which repeated work leads the report, even if all requests finished."""
+"""Minimum share of all computed tokens for repeated work to lead the report, even if all requests finished.
+"""
 
 
 class Restarts(Evidence, kw_only=True):
-    """Requests that computed the same tokens again, and the one that recomputed the most."""
+    """Requests that computed the same tokens again, with figures of the one that recomputed the most."""
 
     requests: int
     """Number of requests."""
     unfinished: int
-    """Number of these that did not finish."""
+    """Number of these requests that did not finish."""
     hopeless: int
-    """Number of these that cannot make progress, as no other request did either until the trace ended."""
+    """Number of these requests that cannot make progress, because no other request made any until the trace
+    ended."""
     request_id: str
     """Request that recomputed the most tokens."""
     restarts: int
-    """Number of its restarts."""
+    """Number of this request's restarts."""
     fruitless: int
-    """Number of restarts after which it got no further than before."""
+    """Number of restarts after which this request got no further than before."""
     high_tokens: int
-    """Largest number of its tokens that were computed at one time."""
+    """Largest number of this request's tokens that were computed at one time."""
     recomputed_tokens: int
-    """Tokens that it computed again."""
+    """Number of tokens that this request computed again."""
     preemptions: int
-    """Number of its preemptions."""
+    """Number of this request's preemptions."""
     holders: list[str]
-    """Requests for which vLLM preempted it; where it was preempted for itself, those that had tokens in most
-    steps meanwhile."""
+    """Requests for which vLLM preempted this one or, if it was preempted for itself, those that got tokens in
+    most of the steps in between."""
 
 
 class Parked(Evidence, kw_only=True):
-    """Requests that were ready and stayed parked, and the one that stayed longest."""
+    """Requests that were ready and stayed parked, with figures of the one that stayed longest."""
 
     requests: int
     """Number of requests."""
     unfinished: int
-    """Number of these that were not scheduled again."""
+    """Number of these requests that were not scheduled again."""
     hopeless: int
-    """Number of these that cannot make progress, as no other request did either until the trace ended."""
+    """Number of these requests that cannot make progress, because no other request made any until the trace
+    ended."""
     request_id: str
     """Request that stayed parked longest."""
     ready_us: int
-    """Time when it was ready, on the trace's clock."""
+    """Time at which this request was ready, on the trace's clock."""
     parked_ms: float
-    """Time parked after it was ready."""
+    """Time for which this request stayed parked after it was ready."""
 
 
 def _find(timeline: Timeline) -> list[Finding]:
@@ -84,7 +87,7 @@ def _find(timeline: Timeline) -> list[Finding]:
 
 
 def _not_by_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests without finished ones that only cache resets preempted (``interruption``)."""
+    """Return the requests, without finished ones that only cache resets preempted (``interruption``)."""
     if rows.is_empty():
         return rows
     each = timeline.preemptions.group_by("request_id").agg(by_reset=~pl.col("in_schedule").any())
@@ -148,7 +151,7 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
 
 
 def _holders(timeline: Timeline, worst: dict[str, Any], lost: pl.DataFrame) -> list[str]:
-    """Return the requests for which it was preempted, the most frequent first; else those in most steps."""
+    """Return the requests for which the worst one was preempted, or else those in most steps."""
     preemptors = lost.filter(pl.col("for_request_id") != worst["request_id"])
     if preemptors.height:
         counts = preemptors.group_by("for_request_id", maintain_order=True).len()
@@ -181,7 +184,7 @@ def _held_by(evidence: Restarts, lost: pl.DataFrame, resets: pl.DataFrame) -> Me
 
 
 def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
-    """Return advice; none if no preemption took its tokens, such as after a failed KV load."""
+    """Return advice; empty if no preemption took the tokens, such as after a failed KV load."""
     if lost.is_empty():
         return []
     advices = []

@@ -31,15 +31,16 @@ from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline, made_once
 
 SLOW_LOAD = 2.0
-"""Least factor by which a KV load takes longer than computing its tokens to be called slow."""
+"""Minimum factor by which a KV load takes longer than computing its tokens to be called slow."""
 MOSTLY = 0.9
-"""Least share of the waits for a connector's answer that loads for other requests must fill to be named."""
+"""Minimum share of the waits for a connector's answer during which it loads KV for other requests, to be
+named."""
 FEWEST_UNANSWERED = 3
-"""Fewest requests without an answer that show that the connector does not answer."""
+"""Minimum number of requests without an answer that shows that the connector does not answer."""
 HAVE_A_RULE = frozenset(
     charge for rule in (KV_BOUND, MAX_NUM_SEQS_BOUND, TOKEN_BUDGET_BOUND) for charge in rule.charges
 )
-"""Causes about which another rule reports."""
+"""Causes that have rules of their own."""
 
 
 def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noqa: PLR0911  # one per cause
@@ -64,7 +65,7 @@ def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noq
 
 
 def _adapters(timeline: Timeline, waits: Charged) -> Message:
-    """Return the adapters of the requests that ran in these steps, and the adapters that were waited for."""
+    """Return the adapters of requests that ran in these steps, and those that requests waited for."""
     adapters = timeline.known_requests[["request_id", "lora"]].drop_nulls()
     wanted = totals(waits.rows.join(adapters, on="request_id"), "time_us", by="lora")
     ran = timeline.request_states.filter(pl.col("tokens") > 0).join(adapters, on="request_id")
@@ -108,7 +109,7 @@ def _grammars(timeline: Timeline) -> Message:
 
 
 def _budget(waits: Charged) -> Message:
-    """Return the part of the steps' budget that running requests left."""
+    """Describe the part of the steps' budget that running requests left."""
     left, decodes = mean(waits.steps, pl.col("remaining_budget")), mean(waits.steps, pl.col("decode_tokens"))
     budget = mean(waits.steps, pl.col("token_budget"))
     if left is None or decodes is None or not budget:
@@ -124,7 +125,7 @@ def _budget(waits: Charged) -> Message:
 
 
 def _padded_decodes(timeline: Timeline) -> Message:
-    """Return how many seats a step's budget lets decode, or nothing if it lets all of them."""
+    """Describe how many seats a step's budget lets decode; return nothing if it lets all of them decode."""
     decodes: Decodes = decodes_of_all(timeline)
     budget = timeline.token_budget
     if decodes.total_tokens <= budget:
@@ -158,7 +159,7 @@ class LoadTimes(NamedTuple):
     loads: int
     """Number of loads that began."""
     pending: int
-    """Number of these that never arrived."""
+    """Number of these loads that never arrived."""
     median_us: float
     """Median time of a load."""
     tokens: int
@@ -175,7 +176,7 @@ class LoadTimes(NamedTuple):
 def _load_spans(timeline: Timeline) -> pl.DataFrame | None:
     """Return ``request_id``, ``begin_us``, ``end_us`` and ``over_us`` (null: never) of each KV load.
 
-    None: there are none.
+    None if there are no loads.
     """
     if "kv_loads" not in timeline.lists:
         return None
@@ -225,7 +226,7 @@ def _loads(timeline: Timeline) -> Message:
 def _waits_for_loads(timeline: Timeline) -> float | None:
     """Return the share of the waits for the connector's answer in which it loaded KV for another request.
 
-    None: no load is recorded.
+    None if no load is recorded.
     """
     if (loads := _load_spans(timeline)) is None:
         return None
@@ -239,9 +240,9 @@ class Unanswered(NamedTuple):
 
     never: int
     left: int
-    """Number of these that left before the record ended."""
+    """Number of these requests that left before the record ended."""
     longest_us: int
-    """Longest time for which one of them waited for the answer."""
+    """Longest time for which one of these requests waited for the answer."""
 
 
 @made_once
@@ -259,7 +260,7 @@ def _unanswered(timeline: Timeline) -> Unanswered | None:
 
 
 def _undecided(timeline: Timeline) -> Message:
-    """Return whether the connector never answered, or loaded KV for other requests meanwhile."""
+    """Describe whether the connector never answered, or was loading KV for other requests."""
     if (unanswered := _unanswered(timeline)) is not None:
         return say(
             "The connector never answered for {never:n request}: {left:n} left, and the others still waited "
@@ -276,7 +277,7 @@ class LimitWait(Waited, kw_only=True):
     """Waits for one limit."""
 
     refused_steps: int
-    """Number of steps with an exit that refused or passed over a request for it."""
+    """Number of steps with an exit that refused or skipped a request for this limit."""
     steps: int
     """Number of all steps."""
 
@@ -326,7 +327,7 @@ def _cause_findings(timeline: Timeline, cause: str) -> Findings:
 def _batches_take_turns(timeline: Timeline, cause: str, detail: str | None) -> bool:
     """Return whether requests without a next token waited for their output, although no pipeline needs it.
 
-    vLLM's ``AsyncScheduler`` schedules a request whose output is in flight; a class that does not, where
+    vLLM's ``AsyncScheduler`` schedules a request whose output is in flight. A class that does not, although
     vLLM keeps several batches in flight, splits the requests into batches that compute in turn.
     """
     header = timeline.header
@@ -335,7 +336,7 @@ def _batches_take_turns(timeline: Timeline, cause: str, detail: str | None) -> b
 
 
 def _turns(timeline: Timeline) -> Message:
-    """Return why the batches take turns."""
+    """Describe why the batches take turns."""
     return say(
         "their outputs were in flight: unlike vLLM's AsyncScheduler, {scheduler:code} schedules no request "
         "then, so each gets a token in one of {depth:n step}",
@@ -372,9 +373,9 @@ def _guard(refusals: pl.DataFrame) -> Message:
 
 
 def _slow_tier(timeline: Timeline) -> LoadTimes | None:
-    """Return the times of loads that this engine could well do without; None if it could not.
+    """Return the times of loads that this engine could easily replace with computing; otherwise None.
 
-    An engine of which another computes the prompts has no choice.
+    An engine whose prompts another engine computes has no choice.
     """
     times = _load_times(timeline)
     return times if times is not None and times.is_slow and kv_tier(timeline) is not None else None
@@ -410,7 +411,7 @@ def _load_advice(timeline: Timeline, cause: str) -> Advice | None:
 
 
 def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:  # noqa: PLR0911  # one per cause
-    """Return advice, with a legal value if there is one; none if a client requested the wait."""
+    """Return advice, with a legal value if there is one; empty if a client requested the wait."""
     if cause in ASKED_FOR or cause == Cause.OTHER:
         return []
     match cause:
@@ -440,7 +441,7 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
 
 
 def _larger_budget(timeline: Timeline, cause: str, tokens: int) -> Advice:
-    """Return advice on a larger budget; without a value where prefix caching may lose by it.
+    """Return advice on a larger budget, without a value if prefix caching may become less effective.
 
     Mamba layers may cache a state only at the end of each chunk, so larger chunks leave fewer of them.
     """

@@ -27,10 +27,10 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 ALONE_FRAC = 0.5
-"""Share of the executions' time with a single batch in flight below which the pipeline overlaps."""
+"""Maximum share of the executions' time with a single batch in flight for the pipeline to count as
+overlapping."""
 UNEVEN_FRAC = 0.2
-"""Least unevenness, ``1 - mean / max``, of the batches in flight; that of 7, 13, 2 and 10 requests is
-0.38.
+"""Minimum unevenness, ``1 - mean / max``, of the batches in flight; that of 7, 13, 2 and 10 requests is 0.38.
 """
 
 
@@ -57,14 +57,14 @@ class OneAtATime(Evidence, kw_only=True):
     depth: int
     """Configured number of batches in flight."""
     mean_in_flight: float
-    """Mean number of batches in flight right after ``schedule()``, its own included: those whose execution
-    had not ended."""
+    """Mean number of batches in flight (those whose execution had not ended) right after ``schedule()``,
+    including its own."""
     steps: int
     """Number of batches whose execution is recorded."""
     alone_steps: int
-    """Number of batches that were alone in flight although requests ran that were not in them."""
+    """Number of batches that were alone in flight although other requests were running."""
     alone_ms: float
-    """Total time of their executions."""
+    """Total time of the executions of these batches."""
     executed_ms: float
     """Total time of all executions."""
     most_gain_frac: float
@@ -129,7 +129,7 @@ def _find(timeline: Timeline) -> Findings:
 def _one_at_a_time(
     timeline: Timeline, batches: pl.DataFrame, alone: pl.DataFrame, *, stages: int, depth: int
 ) -> Finding:
-    """Report batches that are scheduled only after the previous batch is executed; other stages idle."""
+    """Report batches that are scheduled only after the previous one has been executed."""
     alone_us, executed_us = int(alone["execute_us"].sum()), int(batches["execute_us"].sum())
     saved_us = alone_us * (1 - 1 / depth)
     felt_us = int(alone.select((pl.col("execute_us") * pl.col("num_running_after")).sum()).item())
@@ -170,7 +170,7 @@ def _one_at_a_time(
 
 
 def _share(timeline: Timeline, uneven: pl.DataFrame, left: float | None) -> float | None:
-    """Return the share of the requests' time that even batches would save, as requests wait for cycles."""
+    """Return the share of the requests' time that even batches, and thus shorter cycles, would save."""
     if left is None:
         return None
     felt_us = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())

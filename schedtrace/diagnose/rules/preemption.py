@@ -1,4 +1,7 @@
-"""``preemption``: running requests lost their KV blocks and had to compute tokens again."""
+"""``preemption``: running requests lost their KV blocks and had to compute tokens again.
+
+The trace has the recomputed tokens of each step; ``record/assemble.py`` counts them.
+"""
 
 from typing import Any
 
@@ -22,12 +25,12 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 CRITICAL_RECOMPUTE_FRAC = 0.10
-"""Share of recomputed tokens from which the finding is critical; it costs about as much throughput."""
+"""Minimum share of recomputed tokens for a critical finding; it costs about as much throughput."""
 OFTEN = 3
-"""Preemptions of one request that make a storm; the third shows that resuming does not help."""
+"""Number of preemptions of one request that make a storm; the third shows that resuming does not help."""
 FEWEST_PREEMPTIONS = 3
 MUCH_FRAC = 0.10
-"""Share of prefill done twice that makes a storm, with ``FEWEST_PREEMPTIONS`` or more."""
+"""Minimum share of prefill done twice that makes a storm, with ``FEWEST_PREEMPTIONS`` or more."""
 STORM_NEEDS = frozenset({Fact.REQUESTS, Fact.BLOCKS, Fact.TIMES})
 """Facts that a record must contain so that a storm can be judged."""
 STORM = (
@@ -50,29 +53,29 @@ class Storm(msgspec.Struct, kw_only=True):
     """Preemptions of the same requests again and again, or of much work."""
 
     cycles: int
-    """Number of preemptions within ``cycle_steps`` of an admission."""
+    """Number of preemptions within ``cycle_steps`` steps of an admission."""
     cycle_steps: int
-    """Number of steps that makes a cycle."""
+    """Maximum number of steps from an admission to a preemption that count as a cycle."""
     prefill_again_frac: float
     """Share of all prefill that was done twice."""
     first_step: int
     """First step that preempted a request."""
     first_running: int
-    """Number of running requests before it."""
+    """Number of running requests before that step."""
     first_used_frac: float | None
-    """Share of KV blocks in use before it: ``1 - kv_blocks_free_before / (kv_blocks_total - 1)`` (one block
-    is vLLM's null block); None: not known."""
+    """Share of KV blocks in use before that step: ``1 - kv_blocks_free_before / (kv_blocks_total - 1)`` (one
+    block is vLLM's null block); None: not known."""
 
 
 class Preemptions(Evidence, kw_only=True):
     """Preempted requests and their tokens."""
 
     victims: int
-    """Number of different preempted requests."""
+    """Number of different requests that were preempted."""
     lost_tokens: int
-    """Computed tokens that were lost."""
+    """Number of computed tokens that were lost."""
     recomputed_tokens: int
-    """Tokens that were computed again."""
+    """Number of tokens that were computed again."""
     storm: Storm | None
     """Figures of a storm; None: there is no storm, or the record lacks the facts that show it."""
 
@@ -126,7 +129,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _storm(timeline: Timeline, repeated: pl.DataFrame, recomputed: int) -> Storm | None:
-    """Return the figures of a preemption storm; None if there is none, or the trace cannot show one."""
+    """Return the figures of a preemption storm; None if there is none, or the trace cannot show it."""
     if not timeline.facts >= STORM_NEEDS:
         return None
     lost = resumptions(timeline)

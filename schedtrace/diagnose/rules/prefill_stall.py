@@ -13,11 +13,11 @@ from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.passes import PASS, PrefillStalls
 
 FOUND_FROM_FRAC = 0.01
-"""Least share of all passes' time from which the finding is reported."""
+"""Minimum share of all passes' time for the finding to be reported."""
 RESOLVED = 2.0
-"""Standard deviations by which the sum of the stalls must exceed 0."""
+"""Number of standard deviations by which the sum of the stalls must exceed 0."""
 SCHEDULER_CLASS = "schedtrace.balance.BalanceScheduler"
-"""Class of ``schedtrace.balance``, as ``--scheduler-cls`` takes it."""
+"""Class of ``schedtrace.balance``, in the form of ``--scheduler-cls``."""
 
 
 class RankStall(msgspec.Struct, kw_only=True):
@@ -26,7 +26,7 @@ class RankStall(msgspec.Struct, kw_only=True):
     rank: int
     """Data-parallel rank."""
     stalled_passes: int
-    """Number of common steps in which it only decoded while another rank prefilled."""
+    """Number of common steps in which this rank only decoded while another rank prefilled."""
     stalled_ms: float
     """Time by which these steps took longer than common steps without prefill."""
     stalled_others_ms: float
@@ -34,7 +34,7 @@ class RankStall(msgspec.Struct, kw_only=True):
 
 
 class PrefillStall(Evidence, kw_only=True):
-    """Number of passes in which ranks waited, and their time."""
+    """Passes in which ranks waited for another rank's prefill: their number and time."""
 
     passes: int
     """Number of common steps, in which a rank computed something."""
@@ -45,17 +45,16 @@ class PrefillStall(Evidence, kw_only=True):
     mean_prefilling: float
     """Mean number of ranks that prefilled in a common step with a prefill."""
     stalled_ms: float
-    """Time by which stalled common steps took longer than those without prefill."""
+    """Time by which these common steps took longer than common steps without prefill."""
     stalled_frac: float
     """Share of the time of all common steps."""
     ranks: list[RankStall]
     """Figures of each rank."""
     aligned_saved_ms: float | None
-    """Most time that the same chunks would save if all ranks prefilled at the same time; None: too little to
-    resolve, or a setting aligns them already.
-    """
+    """Most time that the same chunks would save if all ranks prefilled at the same time; None if that is too
+    little to resolve, or a setting already aligns prefills."""
     most_gain_frac: float | None
-    """Largest possible rise of throughput by it."""
+    """Largest possible rise of throughput from aligned prefills."""
 
 
 def _find(ranks: RecordedRanks) -> Findings:
@@ -143,7 +142,7 @@ def _ranks(ranks: RecordedRanks, stalls: PrefillStalls, blamed: pl.DataFrame) ->
 
 
 def _saved_if_aligned_us(ranks: RecordedRanks, stalls: PrefillStalls) -> float:
-    """Return the bound; 0 if it is small, no rank prefilled alone, or a setting aligns prefills already."""
+    """Return the most that aligned prefills save; 0 if that is little, or a setting already aligns them."""
     saved_us, noise_us = stalls.saved_us(), stalls.noise_us * stalls.passes.height**0.5
     is_alone = (stalls.passes["prefilling"] == 1).any()
     is_small = saved_us < max(FOUND_FROM_FRAC * ranks.passes_us, RESOLVED * noise_us)
@@ -151,7 +150,7 @@ def _saved_if_aligned_us(ranks: RecordedRanks, stalls: PrefillStalls) -> float:
 
 
 def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:
-    """Return the share of the requests' time that stalls cost; each request of a stalled rank waits."""
+    """Return the share of the requests' time that stalls cost, as each request of a stalled rank waits."""
     if not ranks.total_requests_us:
         return None
     felt = float(stalls.stalled.select((pl.col("excess_us") * pl.col("requests")).sum()).item())
@@ -159,7 +158,7 @@ def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:
 
 
 def _is_aligned(header: Header) -> bool:
-    """Return whether a scheduler that balances ranks, or ``prefill_schedule_interval``, aligns prefills."""
+    """Return whether a balancing scheduler, or ``prefill_schedule_interval``, aligns prefills."""
     names = (header.scheduler_class, str(header.scheduler_config.get("scheduler_cls")))
     balances = any("balance" in name.lower() for name in names)  # schedtrace's, or vllm-ascend's
     return balances or (prefill_interval(header) or 1) > 1

@@ -28,20 +28,21 @@ from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time,
 from schedtrace.timeline.timeline import Timeline, made_once
 
 FOUND_FROM_FRAC = 0.10
-"""Least share of the time that decoding requests spent in steps."""
+"""Minimum share of the time that decoding requests spent in steps."""
 
 CRITICAL_FROM_FRAC = 0.25
 
 WORTH_FRAC = 0.05
-"""Least share of the requests' time that a smaller budget saves, from which large chunks are a root cause."""
+"""Minimum share of the requests' time that a smaller budget saves for large chunks to be a root cause."""
 SIZES = ("size", "step_us", "larger_us")
 """Figures of a smaller budget that the verdict states."""
 
 PAUSE_TIMES, PAUSE_US = 10, 1_000_000
-"""Least ratio to the usual time, and least time of any ratio, at which users notice a step as a pause."""
+"""Minimum ratio to the usual time at which users notice a step as a pause, and time above which they notice
+it at any ratio."""
 MOST_FRAC = 0.5
 AGAIN_FRAC = 0.25
-"""Share of the prefill that the cache has lost from which the prefill is an effect of that."""
+"""Minimum share of the prefill that the cache has lost for the prefill to be an effect of the losses."""
 FAILED_LOADS = (
     'look at the KV connector and its other side: why loads fail. kv_load_failure_policy "fail" in '
     "--kv-transfer-config ends such requests instead of computing their prompts here."
@@ -59,14 +60,15 @@ ELSEWHERE = (
 SHARED_FRAC = 0.95
 """Least share of the steps with prefill that take at least half of a cost of any prefill."""
 WHOLE_LOG = 0.5
-"""Least doublings between small and large prefills that separate a fixed cost from the cost of a token."""
+"""Minimum number of doublings between small and large prefills that separates a fixed cost from the cost of a
+token."""
 
 
 class PrefillTime(NamedTuple):
     """Time that prefill adds to a step that also decodes."""
 
     fixed_us: float
-    """Time that any prefill adds, however few its tokens."""
+    """Time that any prefill adds, however few tokens it has."""
     per_token_us: float
     """Time that each prefill token adds."""
 
@@ -79,17 +81,18 @@ class StretchedDecodes(Evidence, kw_only=True):
     mean_stretch_us: float
     """Mean of ``stretch_us``."""
     fixed_us: float
-    """Part of it that does not depend on the number of prefill tokens; 0 if the steps do not show any."""
+    """Part of this stretch that does not depend on the number of prefill tokens; 0 if the steps show no such
+    part."""
     failed_loads: int
     """Number of requests with a failed KV load whose prompts were computed in these steps."""
     kv_loads: int
     """Number of all requests with a KV load."""
     failed_tokens: int
-    """Prompt tokens of the failed loads that these steps computed."""
+    """Number of prompt tokens of the failed loads that these steps computed."""
     median_prefill_tokens: float
     """Median number of prefill tokens of these steps."""
     max_busy_us: int
-    """Longest of these steps."""
+    """Longest time of these steps."""
     median_decode_step_us: float | None
     """Median time of steps that only decode; None if there are no such steps."""
 
@@ -190,7 +193,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _chunks_advice(timeline: Timeline, mixed: pl.DataFrame) -> Advice:
-    """Return the advice on the size of chunks; recorded chunks of one size do not show what others take."""
+    """Return the advice on the size of chunks, unless all recorded chunks have one size."""
     if _sizes_vary(mixed["prefill_tokens"].to_numpy()):
         return smaller_chunks(timeline, mixed)
     return advise(
@@ -202,13 +205,13 @@ def _chunks_advice(timeline: Timeline, mixed: pl.DataFrame) -> Advice:
 
 
 def _sizes_vary(tokens: np.ndarray) -> bool:
-    """Return whether small and large prefills can separate a fixed cost from the cost of a token."""
+    """Return whether prefills vary enough in size to separate a fixed cost from the cost of a token."""
     small, large = np.quantile(tokens, [0.1, 0.9])
     return bool(np.log2(large / small) >= WHOLE_LOG)
 
 
 def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
-    """Return whether most prefill is for requests that were sent with the decoding ones but arrived late."""
+    """Return whether most prefill is for requests sent together with the decoding ones but arriving late."""
     if not timeline.closed_workload:
         return False
     late = late_requests(timeline)[["request_id"]]
@@ -217,7 +220,7 @@ def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
 
 
 def _computed_again_frac(timeline: Timeline, mixed: pl.DataFrame) -> float:
-    """Return the share of the prefill that computes what earlier prompts had computed: the cache lost it.
+    """Return the share of the prefill that earlier prompts had computed and the cache has lost.
 
     The time of these tokens is an effect, and ``prefix-cache`` states it.
     """
@@ -273,7 +276,7 @@ def _decodes(steps: pl.DataFrame) -> pl.Series:
 
 
 def stretched_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return the steps with both kinds of work, with ``stretch_us``: the time that their prefill added."""
+    """Return the steps with both kinds of work, and ``stretch_us``, the time that prefill added to each."""
     fixed_us, per_token_us = prefill_time(timeline)
     added_us = fixed_us + pl.col("prefill_tokens") * per_token_us
     return _mixed(timeline).with_columns(stretch_us=pl.min_horizontal(added_us, "busy_us"))
@@ -287,10 +290,10 @@ def _mixed(timeline: Timeline) -> pl.DataFrame:
 
 @made_once
 def prefill_time(timeline: Timeline) -> PrefillTime:
-    """Return the time that prefill adds to steps that decode, beyond what their decodes take alone.
+    """Return the time that prefill adds to steps that decode, beyond the time of their decodes alone.
 
-    It has a fixed part only if steps with few and with many prefill tokens show one, and steps that only
-    decode show what decodes take.
+    This time has a fixed part only if steps with few and with many prefill tokens show one, and steps that
+    only decode show the time of decodes.
     """
     model = timeline.step_time
     plain = PrefillTime(0.0, 0.0 if model is None else model.per_prefill_token_us)

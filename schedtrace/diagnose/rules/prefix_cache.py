@@ -1,4 +1,4 @@
-"""``prefix-cache``: prompts or preempted requests found fewer tokens in the cache than had been computed."""
+"""``prefix-cache``: new or preempted requests found fewer cached tokens than had been computed before."""
 
 import polars as pl
 
@@ -23,18 +23,19 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_COMPARED = 3
-"""Fewest requests that found their shared beginning, and that missed it, whose latencies are compared."""
+"""Minimum number of requests that found their shared beginning, and of requests that missed it, for a
+comparison of latencies."""
 MOST_FRAC = 0.5
 MISSED_FRAC = 0.05
-"""Least share of all prompt tokens that makes a change worthwhile."""
+"""Minimum share of all prompt tokens that makes a change worthwhile."""
 FEWEST_REQUESTS = 10
-"""Fewest requests without a hit at which this is reported."""
+"""Minimum number of requests without a hit for this to be reported."""
 SMALL_BLOCK = 16
-"""vLLM's block size on GPUs; prompts that share fewer tokens do not count as beginning alike."""
+"""Block size of vLLM on GPUs; prompts that share fewer tokens do not count as beginning alike."""
 KEEPS_BLOCK = "speculative_config.disable_eagle_block_drop"
-"""Setting with which vLLM does not compute the last cached block of every prompt again."""
+"""Setting with which vLLM reuses the last cached block of every prompt instead of computing it again."""
 LEAST_FRAC = 0.01
-"""Least share of the requests' time that is stated."""
+"""Minimum share of the requests' time that is stated."""
 
 REASONS = {
     "skipped": "{requests:n request} did not look, since vLLM does not read the cache for prompt "
@@ -44,7 +45,7 @@ REASONS = {
     "not_cached": "{requests:n request} found their first block of {size:n token} gone or never cached",
     "unknown": "{requests:n request} found nothing for an unknown reason",
 }
-"""Reasons (``Admission.miss``) in words."""
+"""Phrase for each reason of a miss (``Admission.miss``)."""
 
 
 class PrefixCache(Evidence, kw_only=True):
@@ -53,29 +54,27 @@ class PrefixCache(Evidence, kw_only=True):
     requests: int
     """Number of requests admitted for the first time."""
     prompt_tokens: int
-    """Tokens of their prompts."""
+    """Number of tokens of their prompts."""
     cached_tokens: int
-    """Tokens of these that they found in the cache."""
+    """Number of these tokens that the requests found in the cache."""
     hit_frac: float | None
     """Share of the prompt tokens that were found in the cache."""
     shareable_tokens: int | None
-    """Tokens in beginnings shared with an earlier prompt; None: prefix hashes are not recorded."""
+    """Number of tokens in beginnings shared with an earlier prompt; None: prefix hashes are not recorded."""
     missed_tokens: int | None
-    """Shareable tokens that were computed again; None: prefix hashes are not recorded."""
+    """Number of shareable tokens that were computed again; None: prefix hashes are not recorded."""
     group_lost_tokens: int | None
-    """Missed tokens that one KV cache group still had and another had lost; None: there are none, or vLLM
-    does not report it (before 0.32).
-    """
+    """Number of missed tokens that one KV cache group still had and another had lost; None if there are none,
+    or vLLM does not report it (before 0.32)."""
     dropped_tokens: int | None
     """Missed tokens in the last block of a shared beginning, which vLLM computes again for a drafter that
     reads hidden states (EAGLE, MTP and similar); None: no such drafter, or not recorded.
     """
     shared_blocks: int | None
-    """KV blocks of all beginnings that prompts share, each counted once; None: not known."""
+    """Number of KV blocks in all beginnings that prompts share, each counted once; None if unknown."""
     shared_end_blocks: int | None
-    """Part of these blocks that stays cached if groups with a sliding window keep only the ends; None: no
-    such group, or not known.
-    """
+    """Number of these blocks that stay cached if groups with a sliding window keep only the ends; None if
+    there is no such group, or unknown."""
     keeps_windows: bool
     """Whether groups with a sliding window keep all of their blocks cached."""
     lacks_states: bool
@@ -83,39 +82,40 @@ class PrefixCache(Evidence, kw_only=True):
     where a chunk of a prompt ends, had no state there.
     """
     usable_blocks: int | None
-    """KV blocks of the cache, without vLLM's null block; None: not recorded."""
+    """Number of KV blocks in the cache, without vLLM's null block; None: not recorded."""
     least_free_blocks: int | None
-    """Fewest blocks that were free after a step, cached ones included; None: not recorded."""
+    """Smallest number of blocks that were free after a step, including cached ones; None: not recorded."""
     without_hit: dict[str, int]
-    """Reason ([``miss``](../trace-format.md)) to requests that found nothing."""
+    """Number of requests that found nothing, by reason ([``miss``](../trace-format.md))."""
     salted: int
     """Number of requests with a cache salt."""
     resets: int
     """Number of times that ``prefix_keys`` fell to 0."""
     evicted_blocks: int | None
-    """Blocks by which ``prefix_keys`` fell from step to step; new keys hide losses. None: not recorded."""
+    """Number of blocks by which ``prefix_keys`` fell from step to step; new keys hide losses. None: not
+    recorded."""
     empty_tier: str | None
-    """KV connector that stores the engine's blocks but brought no token; None: none, or it brought some."""
+    """KV connector that stores the engine's blocks but brought no token; None if there is none, or it brought
+    some."""
     returned: int
     """Number of returns of preempted requests; a request may come back several times."""
     returned_requests: int
     """Number of preempted requests that came back."""
     lost_tokens: int
-    """Tokens that these requests had lost."""
+    """Number of tokens that these requests had lost."""
     found_tokens: int
-    """Number of these tokens that they found in the cache again."""
+    """Number of these tokens that the requests found in the cache again."""
     evicted_tokens: int
-    """Tokens of full blocks that they did not find in the cache again."""
+    """Number of tokens of full blocks that the requests did not find in the cache again."""
     missed_ttft_ms: float | None
-    """Median time to first token of new requests that computed a part of a shared beginning again; None: too
-    few requests missed or found theirs, or not known.
-    """
+    """Median time to first token of new requests that computed a part of a shared beginning again; None if
+    too few requests missed or found their beginning, or this is unknown."""
     reused_ttft_ms: float | None
     """Median time to first token of new requests that found their whole shared beginning."""
 
     @property
     def makes_tail(self) -> bool:
-        """True if requests that miss their beginning wait far longer for their first token."""
+        """Whether requests that miss their shared beginning wait far longer for their first token."""
         missed, reused = self.missed_ttft_ms, self.reused_ttft_ms
         return missed is not None and reused is not None and missed >= TIMES_MEDIAN * reused
 
@@ -133,13 +133,13 @@ class PrefixCache(Evidence, kw_only=True):
 
     @property
     def needed_beyond(self) -> int | None:
-        """Return ``needed_blocks`` if the cache has fewer; None otherwise."""
+        """Value of ``needed_blocks`` if the cache has fewer blocks; otherwise None."""
         needed, usable = self.needed_blocks, self.usable_blocks
         return needed if needed is not None and usable is not None and needed > usable else None
 
     @property
     def ends_fit(self) -> bool:
-        """Whether the cache could hold them if windows kept only their ends."""
+        """Whether the cache could hold all shared prefixes if windows kept only their ends."""
         ends = self.shared_end_blocks
         is_smaller = self.keeps_windows and ends is not None and ends <= (self.least_free_blocks or 0)
         return bool(self.too_many) and is_smaller
@@ -248,7 +248,7 @@ def _felt(share: float | None) -> float | None:
 
 
 def _could_share(evidence: PrefixCache, block_size: int) -> bool:
-    """Return whether there was no hit although prompts may begin alike: in less than a block, or salted."""
+    """Return whether there was no hit although prompts may share a partial block, or are salted."""
     long_enough = not evidence.without_hit.get("short") and block_size <= SMALL_BLOCK
     none = not evidence.cached_tokens and evidence.requests >= FEWEST_REQUESTS
     return none and (not long_enough or evidence.salted > 0)
@@ -310,7 +310,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
 
 
 def _empty_tier(timeline: Timeline, use: pl.DataFrame) -> str | None:
-    """Return the KV connector that brought none of the tokens that the engine had computed before."""
+    """Return the KV connector that brought none of the tokens that the engine had computed earlier."""
     if use.height < FEWEST_REQUESTS or "admitted" not in timeline.lists:
         return None
     brought = timeline.lists["admitted"].select("external_tokens").collect().to_series()
@@ -318,7 +318,7 @@ def _empty_tier(timeline: Timeline, use: pl.DataFrame) -> str | None:
 
 
 def _lacks_states(timeline: Timeline, use: pl.DataFrame, group_lost: int | None) -> bool:
-    """Return whether most missed tokens lacked only a Mamba group's state; a window can lack tokens, too."""
+    """Return whether most missed tokens lacked only a Mamba group's state, not tokens of a window."""
     groups = timeline.header.cache_groups
     if any(group.kind == "SlidingWindow" for group in groups):
         return False
@@ -327,7 +327,7 @@ def _lacks_states(timeline: Timeline, use: pl.DataFrame, group_lost: int | None)
 
 
 def _first_token_ms(timeline: Timeline, use: pl.DataFrame) -> tuple[float | None, float | None]:
-    """Return the median times to first token of requests that missed their shared beginning, and of hits."""
+    """Return the median times to first token of requests that missed, and that found, their beginning."""
     sharing = use.filter(pl.col("shareable_tokens") > 0).select(
         "request_id", missed=pl.col("missed_tokens") > 0
     )
@@ -352,7 +352,7 @@ def _shared_blocks(timeline: Timeline) -> tuple[int | None, int | None]:
 
 
 def _keys_lost(timeline: Timeline) -> tuple[int, int | None]:
-    """Return the number of times the cache became empty between two steps, and the keys it lost otherwise.
+    """Return how often the cache became empty between two steps, and the number of keys lost otherwise.
 
     Keys are counted once per step, so a loss is visible only if it exceeds the step's new keys.
     """
@@ -386,7 +386,7 @@ def _recomputed(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
 
 
 def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None:
-    """Return the share of the requests' time; all requests that run or wait during recomputation count."""
+    """Return the recomputation's share of the requests' time, counting all that run or wait during it."""
     model = timeline.step_time
     if model is None or not model.per_prefill_token_us:
         return None
@@ -398,7 +398,7 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
 
 
 def _holder(evidence: PrefixCache) -> Message:
-    """Describe the requests or resets that emptied the cache, or the group that never had the tokens."""
+    """Describe the requests or resets that emptied the cache, or the cache group that lacks the tokens."""
     if evidence.lacks_states:
         return say(
             "Another KV cache group still had {group_lost_tokens:n} of these, but the Mamba group had no "
@@ -453,7 +453,7 @@ def _sentences(evidence: PrefixCache, block_size: int, *, missed: bool, nothing:
 
 
 def _tail(evidence: PrefixCache) -> Message:
-    """State how much longer requests that miss their beginning wait for their first token, if far longer."""
+    """State how much longer requests that miss their beginning wait for a first token, if far longer."""
     if not evidence.makes_tail:
         return NOTHING
     return say(
@@ -489,7 +489,7 @@ def _reasons(evidence: PrefixCache, block_size: int) -> list[Message]:
 def _advice(
     timeline: Timeline, evidence: PrefixCache, block_size: int, *, missed: bool, nothing: bool
 ) -> list[Advice]:
-    """Return advice: more or smaller blocks, only the ends of windows, or requests that read the cache."""
+    """Return advice on block size and number, whole sliding windows, and requests that skip the cache."""
     advice = []
     gone = evidence.evicted_tokens or evidence.evicted_blocks or evidence.group_lost_tokens
     dropped = evidence.dropped_tokens or 0
@@ -540,7 +540,7 @@ def _advice(
 
 
 def _smaller_blocks(timeline: Timeline, block_size: int) -> Advice:
-    """Return advice to make a block smaller than what prompts share."""
+    """Return advice to make a block smaller than the beginnings that prompts share."""
     if any(group.kind == "Mamba" for group in timeline.header.cache_groups):
         return advise(
             "If prompts begin alike, begin them with more than {now:n token} of common text, or use a "

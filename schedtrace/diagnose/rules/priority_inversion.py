@@ -28,8 +28,8 @@ COLUMNS = {
 def priority_inversions(timeline: Timeline) -> pl.DataFrame:
     """Return a row per step that scheduled a request from the queue but left a more urgent, ready one.
 
-    Only under ``--scheduling-policy priority``, where a smaller number goes first. A request that the step
-    skipped or refused individually does not count. Columns: ``step``, ``trial``; ``request_id`` and
+    There are rows only with ``--scheduling-policy priority``, where smaller numbers go first. A request that
+    the step skipped or refused individually does not count. Columns: ``step``, ``trial``; ``request_id`` and
     ``priority`` of the most urgent request left waiting; ``by`` and ``by_priority``, the id and priority of
     the least urgent request scheduled.
     """
@@ -59,15 +59,15 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
 
 
 class Inversion(Waited, kw_only=True):
-    """Urgent requests that waited, and the requests that ran meanwhile."""
+    """Urgent requests that waited, and the less urgent requests that ran at that time."""
 
     waited_for: list[str]
     """Causes of the waits of urgent requests, the cause with the most time first."""
     classes: list[ClassTime]
-    """Priorities that ran in these steps."""
+    """Priorities of the requests that ran in these steps."""
     admitted_before: int
-    """Number of steps that admitted a less urgent request although a more urgent one waited before and after
-    it, without being named by an exit of the step's waiting loop."""
+    """Number of steps that admitted a less urgent request although a more urgent one, which no exit of the
+    step's waiting loop names, waited before and after the step."""
 
 
 def _find(timeline: Timeline) -> Findings:

@@ -1,4 +1,4 @@
-"""``rank-imbalance``: one data-parallel rank had far more work than the others, or another had none."""
+"""``rank-imbalance``: one data-parallel rank had far more work than the others, or one had none."""
 
 from dataclasses import dataclass
 
@@ -24,46 +24,46 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_REQUESTS = 2.0
-"""Fewest requests by which the largest load must exceed the mean."""
+"""Minimum number of requests by which the largest load must exceed the mean."""
 FEWEST_REQUESTS = 8
-"""Fewest requests per rank, on average; the tokens of fewer requests differ by chance."""
+"""Minimum mean number of requests per rank; the tokens of fewer requests differ by chance."""
 DUMMIES_FROM_FRAC = 0.01
-"""Least share of the ranks' time that dummy batches take."""
+"""Minimum share of the ranks' time that dummy batches take."""
 AVOIDABLE_FROM_FRAC = 0.01
-"""Least share of all requests' time in which they were refused on one rank while another had room."""
+"""Minimum share of all requests' time in which they were refused on one rank while another had room."""
 LARGER = 1.25
-"""Least ratio of a rank's requests, or their length, to those of the other ranks."""
+"""Minimum ratio of a rank's requests, or of their length, to those of the other ranks."""
 MOST_CHOSEN = 0.9
-"""Least share of a rank's requests for which the client chose the rank."""
+"""Minimum share of a rank's requests for which the client chose the rank."""
 REQUESTS, TOKENS = pl.col("running") + pl.col("waiting"), pl.col("tokens")
 """Loads that are compared: columns of ``RankLoads.loads``."""
 
 
 class RankFigures(msgspec.Struct, kw_only=True):
-    """Figures of one rank; means of requests are over the time in which any rank had one."""
+    """Figures of one rank; mean numbers of requests are over the time in which any rank had a request."""
 
     rank: int
     """Data-parallel rank."""
     requests: int
-    """Number of requests that reached its scheduler."""
+    """Number of requests that reached this rank's scheduler."""
     chosen: int
-    """Number of these for which the client asked for this rank."""
+    """Number of these requests for which the client asked for this rank."""
     mean_prompt_tokens: float | None
     """Mean prompt length of the requests that ended; None: no request ended."""
     mean_output_tokens: float | None
     """Mean output length of the requests that ended; None: no request ended."""
     prefill_tokens: int
-    """Computed prefill tokens, including those that a preemption had discarded."""
+    """Number of computed prefill tokens, including those that a preemption had discarded."""
     decode_tokens: int
-    """Decode tokens computed."""
+    """Number of computed decode tokens."""
     mean_running: float
     """Mean number of running requests, over the time in which any rank had one."""
     mean_waiting: float
     """Mean number of refused requests."""
     kv_used_frac: float | None
-    """Mean share of the KV blocks in use after its steps; None: not recorded."""
+    """Mean share of the KV blocks in use after this rank's steps; None: not recorded."""
     waited_ms: float
-    """Time in which its requests were refused."""
+    """Time in which this rank's requests were refused."""
     avoidable_ms: float
     """Part of that time in which another rank had a free seat and no waiting request."""
 
@@ -74,9 +74,9 @@ class RankDummies(msgspec.Struct, kw_only=True):
     rank: int
     """Data-parallel rank."""
     batches: int
-    """Number of its dummy batches."""
+    """Number of this rank's dummy batches."""
     time_frac: float
-    """Share of the time of its batches."""
+    """Share of the time of this rank's batches that the dummy batches take."""
 
 
 class DummyBatches(Evidence, kw_only=True):
@@ -85,9 +85,9 @@ class DummyBatches(Evidence, kw_only=True):
     batches: int
     """Number of dummy batches of all ranks."""
     steps_frac: float
-    """Share of all ranks' batches, with a request or without, that were dummies."""
+    """Share of all ranks' batches, with or without requests, that were dummy batches."""
     time_frac: float
-    """Share of the time of all ranks' batches."""
+    """Share of the time of all ranks' batches that dummy batches take."""
     longer_ms: float | None
     """Additional time of common steps without prefill in which a rank had no request, compared with steps
     of as many requests on the fullest rank; None: they are less than a tenth longer, or it is not known.
@@ -95,7 +95,7 @@ class DummyBatches(Evidence, kw_only=True):
     longer_frac: float | None
     """Share of the time of as many steps in which every rank computed."""
     longer_requests_frac: float | None
-    """Share of all requests' time that this took."""
+    """Share of all requests' time that this additional time took."""
     ranks: list[RankDummies]
     """Figures of each rank."""
 
@@ -115,24 +115,24 @@ class RankImbalance(Evidence, kw_only=True):
     requests in common steps, or ``tokens`` computed.
     """
     since_s: float | None
-    """Time from the run's first request to the first part of the run in which this rank was above the mean
-    by a quarter of its load and one request; None: never."""
+    """Time from the run's first request to the first part of the run in which this rank exceeded the mean by
+    a quarter of its load and one request; None: never."""
     uneven_frac: float
-    """Share of the run in which it was that far above the mean."""
+    """Share of the run in which this rank exceeded the mean by that much."""
     avoidable_ms: float
     """Time in which requests of all ranks were refused while another rank had a free seat and no waiting
     request.
     """
     avoidable_frac: float
-    """Share of all requests' time."""
+    """Share of all requests' time that this is."""
     lockstep_frac: float | None
-    """Share of the requests' time that even batches would save in common steps; None: nothing, or not
-    known."""
+    """Share of the requests' time that even batches would save in common steps; None if nothing, or unknown.
+    """
     context: UnevenContext | None
-    """Context of the requests in common steps; None: it is even, or costs little, or that is not known."""
+    """Context of the requests in common steps; None if it is even, costs little, or is unknown."""
     why: str
-    """``client`` (it chose the rank), ``requests`` (the rank got more of them), ``lengths`` (they are
-    longer) or ``unknown``."""
+    """Reason: ``client`` (chose the rank), ``requests`` (the rank got more of them), ``lengths`` (its
+    requests are longer) or ``unknown``."""
     ranks: list[RankFigures]
     """Figures of each rank."""
     dummies: DummyBatches | None
@@ -174,7 +174,7 @@ def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
 
 
 def _dummies_finding(ranks: RecordedRanks, dummies: DummyBatches) -> Finding:
-    """Return the finding about dummy batches of ranks that are loaded evenly otherwise."""
+    """Return the finding about dummy batches of ranks that are otherwise evenly loaded."""
     rank, gaps = dummies.most.rank, _dummy_gaps(ranks)
     fields: Fields = {
         "engine_rank": rank,
@@ -204,7 +204,7 @@ def _dummies_finding(ranks: RecordedRanks, dummies: DummyBatches) -> Finding:
 
 
 def _idle_words(dummies: DummyBatches | None) -> Message:
-    """State how much longer steps are while a rank has no request, if they are."""
+    """State how much longer steps are while a rank has no request, if they are longer."""
     if dummies is None or dummies.longer_ms is None:
         return NOTHING
     return say(
@@ -265,7 +265,7 @@ def _verdict(evidence: RankImbalance) -> Message:
 
 
 def _loads(evidence: RankImbalance) -> dict[int, float]:
-    """Return the tokens that each rank computed, or the mean number of requests that it held."""
+    """Describe the tokens that each rank computed, or its mean number of requests."""
     return {
         figures.rank: figures.prefill_tokens + figures.decode_tokens
         if evidence.measure == "tokens"
@@ -390,12 +390,12 @@ def _advice(evidence: RankImbalance) -> Advice:
 
 @dataclass(frozen=True)
 class _Uneven:
-    """Unevenness of the loads."""
+    """Unevenness of the loads, with the rank that stands out."""
 
     rank: int
     unevenness: float
     above: float
-    """Requests above the mean."""
+    """Number of requests above the mean."""
     since_us: int | None
     parts_frac: float
 
@@ -460,7 +460,7 @@ def _figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
 
 
 def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
-    """Return the excess of one rank over the others: the rank that delayed requests, else the most loaded."""
+    """Return one rank's excess over the others: of the one that delayed requests, or the most loaded one."""
     open_ = loads.loads.select("part", "begin_us", "rank", load=load)
     means = dict(open_.group_by("rank").agg(pl.col("load").mean()).sort("rank").iter_rows())
     mean = sum(means.values()) / len(means)
@@ -482,7 +482,7 @@ def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
 
 
 def _lockstep_frac(ranks: RecordedRanks) -> float | None:
-    """Return the share of the requests' time that even batches would save: the largest sets the pace."""
+    """Return the share of the requests' time that even batches would save, as the largest sets the pace."""
     if not ranks.lockstep or ranks.missing_ranks:
         return None
     size = len(ranks.each)
@@ -498,7 +498,7 @@ def _lockstep_frac(ranks: RecordedRanks) -> float | None:
 
 
 def _why(figures: list[RankFigures], rank: int) -> str:
-    """Return why this rank has more to do than the others."""
+    """Return why this rank has more work than the others."""
     own = next(figure for figure in figures if figure.rank == rank)
     rest = [figure for figure in figures if figure.rank != rank]
     mean = sum(figure.requests for figure in rest) / len(rest)
@@ -525,7 +525,7 @@ def _longest_waits(timeline: Timeline) -> pl.DataFrame:
 
 
 def _dummies(ranks: RecordedRanks) -> DummyBatches | None:
-    """Return the dummy batches of ranks in lock-step; None: too few to matter, or independent ranks."""
+    """Return the dummy batches of ranks in lock-step; None if there are few, or ranks are independent."""
     if not ranks.lockstep or ranks.passes.is_empty():
         return None
     each = [

@@ -1,7 +1,7 @@
 """``interruption`` of all ranks: common steps in lock-step that took far longer than the work of any rank.
 
-Each rank waits for the others in every step, so what stops one of them stops all; vLLM also stops all ranks
-to rearrange the experts of a model.
+Each rank waits for the others in every step, so whatever stops one of them stops all; vLLM also stops all
+ranks to rearrange the experts of a model.
 """
 
 from collections.abc import Mapping
@@ -44,19 +44,19 @@ class SlowPasses(Evidence, kw_only=True):
     period_ms: float | None
     """Time from one ``periodic`` interruption to the next."""
     step_interval: int | None
-    """Number of common steps after which vLLM rearranges the experts (``eplb_config.step_interval``); None:
-    it does not, or not recorded."""
+    """Number of common steps after which vLLM rearranges the experts (``eplb_config.step_interval``); None if
+    it does not, or this is not recorded."""
 
     @property
     def cycle(self) -> Message:
-        """Number of common steps, or time, after which they recur."""
+        """Number of common steps, or time, after which the slow steps recur."""
         if self.period_steps is not None:
             return say("{steps:n common step}", steps=round(self.period_steps))
         return say("{time:ms}", time=self.period_ms or 0)
 
     @property
     def rearranges(self) -> bool:
-        """Whether they come as often as vLLM rearranges the experts."""
+        """Whether the slow steps recur as often as vLLM rearranges the experts."""
         period, interval = self.period_steps, self.step_interval
         return bool(period and interval) and abs(period - interval) <= events.LATE_FRAC * interval  # type: ignore[operator]  # both are there
 
@@ -95,7 +95,7 @@ def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFram
         ranks: The ranks.
         rows: These common steps, from ``slow_passes``.
         turns: The ranks' steps in them.
-        share: Share of the requests' time that they cost.
+        share: Share of the requests' time that these steps cost.
     """
     kind, time_us, settings = rows["kind"][0], total_us(rows), ranks.first_header.settings
     by_rank = turns.group_by("rank").agg(pl.col("requests").sum())
@@ -137,7 +137,7 @@ def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFram
 
 
 def _may_move_beside_steps(settings: Mapping[str, Any]) -> bool:
-    """Return whether vLLM moves experts between steps, and would accept to move them while steps run."""
+    """Return whether vLLM moves experts between steps although it could move them while steps run."""
     return (
         settings.get("eplb_config.use_async") is False
         and settings.get("eplb_config.policy") == "default"
@@ -147,7 +147,7 @@ def _may_move_beside_steps(settings: Mapping[str, Any]) -> bool:
 
 
 def _advice_for_passes(evidence: SlowPasses, settings: Mapping[str, Any]) -> list[Advice]:
-    """Return the advice about the rearrangement of experts, if it fits, or what to examine."""
+    """Return the advice about the rearrangement of experts if that is the cause, or what to examine."""
     if evidence.kind == events.FIRST:
         return [advise(KINDS[events.FIRST].advice)]
     if not evidence.rearranges:

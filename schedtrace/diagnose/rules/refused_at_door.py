@@ -17,9 +17,9 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 LEADS_FROM_FRAC = 0.05
-"""Share of all requests from which refusals precede every other finding."""
+"""Minimum share of all requests at which refusals precede every other finding."""
 CRITICAL_FRAC = 0.25
-"""Share of all requests from which the finding is critical."""
+"""Minimum share of all requests for a critical finding."""
 
 
 class AtDoor(Evidence, kw_only=True):
@@ -28,7 +28,7 @@ class AtDoor(Evidence, kw_only=True):
     refused: int
     """Number of requests that were turned away."""
     refused_frac: float
-    """Share of these among all requests: turned away, or received by an engine."""
+    """Share of these requests among all requests that were turned away or reached an engine."""
     by_reason: dict[str, int]
     """Number of requests that were turned away, by limit."""
     waited_for: dict[str, float]
@@ -38,7 +38,7 @@ class AtDoor(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
-    """Yield the front end's refusals; they concern all ranks, so rank 0 reports them."""
+    """Yield the finding about the front end's refusals, which rank 0 reports for all ranks."""
     refused = _refused(timeline)
     if not refused or timeline.front_end is None:
         return
@@ -131,7 +131,7 @@ def _holder(evidence: AtDoor) -> Message:
 
 
 def _advice(timeline: Timeline, reason: str) -> Advice:
-    """Return advice on the limit: below the seats it leaves some empty; above, refusals become waits."""
+    """Return advice on the limit: below the seats, it leaves some empty; above, requests wait instead."""
     value = _value(timeline, reason)
     now = NOTHING if value is None else say(" (now {value:n})", value=value)
     if reason == "max_num_queued_reqs" and value is not None and value < timeline.seats:

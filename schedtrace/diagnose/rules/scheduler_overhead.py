@@ -21,13 +21,15 @@ from schedtrace.timeline.spans import overlap_us
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
-"""Least share of the run; a smaller share is within the noise of most runs."""
+"""Minimum share of the run; a smaller share is within the noise of most runs."""
 LEADS_FROM_FRAC = 0.25
-"""Share of the run from which host time limits it if vLLM could hide this time; every engine has some."""
+"""Minimum share of the run at which host time limits it if vLLM could hide this time; every engine has some.
+"""
 ADVISED_FROM_FRAC = 0.05
-"""Share of the run from which a setting that affects the host's work is worth trying."""
+"""Minimum share of the run at which a setting that affects the host's work is worth trying."""
 WARNING_FRAC, CRITICAL_FRAC = 0.25, 0.50
-"""Shares of the run from which host time is a warning, and critical (it then exceeds the device's time)."""
+"""Minimum shares of the run at which host time is a warning, and critical (it then exceeds the device's
+time)."""
 
 
 class HostGaps(Evidence, kw_only=True):
@@ -76,9 +78,10 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
-    """Return the least and the most of these gaps that the device's time of the step can hide.
+    """Return the minimum and maximum time of these gaps that the device's time in the step can hide.
 
-    Asynchronous scheduling hides ``schedule()`` and ``update_from_output()``; for the rest, it is unknown.
+    Asynchronous scheduling hides ``schedule()`` and ``update_from_output()``; whether it hides the rest is
+    unknown.
     """
     measured, device_us = pl.col("in_schedule_us") + pl.col("in_update_us"), pl.col("busy_us").fill_null(0)
     hidden = (
@@ -115,10 +118,10 @@ def _advice(timeline: Timeline) -> list[Advice]:
 def host_gaps(timeline: Timeline) -> pl.DataFrame:
     """Return steps before which the device had nothing to do although requests ran.
 
-    Columns of ``timeline.steps``, and ``gap_us``: from when the device was done with the step before to when
-    it began this one, as ``engine_states`` has both; ``in_schedule_us``, ``in_update_us``: the parts of it in
-    ``schedule()`` and in the ``update_from_output()`` of the step before; ``before_update_us``: how long that
-    took. Interruptions are left out.
+    Columns of ``timeline.steps``, and ``gap_us``: the time from the end of the previous step on the device to
+    the beginning of this one, by ``engine_states``; ``in_schedule_us``, ``in_update_us``: the parts of this
+    time in ``schedule()`` and in the previous step's ``update_from_output()``; ``before_update_us``: how long
+    that update took. Interruptions are left out.
     """
     executed = pl.col("start_us") + pl.col("execute_after_us")
     done = pl.col("start_us") + pl.col("schedule_us")

@@ -13,21 +13,21 @@ from schedtrace.timeline.engine_ranks import BEYOND, RecordedRanks
 from schedtrace.timeline.passes import PASS
 
 SLOW_FACTOR = 1.2
-"""Least factor of a slow rank; models of two equal ranks differ by a smaller one."""
+"""Minimum factor of a slow rank; models of two equal ranks differ by a smaller one."""
 ERRORS = 3.0
-"""Least ratio of a difference to what the models leave unexplained."""
+"""Minimum ratio of a difference to the unexplained rest of the models."""
 PREFILL_FACTOR = 1.3
-"""Least factor in lock-step, for the time that a prefill token adds, which varies more."""
+"""Minimum factor in lock-step for the time that a prefill token adds, which varies more."""
 ABOUT = 0.8
-"""Least share of the largest rank's requests; with fewer, that rank's decodes hide part of a prefill."""
+"""Minimum share of the largest rank's requests; with fewer, that rank's decodes hide part of a prefill."""
 EXPLAINED = 0.8
-"""Share of the error of a fit with equal ranks below which the error with a slow rank must be."""
+"""Maximum ratio of the error of a fit with a slow rank to that of a fit with equal ranks."""
 FEWEST_PASSES = 5
-"""Fewest passes with a prefill of the rank, and of another rank."""
+"""Minimum number of passes with a prefill of the rank, and of another rank."""
 HIDDEN = 10.0
-"""Factor by which a rise must be smaller than the rank's own to count as nothing."""
+"""Minimum factor by which a rise must be smaller than the rank's own rise to count as nothing."""
 LEAST_RISE = 0.02
-"""Least share of a decode-only pass that the rank's prefills must add to a pass on average."""
+"""Minimum share of a decode-only pass that the rank's prefills must add to a pass on average."""
 
 IN_LOCKSTEP = (
     "Rank {rank:n} is slower than the others: the common steps get longer with its prefill tokens"
@@ -46,16 +46,15 @@ class SlowRank(Evidence, kw_only=True):
     rank: int
     """Rank that is slowest."""
     factor: float | None
-    """Ratio of its step times to those that the other ranks' step times predict; None: the other ranks add
-    nothing.
-    """
+    """Ratio of this rank's step times to those predicted from the other ranks' step times; None if the other
+    ranks' prefills add nothing."""
     lockstep: bool
     """Whether the ranks run in lock-step."""
     work_of: int
-    """Rank whose average step is compared: of a slow rank that holds far more, another rank's."""
+    """Rank whose average step is compared; another rank's if the slow rank holds far more requests."""
     own_us: float
-    """Time of that step on this rank; in lock-step what a thousand prefill tokens of it add to a common
-    step."""
+    """Time of that step on this rank; in lock-step, the time that a thousand of its prefill tokens add to a
+    common step."""
     others_us: float
     """The same time on the other ranks."""
     compared: int
@@ -102,7 +101,7 @@ def _find(ranks: RecordedRanks) -> Findings:
 
 
 def _independent(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
-    """Compare each rank's step-time model at the other ranks' work, and at its own if they cover that.
+    """Compare the ranks' step-time models at each other's work, as far as their records cover it.
 
     A slow rank may hold far more requests than the others ever had. The reverse comparison is left out,
     because a busy rank's model may be too low for small batches, whose times have a floor.
@@ -193,7 +192,7 @@ def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
 
 
 def _most_prefilling(ranks: RecordedRanks) -> pl.DataFrame:
-    """Return each pass with ``most`` (a rank's most prefill tokens), ``own_requests``, and its length."""
+    """Return each pass with ``most`` (the largest prefill of a rank), ``own_requests``, and its length."""
     most = (
         ranks.turns.sort("prefill_tokens", "requests", maintain_order=True)
         .group_by(*PASS)

@@ -1,4 +1,4 @@
-"""Advice for slow steps, by what they have in common or by where their time goes."""
+"""Advice for slow steps, by the features that they share or by where their time goes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ PROFILE = "Profile one of these steps: the trace does not see inside {part}."
 
 
 def would_tell(part: str) -> Advice:
-    """Return what to record to learn why a part of steps is slow if nothing in the trace shows it."""
+    """Return what to record to find out why a part of steps is slow, if the trace does not show it."""
     if part == "execution":
         return advise(
             "Record at these times what else uses the device and its host, and the device's clocks, power "
@@ -51,7 +51,7 @@ def would_tell(part: str) -> Advice:
 
 
 def profile_advice(excess: "PartExcess", explanation: "Explanation") -> Advice:
-    """Return the advice to look more closely at slow steps with this explanation."""
+    """Return the advice to examine slow steps with this explanation more closely."""
     for term in explanation.terms:
         if term.feature.kind == "since":
             return advise(BEFORE_AND_AFTER, operation=OPERATIONS[term.feature.detail])
@@ -61,7 +61,7 @@ def profile_advice(excess: "PartExcess", explanation: "Explanation") -> Advice:
 
 
 def remedies(timeline: Timeline, part: str, terms: "Sequence[Term]") -> list[Advice]:
-    """Return what shortens steps with these conditions, or tells more; empty if nothing is known.
+    """Return what shortens steps with these conditions, or reveals more; empty if nothing is known.
 
     Args:
         timeline: Timeline of the engine.

@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from schedtrace.diagnose.excess_candidates import Explanation
 
 LEAST_FRAC = 0.01
-"""Least share of the requests' time that an effect must cost to be reported."""
+"""Minimum share of the requests' time that an effect must cost to be reported."""
 LEAST_UNMARKED_FRAC = 0.05
-"""Least share of the requests' time, or of the busy time, that slow steps without a mark must cost, beside
-``LEAST_FRAC``."""
+"""Minimum share of the requests' time, or of the busy time, that slow steps without a mark must cost, in
+addition to ``LEAST_FRAC``."""
 LEAST_IN_PHASES_FRAC = 0.5
-"""Least share of their excess in phases from which the phases tell when it occurs."""
+"""Minimum share of the unmarked excess in phases for the phases to be reported."""
 HIDDEN = 0.95
 """Share of an excess that costs time above which the message omits the part hidden behind the device."""
 BEYOND_FRAC = 0.02
-"""Largest share of steps on the wrong side of a captured graph's size."""
+"""Maximum share of steps on the wrong side of a captured graph's size."""
 WHOLE_FROM = 10.0
-"""Factor of the time from which the verdict rounds it to a whole number."""
+"""Factor of the time above which the verdict rounds the factor to a whole number."""
 MOST_BY_CHANCE = 0.1
-"""Largest chance that requests start and end at the two ends of a range of steps by coincidence."""
+"""Maximum chance that requests start and end at the two ends of a range of steps by coincidence."""
 
 
 class Condition(msgspec.Struct, kw_only=True):
@@ -82,7 +82,7 @@ class SlowPhase(msgspec.Struct, kw_only=True):
 
     @property
     def phase_steps(self) -> Steps:
-        """Steps from the first slow one to the last."""
+        """Number of steps from the first slow one to the last."""
         return Steps(self.first_step, self.last_step)
 
 
@@ -225,7 +225,7 @@ MESSAGE = (
 
 
 def _unmarked_finding(timeline: Timeline, excess: "PartExcess") -> Finding:
-    """Return the finding about slow steps that nothing in the trace marks."""
+    """Return the finding about slow steps that no feature in the trace marks."""
     left = excess.unmarked
     rows = excess.steps[["step", "trial", "total_requests"]].with_columns(
         took_us=pl.Series(excess.times_us),
@@ -302,7 +302,7 @@ def _when(phases: list[SlowPhase]) -> Message:
 
 
 def _drafts_lose(timeline: Timeline, effect: "Effect") -> bool:
-    """Return whether the time goes with drafts only, of which ``spec-decode`` reports that they lose it."""
+    """Return whether only drafts explain the time, and ``spec-decode`` already reports them as a loss."""
     is_drafts = effect.explanation.feature_families == {"drafts"}
     return is_drafts and larger_steps(timeline) is not None
 
@@ -375,7 +375,7 @@ def _conditions(explanation: "Explanation") -> list[Condition]:
 
 
 def _cliff(explanation: "Explanation") -> int | None:
-    """Return the largest batch size below the slow ones; None if the batch size is not a condition."""
+    """Return the largest batch size below the slow sizes; None if the batch size is not a condition."""
     if explanation.slope:
         return None
     sizes = [
@@ -387,7 +387,7 @@ def _cliff(explanation: "Explanation") -> int | None:
 
 
 def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Message:
-    """Name the captured graphs, the requests at the ends and the explanations that explain as much."""
+    """Name the captured graphs, the requests at the ends, and explanations that explain equally much."""
     parts = []
     if evidence.phases:
         parts.append(
@@ -432,7 +432,7 @@ def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Mess
 def captured_tokens(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> int | None:
     """Return the size in tokens of the largest captured CUDA graph if only larger decode steps are slow.
 
-    None: no graph is captured, the header does not record it, or the cliff is elsewhere.
+    None if no graph is captured, the header does not record it, or the jump in time is elsewhere.
     """
     settings = timeline.header.settings
     sizes = settings.get("compilation_config.cudagraph_capture_sizes") or []
@@ -452,7 +452,7 @@ def _advice(
 ) -> tuple[list[Advice], Gain | None]:
     """Return the advice, and the gain as far as the trace bounds it.
 
-    If a further cause explains as much, the only advice is to profile a slow step.
+    If another cause explains equally much, the only advice is to profile a slow step.
     """
     explanation = effect.explanation
     profile = profile_advice(excess, explanation)
@@ -510,7 +510,7 @@ def _batch_advice(
 def _saved_us(excess: "PartExcess", size: int) -> tuple[float, float] | None:
     """Return the least and most time in microseconds saved if no decode batch exceeded a size.
 
-    None: no step shows the time of batches near that size, or above it.
+    None if no step shows the time of batches near that size, or above it.
     """
     is_decode = (pl.col("prefill_tokens") == 0) & (pl.col("decode_tokens") > 0)
     steps = excess.steps.with_columns(took_us=pl.Series(excess.times_us)).filter(is_decode)
@@ -531,7 +531,7 @@ def _saved_us(excess: "PartExcess", size: int) -> tuple[float, float] | None:
 
 
 def contradicts(slow: Finding, seats: Finding) -> bool:
-    """Return whether the extra seats that ``seats`` advises would make more of the slow steps."""
+    """Return whether the additional seats that ``seats`` advises would cause more of the slow steps."""
     evidence = slow.evidence
     if not isinstance(evidence, SlowSteps) or seats.code != "max-num-seqs-bound":
         return False

@@ -18,25 +18,23 @@ from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_STEPS = 20
 LEAST_CHANGE = 0.02
-"""Least relative change that exceeds the variation between runs."""
+"""Minimum relative change that exceeds the variation between runs."""
 FEWEST_REQUESTS = 20
-"""Fewest finished requests in whose order a trend is looked for."""
+"""Minimum number of finished requests for a trend over their order."""
 CERTAIN = 4.0
-"""Least number of standard deviations by which a rank correlation differs from chance."""
+"""Minimum number of standard deviations by which a rank correlation differs from chance."""
 LEAST_FALL = 0.1
-"""Least part of the tokens per step and request that falling acceptance takes away."""
+"""Minimum part of the tokens per step and request that falling acceptance takes away."""
 LEAST_ABOVE = 0.2
-"""Least gain of larger steps without drafts: a number of drafts that depends on the batch costs vLLM the full
-CUDA graphs of decode steps.
-"""
+"""Minimum gain of larger steps without drafts: a number of drafts that depends on the batch costs vLLM the
+full CUDA graphs of decode steps."""
 LEAST_ABOVE_FRAC = 0.05
-"""Least share of the busy time that larger steps lose by drafts, and that smaller ones gain."""
+"""Minimum share of the busy time that larger steps lose by drafts, and that smaller ones gain."""
 DOUBTFUL_FRAC = 0.25
-"""Share of a decode step, the most that drafters usually take: if drafts pay only where drafting takes less,
-they may lose. The trace does not show the drafter's own time.
-"""
+"""Maximum share of a decode step that drafters usually take: if drafts pay only for a shorter drafting time,
+they may be a loss. The trace does not show the drafter's own time."""
 BETTER = 0.5
-"""Most error, as a share of the linear model's, with which the model with a bend replaces it."""
+"""Maximum error of the model with a bend, as a share of the linear model's error, for it to be used."""
 PER_BATCH = "num_speculative_tokens_per_batch_size"
 
 
@@ -46,30 +44,34 @@ class SpecDecode(Evidence, kw_only=True):
     method: str | None
     """Drafting method; None: not recorded."""
     num_speculative_tokens: int | None
-    """Tokens drafted per step and request; None: not recorded."""
+    """Number of tokens drafted per step and request; None: not recorded."""
     draft_tokens: int
-    """Tokens drafted in these steps."""
+    """Number of tokens drafted in these steps."""
     accepted_tokens: int
-    """Tokens accepted: ``output_tokens - total_requests``."""
+    """Number of tokens accepted: ``output_tokens - total_requests``."""
     acceptance_frac: float
     """Share of the draft tokens that were accepted."""
     early_frac: float | None
-    """Share in the first quarter of the finished requests; None: acceptance does not fall over time."""
+    """Share of draft tokens accepted in the first quarter of the finished requests; None: acceptance does not
+    fall over time."""
     late_frac: float | None
-    """Share in the last quarter of the finished requests; None: as for ``early_frac``."""
+    """Share of draft tokens accepted in the last quarter of the finished requests; None: as for
+    ``early_frac``."""
     wasted_frac: float
     """Share of the steps' scheduled tokens that were rejected drafts."""
     verify_us_per_token: float
     """Time that a decode token adds to a step."""
     from_requests: int | None
-    """Least number of requests of these steps, if drafts pay in smaller steps; None: all sizes are judged."""
+    """Minimum number of requests in these steps, if drafts pay in smaller steps; None: all sizes are judged.
+    """
     drafting_us: float | None
-    """Time of drafting per step from which drafts lose, if it is so short that they may; None otherwise."""
+    """Drafting time per step above which drafts are a loss, if it is so short that they may be; otherwise
+    None."""
     draft_slot_steps: int
     """Number of steps that refused a request with cause ``input_budget``: some drafting methods take slots
     of the budget besides the tokens."""
     draft_slot_tokens: int
-    """Token budget that was left in these steps."""
+    """Token budget that was left in the steps of ``draft_slot_steps``."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -96,7 +98,7 @@ class _Costs:
         steps: Steps that verified drafts.
         draft_us: Time that the drafts of a step take, in microseconds.
         error_frac: Typical relative error of this time's model.
-        from_requests: Least number of requests of these steps, if smaller steps are left out.
+        from_requests: Minimum number of requests in these steps, if smaller steps are left out.
     """
 
     def __init__(
@@ -117,24 +119,25 @@ class _Costs:
 
     @property
     def drafting_us(self) -> float:
-        """Time of drafting per step from which the steps would finish more tokens a second without drafts."""
+        """Drafting time per step above which the steps would finish more tokens per second without drafts."""
         least_us = self.busy_us * self.requests / max(self.output, 1)
         return (self.busy_us - self.token_us * self.drafts - least_us) / self.steps.height
 
     @property
     def loses(self) -> bool:
-        """Whether the steps would finish more tokens a second without drafts."""
+        """Whether the steps would finish more tokens per second without drafts."""
         return self.change > max(LEAST_CHANGE, self.error_frac)
 
 
 @made_once
 def larger_steps(timeline: Timeline) -> _Costs | None:
-    """Return the cost of drafts from the batch size on at which they begin to lose.
+    """Return the cost of drafts in batches from the size on at which drafts become a loss.
 
-    None if they lose little there, or gain little in smaller batches.
+    None if drafts lose little in these batches, or gain little in smaller ones.
 
     A device that reads its weights while it computes takes no longer for some tokens more, and then longer
-    for each. So the time that a step would take without its drafts is that of steps with as many tokens.
+    for each. The time that a step would take without its drafts is therefore that of steps with as few
+    tokens.
     """
     steps = _draft_steps(timeline)
     if steps.height < FEWEST_STEPS or (bent := _bent_costs(steps)) is None:
@@ -156,7 +159,7 @@ def larger_steps(timeline: Timeline) -> _Costs | None:
 
 
 def _bent_costs(steps: pl.DataFrame) -> tuple[pl.Expr, float] | None:
-    """Return the time that the drafts of a step take by a model with a bend, and the model's typical error.
+    """Return the time of a step's drafts, by a model with a bend, and the model's typical error.
 
     None without a rise.
     """
@@ -169,7 +172,7 @@ def _bent_costs(steps: pl.DataFrame) -> tuple[pl.Expr, float] | None:
 
 
 def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> Finding:
-    """Return the finding that drafts lose or, with ``fall``, that fewer and fewer are accepted."""
+    """Return the finding that drafts are a loss or, with ``fall``, that ever fewer are accepted."""
     steps, loses = costs.steps, fall is None
     accepted = max(0, costs.output - costs.requests)
     if costs.loses and costs.from_requests is None:
@@ -283,15 +286,15 @@ class _Fall(NamedTuple):
     late: float
     """Share of the last quarter's draft tokens that were accepted."""
     drafts: float
-    """Draft tokens per step and request."""
+    """Number of draft tokens per step and request."""
 
     def speed(self, accepted: float) -> float:
-        """Return the part of the tokens of the early acceptance that another acceptance gives."""
+        """Return the tokens per step with another acceptance, relative to those with the early one."""
         return (1 + self.drafts * accepted) / (1 + self.drafts * self.early)
 
 
 def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
-    """Return the acceptance of early and late requests if it falls with their order, beyond chance."""
+    """Return the acceptance rate of early and late requests if it falls more than chance explains."""
     finishes = timeline.finishes
     if not {"drafts", "drafts_accepted"} <= {*finishes.columns}:
         return None
@@ -313,7 +316,7 @@ def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
 
 
 def _advice(timeline: Timeline, evidence: SpecDecode, *, loses: bool) -> list[Advice]:
-    """Return the advice: run without drafts if they cost time, and try what shows why acceptance falls."""
+    """Return the advice to run without drafts if they cost time, and how to find why acceptance falls."""
     advice = []
     if evidence.from_requests is not None:
         if _may_depend_on_batch(timeline.header):
@@ -361,7 +364,7 @@ def _advice(timeline: Timeline, evidence: SpecDecode, *, loses: bool) -> list[Ad
 
 
 def _may_depend_on_batch(header: Header) -> bool:
-    """Return whether vLLM has a schedule of drafts by batch size, does not use it, and would accept it."""
+    """Return whether vLLM could vary the number of drafts by batch size, but is not set to do so."""
     name = f"speculative_config.{PER_BATCH}"
     return header.settings.get(name, True) is None and (header.data_parallel_size or 1) == 1
 
@@ -378,7 +381,7 @@ def _draft_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _share(timeline: Timeline, steps: pl.DataFrame, slower: float) -> float:
-    """Return the share of the requests' time, waits included, that the same tokens undrafted would save."""
+    """Return the share of the requests' time, including waits, saved by the same tokens without drafts."""
     running = pl.max_horizontal("num_running_after", "total_requests")
     present = running + pl.col("num_waiting_after").fill_null(0)
     felt_us = int(steps.select((pl.col("busy_us") * present).sum()).item())

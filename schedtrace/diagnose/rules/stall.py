@@ -25,7 +25,7 @@ IS_EMPTY = (pl.col("total_requests") == 0) & (
 
 
 def empty_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return a row per unbroken series of steps that scheduled nothing while requests waited or ran.
+    """Return a row per series of consecutive steps that scheduled nothing while requests waited or ran.
 
     Columns: ``step`` (the first one), ``trial``, ``steps`` (how many), ``since_us`` (its start, or when the
     last output from before it was back, if that was later: until then the device had work), ``stalled_us``
@@ -92,9 +92,10 @@ def _running_exits(timeline: Timeline) -> pl.DataFrame:
 
 
 FEWEST_STEPS = 10
-"""Fewest empty steps, about 10 ms as vLLM sleeps 1 ms each; one or two are usual (outputs in flight)."""
+"""Minimum number of empty steps, about 10 ms as vLLM sleeps 1 ms each; one or two are usual (outputs in
+flight)."""
 LONG_US = 100_000
-"""Length in microseconds from which users notice a pause, whatever the number of steps."""
+"""Length in microseconds above which users notice a pause, whatever the number of steps."""
 
 EXPECTED = ASKED_FOR | {Cause.STREAMING_INPUT_PENDING}
 """Causes that are expected: a user requested the pause, or the client has not sent its input yet."""
@@ -106,7 +107,7 @@ class Stalls(Evidence, kw_only=True):
     stalls: int
     """Number of stalls."""
     unended: int
-    """Number of these that had not ended when their trial, or the trace, ended."""
+    """Number of these stalls that had not ended when their trial, or the trace, ended."""
     stalled_ms: float
     """Total time of all stalls."""
     longest_ms: float

@@ -1,7 +1,7 @@
 """``token-budget-bound``: requests waited because the steps' token budget was used up.
 
-A smaller budget may serve them better. A device that reads its weights while it computes hides the prefill of
-small steps. A step beyond that size delays the decodes in it, and computes no token sooner
+A smaller budget may serve these requests better. A device that reads its weights while it computes hides the
+prefill of small steps. A step beyond that size delays the decodes in it, and computes no token sooner
 (``smaller_budget``).
 """
 
@@ -47,27 +47,28 @@ from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_STEPS, FEWEST_SIZED = 20, 5
-"""Fewest steps with decodes and prefill that show the saving of a smaller budget, and of about its size."""
+"""Minimum number of steps with decodes and prefill that show the saving of a smaller budget, and of steps of
+about its size."""
 MOST_TIMES = 2
-"""Largest ratio of a budget to the recorded steps that speak for it."""
+"""Maximum ratio of a budget to the recorded steps that support it."""
 FIXED_FROM_FRAC = 0.10
-"""Least fixed share of the time of steps with large chunks at which the price of smaller ones is stated."""
+"""Minimum fixed share of the time of steps with large chunks for the price of smaller ones to be stated."""
 LEAST_SAVED_FRAC = 0.02
-"""Least share of the requests' time for which a smaller budget is worth a restart."""
+"""Minimum share of the requests' time for which a smaller budget is worth a restart."""
 
 
 class SmallerBudget(NamedTuple):
-    """Budget whose steps compute prompts about as fast as larger steps do, by steps that a trace records."""
+    """Budget whose steps compute prompts about as fast as larger steps do, according to recorded steps."""
 
     tokens: int
     size: int
-    """Mean tokens of recorded steps of about this size."""
+    """Mean number of tokens of recorded steps of about this size."""
     step_us: float
     """Mean time of recorded steps of about this size."""
     larger_us: float
     """Mean time of the larger steps."""
     saved_frac: float
-    """Share of the requests' time that it saves at least."""
+    """Minimum share of the requests' time that the smaller budget saves."""
 
     def advice(self, timeline: Timeline) -> Advice:
         """Return ``--max-num-batched-tokens`` with this budget."""
@@ -89,8 +90,8 @@ def smaller_budget(timeline: Timeline) -> SmallerBudget | None:
 
     With smaller steps, prefill needs more of them. Each additional step costs every request present the time
     that the step takes beyond its share of the prefill, and gives each decoding request a token, which would
-    otherwise take a step of its own. None where throughput counts, also because more load comes than is
-    served, or if no recorded size saves ``LEAST_SAVED_FRAC``.
+    otherwise take a step of its own. None if throughput counts (for example because more load arrives than is
+    served), or if no recorded size saves ``LEAST_SAVED_FRAC``.
     """
     least = smallest_batched_tokens(timeline)
     steps = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("busy_us") > 0))
@@ -113,7 +114,7 @@ def smaller_budget(timeline: Timeline) -> SmallerBudget | None:
 def _saving(
     timeline: Timeline, sized: pl.DataFrame, mixed: pl.DataFrame, least: int, decode_us: float
 ) -> SmallerBudget | None:
-    """Return the saving of a budget of the size of some steps; None if smaller steps are not shown to help.
+    """Return what a budget the size of these steps would save; None if smaller steps may not help.
 
     Args:
         timeline: The engine's trace.
@@ -145,7 +146,7 @@ def _saving(
 
 
 NAMED_FROM_FRAC = 0.25
-"""Share of these steps' prefill from which a request is named."""
+"""Minimum share of these steps' prefill for a request to be named."""
 CHARGES = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
@@ -169,15 +170,16 @@ class TokenBudget(Waited, kw_only=True):
     draft_slots: int
     """``max_num_batched_tokens - token_budget``, kept for drafts."""
     tokens_per_decode: int
-    """Tokens of a decode: one, and the drafts that it verifies."""
+    """Number of tokens per decode: one, and the drafts that it verifies."""
     seats_decoding: int
-    """Requests that the seats hold, as far as there were so many at once."""
+    """Number of requests that the seats hold, as far as so many were present at once."""
     proposed: int | None
-    """Value of ``max_num_batched_tokens`` that holds a decode of each of these; None if steps hold them."""
+    """Value of ``max_num_batched_tokens`` that holds a decode of each of these requests; None if steps
+    already hold them."""
 
     @property
     def decodes_wanted(self) -> int | None:
-        """Tokens that a decode of every seat takes; None if the budget holds them."""
+        """Number of tokens that a decode of every seat takes; None if the budget holds these tokens."""
         wanted = self.seats_decoding * self.tokens_per_decode
         return wanted if wanted > self.token_budget else None
 
@@ -241,7 +243,7 @@ class LoweredBudget(Waited, kw_only=True):
 
 
 def _lowered(timeline: Timeline, waits: Charged, less: pl.DataFrame) -> Finding:
-    """Report that the setting was not the limit, because the scheduler did not use all of it."""
+    """Report that the setting was not the limit, because the scheduler used less than it allows."""
     evidence = LoweredBudget(
         **wait_figures(waits),
         lowered_steps=less.height,
@@ -303,7 +305,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
 
 
 def _advice(timeline: Timeline, waits: Charged, evidence: TokenBudget, *, drafts: bool) -> list[Advice]:
-    """Return the value that holds the decodes of all seats, if the budget does not, or else a shown value."""
+    """Return advice: a budget that holds the decodes of all seats, or else one shown to help."""
     if evidence.proposed is not None:
         better = more_batched_tokens(timeline, evidence.proposed)
     else:
@@ -317,7 +319,7 @@ def _advice(timeline: Timeline, waits: Charged, evidence: TokenBudget, *, drafts
 
 
 def shown_budget(timeline: Timeline, waits: Charged) -> Advice | None:
-    """Return twice or half the budget where the recorded step times show that it shortens latencies."""
+    """Return twice or half the budget, if recorded step times show that this shortens latencies."""
     share = fixed_share(timeline, waits.steps, at_budget=True)
     times = share and budget_times(timeline, waits.steps, share)
     if times is not None and times > 1 and _may_cost_more(timeline, waits.steps):
@@ -352,9 +354,9 @@ def shown_budget(timeline: Timeline, waits: Charged) -> Advice | None:
 def _may_cost_more(timeline: Timeline, steps: pl.DataFrame) -> bool:
     """Return whether a larger budget may cost decodes more than it can save waiting requests.
 
-    No recorded step shows where a larger one becomes bound by computing. In the worst case, twice the tokens
+    No recorded step shows at which size steps become bound by computing. In the worst case, twice the tokens
     take twice the time, so the decodes in these steps lose as much as the steps take, and prompts gain
-    nothing. That is no loss where throughput counts.
+    nothing. If throughput counts, that is no loss.
     """
     waits = charged(timeline, *CHARGES, LONG_PROMPT)
     if throughput_counts(timeline) or waits is None:
