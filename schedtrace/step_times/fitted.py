@@ -308,15 +308,22 @@ class Fitted:
 
         More tokens then take as long as a series of recorded steps. No device takes much longer than that, so
         the result is an upper bound if the recorded steps are too small to show the cost of a token. More
-        decodes cost what steps without decodes lack (``first_decode_us``) once more for each further batch of
-        ``most_decodes``.
+        decodes than ``most_decodes`` cost what steps without decodes lack (``first_decode_us``) once more for
+        each further batch of that size, unless the fit says that they cost more.
         """
         if not self.exceeds_recorded(batch):
             return self.device_us(batch)
-        parts = self._parts(batch)
+        columns, parts = self._device_columns(batch), self._parts(batch)
         parts_us = parts * self.fit.device.us(self._device_columns(batch, parts))
-        decodes = math.ceil(batch.decode_requests / self.most_decodes)
-        return max(parts_us, self.device_us(batch) + max(decodes - 1, 0) * self.first_decode_us)
+        least_us = max(parts_us, self.device_us(batch))
+        more = batch.decode_requests - self.most_decodes
+        if more <= 0:
+            return least_us
+        columns["decode_context_tokens"] *= self.most_decodes / batch.decode_requests
+        columns |= {name: columns[name] - more for name in ("decode_requests", "batch_tokens")}
+        further = math.ceil(more / self.most_decodes)
+        edge_us = self.fit.device.us(columns) + further * self.first_decode_us
+        return max(least_us, edge_us)
 
     def _parts(self, batch: Batch) -> int:
         """Return the number of recorded steps that a batch's tokens fill; a device may begin each anew."""

@@ -305,6 +305,11 @@ def test_what_steps_without_decodes_lack_may_be_paid_once_more_for_as_many_decod
     extra_us = [padded.without_economies_us(batch) - 12_000 for batch in batches]
     assert extra_us == [0, lack_us, lack_us, 2 * lack_us]
     assert [padded.exceeds_recorded(batch) for batch in batches] == [False, *[lack_us > 0] * 3]
+    shown = Larger([Linear(12_000.0, {"decode_requests": 2000.0}, [], {}, 50)])  # 2 ms for each decode
+    costly = Fitted(msgspec.structs.replace(padded.fit, device=shown), rows)
+    fitted_us = [12_000 + 2000 * count for count in (8, 9, 16, 17)]
+    edge_us = [fitted_us[0] + further * lack_us for further in (0, 1, 1, 2)]
+    assert [costly.without_economies_us(batch) for batch in batches] == [*map(max, fitted_us, edge_us)]
 
 
 def test_decodes_that_were_not_recorded_remain_uncertain_in_steps_of_the_recorded_size(run):
