@@ -35,6 +35,7 @@ from schedtrace.record.capture import (
     Synced,
     reports_invalid_drafts,
 )
+from schedtrace.record.clocks import TraceClock
 from schedtrace.record.facts import FIELDS, Prefixes
 from schedtrace.record.live.queue_copy import PresentRequests, present_entry
 from schedtrace.record.marks.exits import Noted, to_lines
@@ -104,7 +105,7 @@ class Assembler:
     """Builder of the lines of one engine's trace, in the order of its steps.
 
     Args:
-        anchor_ns: Monotonic clock at which the trace's time is 0.
+        clock: Clock of the trace.
         trial_ids: Whether request ids contain the trial.
         hash_ids: Whether request ids are written as hashes.
         full_lines: Whether every step is captured and written in full.
@@ -115,7 +116,7 @@ class Assembler:
 
     def __init__(
         self,
-        anchor_ns: int,
+        clock: TraceClock,
         *,
         trial_ids: bool,
         hash_ids: bool,
@@ -124,7 +125,8 @@ class Assembler:
         prefixes: Prefixes,
         drafts: bool,
     ) -> None:
-        self._anchor_ns = anchor_ns
+        self._clock = clock
+        self._us = clock.since_anchor
         self._trial_ids = trial_ids
         self._full_lines = full_lines
         self._prefixes = prefixes
@@ -223,11 +225,11 @@ class Assembler:
             there = list(self._present_now())
             tally.begin_with(self.progress.latest_us, there, scheduled=frozenset(self._rows.ids))
 
-    def follow_with(self, histories: Histories | None, wall_anchor_us: int) -> None:
+    def follow_with(self, histories: Histories | None) -> None:
         """Add all further lines to these histories, which start with requests that arrive from now on."""
         self.histories = histories
         if histories is not None:
-            histories.begin_recording(wall_anchor_us, self._ids.__getitem__)
+            histories.begin_recording(self._clock.wall_us, self._ids.__getitem__)
 
     def _row_changes(self, capture: Capture, rows: Rows, start_us: int) -> RowChanges | None:
         """Advance to the requests of the next step; return the changes if ``RowChanges`` can express them."""
@@ -297,11 +299,11 @@ class Assembler:
             self.histories.add_events(line)
         return line
 
-    def present_line(self, present_requests: PresentRequests, wall_anchor_us: int) -> Events:
+    def present_line(self, present_requests: PresentRequests) -> Events:
         """Return the line that lists the requests present when recording began."""
         entries = []
         for seen in present_requests.queues.ordered_requests():
-            entry = present_entry(seen, present_requests.salt, self._anchor_ns, wall_anchor_us)
+            entry = present_entry(seen, present_requests.salt, self._clock)
             self._prefixes.keep_prompt(seen.request)
             entry.prefix_hashes = self._prefixes.hashes(entry.request_id)
             wanted = entry.prompt_tokens + entry.output_tokens
@@ -498,6 +500,3 @@ class Assembler:
         step.remaining_budget -= sum(scheduled)
         step.num_continued = number - step.num_new - step.num_resumed
         step.draft_tokens = 0 if rows is None else sum(rows.drafts.values())
-
-    def _us(self, ns: int) -> int:
-        return (ns - self._anchor_ns) // 1000

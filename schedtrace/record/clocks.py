@@ -1,4 +1,4 @@
-"""Relation of a trace's clock to those of other processes and hosts.
+"""Clock of a trace, and its relation to those of other processes and hosts.
 
 Linux has one monotonic clock since boot for all processes (``clock_gettime(2)``), except for those in a
 separate time namespace (``time_namespaces(7)``). The wall clocks of several hosts agree as closely as NTP
@@ -28,6 +28,43 @@ class Anchor(NamedTuple):
     uncertainty_us: int
     """Maximum distance between the two readings: half of the time between two readings of the monotonic
     clock."""
+
+
+CLOCK_SET_US = 20_000
+"""Difference in microseconds above which the wall clock counts as having been set: NTP sets it by a tenth of
+a second or more, and slews both clocks equally for less."""
+
+
+class TraceClock:
+    """Clock of one trace, in microseconds.
+
+    Args:
+        anchor_ns: Monotonic clock at which the trace's time is 0.
+        wall_us: Unix time in microseconds at that moment.
+    """
+
+    def __init__(self, anchor_ns: int, wall_us: int = 0) -> None:
+        self.anchor_ns, self.wall_us = anchor_ns, wall_us
+
+    def since_anchor(self, ns: int) -> int:
+        """Return a monotonic time in nanoseconds as microseconds of the trace's clock."""
+        return (ns - self.anchor_ns) // 1000
+
+    def now_us(self) -> int:
+        """Return the current time."""
+        return self.since_anchor(time.monotonic_ns())
+
+    def from_wall_clock(self, unix_s: float, now_us: int) -> int:
+        """Convert a Unix time to the trace's microseconds, even if the wall clock has been set since.
+
+        Args:
+            unix_s: Unix time of a recent moment; a future time was read before the clock was set back.
+            now_us: Current time in the trace's microseconds.
+        """
+        wall_us, at_us = time.time_ns() // 1000, int(unix_s * 1e6)
+        if at_us <= wall_us and abs(wall_us - now_us - self.wall_us) >= CLOCK_SET_US:
+            self.wall_us = wall_us - now_us
+        return at_us - self.wall_us
 
 
 def read_anchor() -> Anchor:

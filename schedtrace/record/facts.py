@@ -219,32 +219,29 @@ class KvLoads:
 
     def __init__(self, scheduler: Any) -> None:
         self.used = getattr(scheduler, "connector", None) is not None
-        self._parked: set[str] = set()
+        """Whether the scheduler has a connector."""
+        self.parked: set[str] = set()
+        """Requests that wait for a KV load."""
         self._events: list[KvLoad] = []
-
-    @property
-    def parked(self) -> int | None:
-        """Number of requests that wait for a KV load; None without a connector."""
-        return len(self._parked) if self.used else None
 
     def note_begun(self, scheduler: Any, events: list[Noted], at_us: int) -> None:
         """Record the loads that a ``schedule()`` call began, as reported by its marks."""
         for event in as_events(events):
             if Cause.KV_LOAD_STARTED in SITES[event.site].causes:
-                self._parked.add(event.request_id)
+                self.parked.add(event.request_id)
                 self._note(scheduler, event.request_id, "begun", at_us)
 
     def note_ended(self, scheduler: Any, arrived: Any, at_us: int) -> None:
         """Record ended loads, of which vLLM is notified: ``KVConnectorOutput.finished_recving``."""
         for request_id in arrived if isinstance(arrived, set | frozenset | list | tuple) else ():
-            self._parked.discard(request_id)
+            self.parked.discard(request_id)
             self._note(
                 scheduler, request_id, "failed" if _failed(scheduler, request_id) else "arrived", at_us
             )
 
     def drop_load(self, request_id: str) -> None:
         """Forget the KV load of a finished request."""
-        self._parked.discard(request_id)
+        self.parked.discard(request_id)
 
     def new_events(self) -> list[KvLoad]:
         """Return the events of loads since the last call."""
@@ -357,7 +354,7 @@ class SchedulerFacts:
             self.prefix_keys,
             None if engine is None else engine.current_wave,
             None if engine is None else engine.step_counter,
-            self.kv_loads.parked,
+            len(self.kv_loads.parked) if self.kv_loads.used else None,
             capture.throttled if isinstance(capture.throttled, bool) else None,
         )
 

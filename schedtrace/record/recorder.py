@@ -40,7 +40,7 @@ class Recorder:
         self.active = True
         self.clock: Callable[[], int] = time.monotonic_ns
         self.writer = writer
-        self.facts = SchedulerFacts(scheduler, writer.since_anchor)
+        self.facts = SchedulerFacts(scheduler, writer.clock.since_anchor)
         self._inference = InferredExits(scheduler)
         self._expects_inference = not traced._schedtrace_instrumented.classes  # type: ignore[attr-defined]  # of a class that records
         self._warned: set[str] = set()
@@ -223,10 +223,10 @@ class Recorder:
         try:
             lora = getattr(request, "lora_request", None)
             update = request.request_id in scheduler.requests
-            now_us = self.writer.since_anchor(self.clock())
+            now_us = self.writer.clock.since_anchor(self.clock())
             arrival = Arrival(
                 request_id=request.request_id,
-                arrived_us=self.writer.from_wall_clock(request.arrival_time, now_us),
+                arrived_us=self.writer.clock.from_wall_clock(request.arrival_time, now_us),
                 queued_us=now_us,
                 prompt_tokens=request.num_prompt_tokens,
                 max_tokens=request.max_tokens,
@@ -309,7 +309,7 @@ class Recorder:
             self._facts_failed(error)
 
     def _note_send(self, scheduler: Any, request_id: str, event: KvSendEvent) -> None:
-        at_us = self.writer.since_anchor(self.clock())
+        at_us = self.writer.clock.since_anchor(self.clock())
         blocks = blocks_of(scheduler.kv_cache_manager, request_id) or None
         self.writer.put_beside(KvSend(request_id, event, at_us, blocks))
 
@@ -317,7 +317,7 @@ class Recorder:
         finish = Finish(
             request_id=request.request_id,
             status=status,
-            finished_us=self.writer.since_anchor(self.clock()),
+            finished_us=self.writer.clock.since_anchor(self.clock()),
             prompt_tokens=request.num_prompt_tokens,
             output_tokens=request.num_output_tokens,
             num_preemptions=getattr(request, "num_preemptions", None),
@@ -334,7 +334,7 @@ class Recorder:
         if not self.active:
             return
         try:
-            now_us = self.writer.since_anchor(self.clock())
+            now_us = self.writer.clock.since_anchor(self.clock())
             self.facts.kv_loads.note_ended(scheduler, getattr(output, "finished_recving", None), now_us)
             sent = getattr(output, "finished_sending", None)
             for request_id in sent if isinstance(sent, set | frozenset | list | tuple) else ():
@@ -373,7 +373,7 @@ class Recorder:
         if not self.active:
             return
         try:
-            at_us = self.writer.since_anchor(began_ns)
+            at_us = self.writer.clock.since_anchor(began_ns)
             took_us = (self.clock() - began_ns) // 1000
             state = before or {"running": len(scheduler.running)}
             self.writer.put_beside(Control(kind, at_us, took_us, detail, failed=failed, **state))

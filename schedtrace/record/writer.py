@@ -30,6 +30,7 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import Control, KvSend, Stalled
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Capture, Dropped, DummyPass, SideEvents, Synced
+from schedtrace.record.clocks import TraceClock
 from schedtrace.record.facts import Prefixes
 from schedtrace.record.live.flight_recorder import FlightRecorder, Ring
 from schedtrace.record.live.queue_copy import PresentRequests
@@ -57,10 +58,6 @@ the engine more."""
 MOST_REPEATED = 20
 """Maximum number of notices that are repeated at the beginning of another file."""
 
-CLOCK_SET_US = 20_000
-"""Difference in microseconds above which the wall clock counts as having been set: NTP sets it by a tenth of
-a second or more, and slews both clocks equally for less."""
-
 CLOSE_S = 10
 """Seconds to wait for the thread to write the remaining lines."""
 
@@ -74,7 +71,7 @@ class Writer:
     Args:
         chosen: Settings of the recording.
         header: First line of the trace.
-        anchor_ns: Monotonic clock at which the trace's time is 0.
+        clock: Clock of the trace.
         assembler: Class of the assembler of lines.
 
     Raises:
@@ -82,7 +79,7 @@ class Writer:
     """
 
     def __init__(
-        self, chosen: Settings, header: Header, anchor_ns: int, assembler: type[Assembler] = Assembler
+        self, chosen: Settings, header: Header, clock: TraceClock, assembler: type[Assembler] = Assembler
     ) -> None:
         self.working = True
         self._stopped: tuple[str, int, int] | None = None
@@ -100,12 +97,11 @@ class Writer:
         """Queues in the order of ``SideEvents``."""
         self._lost_beside = False
         self.prefixes = Prefixes(header.block_size, wanted=chosen.keeps_lines)
-        self._anchor_ns = anchor_ns
+        self.clock = clock
         self.hash_ids = chosen.hash_ids
         self.engine_rank = header.engine_rank
-        self._wall_anchor_us = header.wall_anchor_us
         self._assembler = assembler(
-            anchor_ns,
+            clock,
             trial_ids=chosen.trial_ids,
             hash_ids=chosen.hash_ids,
             full_lines=chosen.lines == "full",
@@ -122,9 +118,9 @@ class Writer:
         self._cpu_times = CpuTimes() if header.clock != "virtual" and chosen.keeps_lines else None
         self._steps = 0
         self._dropped = 0
-        self._last_events_ns = anchor_ns
+        self._last_events_ns = clock.anchor_ns
         self._closing = threading.Event()
-        self.measuring = Measuring(self._assembler, header.wall_anchor_us)
+        self.measuring = Measuring(self._assembler)
         self._output, self.flight = _output(chosen, header)
         self.path = self._output.path
         self._header = header
@@ -209,11 +205,11 @@ class Writer:
         Args:
             seen: Stall, with times in microseconds of the monotonic clock.
         """
-        anchor_us = self._anchor_ns // 1000
+        anchor_us = self.clock.anchor_ns // 1000
         until_us = None if seen.until_us is None else seen.until_us - anchor_us
         seen = msgspec.structs.replace(seen, since_us=seen.since_us - anchor_us, until_us=until_us)
         gone_on = "the engine goes on: " if until_us is not None else ""
-        self._notices.append(Notice(at_us=self._now_us(), message=gone_on + seen.sentence, stalled=seen))
+        self._notices.append(Notice(at_us=self.clock.now_us(), message=gone_on + seen.sentence, stalled=seen))
 
     def stops(self, why: str) -> None:
         """Record that recording stops by itself; only the first reason counts."""
@@ -231,22 +227,6 @@ class Writer:
             return f"the disk was too slow: {self._dropped:,} of {self._steps:,} steps are missing"
         return None
 
-    def since_anchor(self, ns: int) -> int:
-        """Return a monotonic time in nanoseconds as microseconds of the trace's clock."""
-        return (ns - self._anchor_ns) // 1000
-
-    def from_wall_clock(self, unix_s: float, now_us: int) -> int:
-        """Convert a Unix time to the trace's microseconds, even if the wall clock has been set since.
-
-        Args:
-            unix_s: Unix time of a recent moment; a future time was read before the clock was set back.
-            now_us: Current time in the trace's microseconds.
-        """
-        wall_us, at_us = time.time_ns() // 1000, int(unix_s * 1e6)
-        if at_us <= wall_us and abs(wall_us - now_us - self._wall_anchor_us) >= CLOCK_SET_US:
-            self._wall_anchor_us = wall_us - now_us
-        return at_us - self._wall_anchor_us
-
     def close(self) -> None:
         """Write all lines and the end line; a second call does nothing."""
         if self._closing.is_set():
@@ -259,7 +239,7 @@ class Writer:
             return
         try:
             self._work(last=True)
-            self._write([End(at_us=self._now_us(), steps=self._steps, dropped_steps=self._dropped)])
+            self._write([End(at_us=self.clock.now_us(), steps=self._steps, dropped_steps=self._dropped)])
             self._output.close()
         except Exception as error:
             self._give_up(error)
@@ -292,7 +272,7 @@ class Writer:
         count = len(self._pending)
         lines: list[AnyLine | dict[str, Any]] = [*self._noted(), *self._late_outputs()]
         if self._cpu_times is not None:
-            lines += self._cpu_times.line(self._now_us(), self._steps)
+            lines += self._cpu_times.line(self.clock.now_us(), self._steps)
         size = shared = 0
         for _ in range(count):
             capture = self._pending[0]
@@ -302,7 +282,7 @@ class Writer:
                 continue
             if isinstance(capture, PresentRequests):
                 self._pending.popleft()
-                lines.append(self._assembler.present_line(capture, self._wall_anchor_us))
+                lines.append(self._assembler.present_line(capture))
                 continue
             result = capture.result  # the engine's thread may set it any time: look once
             waited_ns = time.monotonic_ns() - capture.end_ns
@@ -325,8 +305,8 @@ class Writer:
                 shared = 0
         lines += self._idle_events(last=last)
         self._write(lines)
-        now_us, complete = self._now_us(), not (self._pending or any(self._side_events))
-        self.measuring.end_round(now_us, self.since_anchor, complete=complete)
+        now_us, complete = self.clock.now_us(), not (self._pending or any(self._side_events))
+        self.measuring.end_round(now_us, self.clock.since_anchor, complete=complete)
 
     def _noted(self) -> list[Notice]:
         """Return the notices since the last call; where a file begins, repeat those about the recorder."""
@@ -335,7 +315,7 @@ class Writer:
             if isinstance(noted, Notice):
                 lines.append(noted)
                 continue
-            lines.append(Notice(at_us=self._now_us(), message=noted))
+            lines.append(Notice(at_us=self.clock.now_us(), message=noted))
             self._notices_so_far = [*self._notices_so_far[1 - MOST_REPEATED :], noted]
         return lines
 
@@ -360,7 +340,7 @@ class Writer:
             return []
         lines: list[AnyLine] = [self._assembler.dropped(dropped) for dropped in _drain(self._dropping)]
         if any(self._side_events):
-            lines.append(self._assembler.events_line(self.take_events(), self._now_us()))
+            lines.append(self._assembler.events_line(self.take_events(), self.clock.now_us()))
         return lines
 
     def _write(self, lines: Sequence[AnyLine | dict[str, Any]]) -> None:
@@ -400,7 +380,7 @@ class Writer:
         """Return the end line of a trace, after all earlier notices."""
         self._write(self._noted())
         return End(
-            at_us=self._now_us(), steps=self._assembler.progress.next_step, dropped_steps=self._dropped
+            at_us=self.clock.now_us(), steps=self._assembler.progress.next_step, dropped_steps=self._dropped
         )
 
     def _give_up(self, error: BaseException) -> None:
@@ -410,13 +390,12 @@ class Writer:
             "schedtrace: recording to {} stopped: {}; serving continues", self.path, self.describe(error)
         )
         with contextlib.suppress(Exception):  # the disk is full or gone: the log line above has said so
-            self._write([Notice(at_us=self._now_us(), message=f"recording stopped: {self.describe(error)}")])
+            self._write(
+                [Notice(at_us=self.clock.now_us(), message=f"recording stopped: {self.describe(error)}")]
+            )
         with contextlib.suppress(Exception):
             self._output.close()
         self._pending.clear()
-
-    def _now_us(self) -> int:
-        return self.since_anchor(time.monotonic_ns())
 
 
 _writers: WeakSet[Writer] = WeakSet()

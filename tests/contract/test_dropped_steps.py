@@ -43,9 +43,9 @@ class Watching(Deciding):
         return super().schedule(*args)
 
     def update(self):
-        began_us = self._writer().since_anchor(time.monotonic_ns())
+        began_us = self._writer().clock.since_anchor(time.monotonic_ns())
         told = super().update()
-        ended_us = self._writer().since_anchor(time.monotonic_ns())
+        ended_us = self._writer().clock.since_anchor(time.monotonic_ns())
         for one in (one for of_client in told.values() for one in of_client.outputs):
             if one.new_token_ids:
                 self.first_tokens.setdefault(one.request_id, (began_us, ended_us))

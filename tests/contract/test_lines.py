@@ -40,7 +40,7 @@ def recorded(
         patch.setenv("SCHEDTRACE_LINES", lines)
         engine = engine_class(traced_class, **FAMILIES[name].engine, **options)
         recorder = engine.scheduler._schedtrace_recorder
-        ticks = count(recorder.writer._anchor_ns, TICK_NS)
+        ticks = count(recorder.writer.clock.anchor_ns, TICK_NS)
         recorder.clock = lambda: next(ticks)
         play(engine, make_script(FAMILIES[name], seed, SHORT_STEPS))
         assert recorder.writer._steps > SHORT_STEPS

@@ -111,7 +111,7 @@ def count_beside(scheduler, writers=None):
     chosen = Settings(Path(), trial_ids=False, hash_ids=recorder.writer.hash_ids, keeps_lines=False)
     alone = prepared_recorder(scheduler, type(scheduler), chosen)
     assert type(alone) is CountingRecorder
-    alone.writer._anchor_ns = alone.writer._assembler._anchor_ns = recorder.writer._anchor_ns
+    alone.writer.clock.anchor_ns = recorder.writer.clock.anchor_ns
     if writers is not None:
         writers.append(alone.writer)
     alone.writer.measuring.meter = meter = Meter(by_priority=policy(scheduler) == "priority")

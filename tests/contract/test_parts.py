@@ -46,7 +46,7 @@ class Twice:
         mine = made._assembler
         mine._prefixes = Remembered(mine._prefixes)
         self.twin = Assembler(
-            mine._anchor_ns,
+            mine._clock,
             trial_ids=mine._trial_ids,
             hash_ids=False,
             long_prefill_threshold=mine.latest_exits.long_prefill_threshold,
@@ -96,9 +96,7 @@ class InParts(Deciding):
             first, at_us, there = begin()
             salt = self.scheduler._schedtrace_recorder.facts.salt
             known = {
-                one.request.request_id: present_entry(
-                    one, salt, self.made._anchor_ns, self.made._wall_anchor_us
-                )
+                one.request.request_id: present_entry(one, salt, self.made.clock)
                 for one in copy_queues(self.scheduler, in_flight=bool(self.in_flight)).ordered_requests()
             }
             self.differences += [

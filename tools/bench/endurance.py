@@ -62,8 +62,8 @@ def play(steps, running):
                 time.sleep(0.001)
         if done % (steps // LOOKS) == 0:
             said(done, steps, rss_mib(), folder, began)
-    now_us, wall_us = writer._now_us(), time.time_ns() // 1000
-    off_us = now_us + writer._wall_anchor_us - wall_us
+    now_us, wall_us = writer.clock.now_us(), time.time_ns() // 1000
+    off_us = now_us + writer.clock.wall_us - wall_us
     engine.scheduler.shutdown()
     took = time.monotonic() - began
     print(f"after {took:,.0f} s the trace's clock is {off_us:+,} us from the wall clock")

@@ -16,6 +16,7 @@ from schedtrace.model.live import MOST_ENTRIES, EngineQueue, QueueEntry
 from schedtrace.model.trace import Exit, Present, PresentState
 from schedtrace.record import facts, queues
 from schedtrace.record.allocation import blocks_without_null, free_blocks, held_blocks
+from schedtrace.record.clocks import TraceClock
 from schedtrace.record.header import data_parallel_rank
 from schedtrace.record.live.between_steps import BetweenSteps, NotReachedError
 from schedtrace.record.written_ids import Salt, WrittenIds
@@ -124,28 +125,26 @@ def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
     )
 
 
-def present_entry(seen: CopiedRequest, salt: Salt, anchor_ns: int, wall_anchor_us: int) -> Present:
+def present_entry(seen: CopiedRequest, salt: Salt, clock: TraceClock) -> Present:
     """Return the entry of a request that was present, without its prefix.
 
     Args:
         seen: Copy of the request.
         salt: Salt of the trace's hashes.
-        anchor_ns: Monotonic clock at which the trace's time is 0.
-        wall_anchor_us: Unix time in microseconds at that moment.
+        clock: Clock of the trace.
     """
     request = seen.request
     lora = getattr(request, "lora_request", None)
     # The first event of each kind; vLLM's times are monotonic seconds.
-    times = {
-        event.type.name: int(event.timestamp * 1e6) - anchor_ns // 1000 for event in reversed(seen.events)
-    }
+    anchor_us = clock.anchor_ns // 1000
+    times = {event.type.name: int(event.timestamp * 1e6) - anchor_us for event in reversed(seen.events)}
     fields = facts.requested(request)
     if (sibling := facts.sibling(request.request_id, salt)) is not None:
         fields["sibling_index"], fields["parent"] = sibling
     return Present(
         request_id=request.request_id,
         state=seen.state,
-        arrived_us=int(request.arrival_time * 1e6) - wall_anchor_us,
+        arrived_us=int(request.arrival_time * 1e6) - clock.wall_us,
         prompt_tokens=request.num_prompt_tokens,
         queued_us=times.get("QUEUED"),
         scheduled_us=times.get("SCHEDULED") if not seen.num_preemptions else None,

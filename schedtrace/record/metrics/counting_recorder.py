@@ -140,11 +140,11 @@ class StepCounter(Assembler):
         tally.note_step(step, admitted=admitted, left=left, scheduled=self._idle - idle)
         self._idle = idle
 
-    def present_line(self, present_requests: PresentRequests, wall_anchor_us: int) -> Events:
+    def present_line(self, present_requests: PresentRequests) -> Events:
         """Begin the totals with the requests that were present when recording began."""
         at_us = self._us(present_requests.queues.at_ns)
         entries = [
-            present_entry(seen, present_requests.salt, self._anchor_ns, wall_anchor_us)
+            present_entry(seen, present_requests.salt, self._clock)
             for seen in present_requests.queues.ordered_requests()
         ]
         self._idle = frozenset(entry.request_id for entry in entries if entry.state == "running")
@@ -202,7 +202,7 @@ class CountingRecorder(Recorder):
 
     def __init__(self, scheduler: Any, traced: type, writer: Writer) -> None:
         super().__init__(scheduler, traced, writer)
-        self.facts = NoFacts(scheduler, writer.since_anchor)
+        self.facts = NoFacts(scheduler, writer.clock.since_anchor)
         self._prefilling: set[str] = set()
         """Running requests that may have tokens to prefill or to recompute."""
         self._lost: dict[str, int] = {}

@@ -41,10 +41,9 @@ class Measuring:
 
     Args:
         assembler: The writer's assembler.
-        wall_anchor_us: Unix time in microseconds at which the trace's clock read 0.
     """
 
-    def __init__(self, assembler: "Assembler", wall_anchor_us: int = 0) -> None:
+    def __init__(self, assembler: "Assembler") -> None:
         self.meter: Meter | None = None
         """Receiver of the totals, which any thread may set; None if metrics are off."""
         self.begun: Callable[[], Any] = lambda: None
@@ -53,7 +52,6 @@ class Measuring:
         """Latest capture that has been assembled."""
         self._assembler = assembler
         self._current: Meter | None = None
-        self._wall_anchor_us = wall_anchor_us
         self._followed: Histories | None = None
 
     def begin_round(self) -> None:
@@ -65,7 +63,7 @@ class Measuring:
         histories = None if meter is None else meter.histories
         if histories is not self._followed:
             self._followed = histories
-            self._assembler.follow_with(histories, self._wall_anchor_us)
+            self._assembler.follow_with(histories)
 
     def keep_trace_context(self, request: Any) -> None:
         """Keep the trace context of a request that arrives, if spans are made (on the engine's thread)."""

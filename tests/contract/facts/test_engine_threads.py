@@ -31,7 +31,7 @@ def engine(recording):  # noqa: ARG001  # recording must be on before vLLM is ho
 
 
 def now_us(engine):
-    return engine.scheduler._schedtrace_recorder.writer.since_anchor(time.monotonic_ns())
+    return engine.scheduler._schedtrace_recorder.writer.clock.since_anchor(time.monotonic_ns())
 
 
 def core_of(engine, **more):
@@ -84,7 +84,7 @@ def test_received_prepared_and_drained(engine, recording, slow_preparation):
     [told] = events(recording, "arrived")
     [began_ns] = slow_preparation
     writer = engine.scheduler._schedtrace_recorder.writer
-    assert received[0] <= told["received_us"] <= writer.since_anchor(began_ns)
+    assert received[0] <= told["received_us"] <= writer.clock.since_anchor(began_ns)
     assert told["received_us"] + 1e6 * HELD_S <= told["input_queue_us"] <= received[1]
     assert told["queued_us"] >= told["input_queue_us"] + 1e6 * HELD_S
     assert told["pinned_rank"] == 3

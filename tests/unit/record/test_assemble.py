@@ -30,6 +30,7 @@ from schedtrace.record.capture import (
     SideEvents,
     Synced,
 )
+from schedtrace.record.clocks import TraceClock
 from schedtrace.record.facts import FIELDS, Prefixes
 from schedtrace.record.metrics.tally import Tally
 from schedtrace.record.otel.histories import Histories
@@ -46,7 +47,7 @@ def assembler(monkeypatch):
 
     def made(**options):
         given = {"trial_ids": False, "hash_ids": False, "prefixes": Prefixes(), "drafts": False}
-        return assemble.Assembler(ANCHOR_NS, **{**given, **options})
+        return assemble.Assembler(TraceClock(ANCHOR_NS, 17), **{**given, **options})
 
     return made
 
@@ -299,10 +300,10 @@ def test_totals_begin_with_the_requests_that_are_there_and_end_when_nobody_asks(
 
 def test_histories_begin_with_the_clock_of_the_recording_and_end_when_nobody_asks(assembler):
     engine, histories = assembler(hash_ids=True), Histories()
-    engine.follow_with(histories, 17)
+    engine.follow_with(histories)
     assert engine.histories is histories
     assert (histories.wall_anchor_us, histories._written_id("a")) == (17, hashed("a"))
-    engine.follow_with(None, 0)
+    engine.follow_with(None)
     assert engine.histories is None
 
 

@@ -49,8 +49,9 @@ class Writer:
     def close(self):
         self.closed += 1
 
-    since_anchor = staticmethod(lambda ns: ns // 1000)
-    from_wall_clock = staticmethod(lambda unix_s, _: int(unix_s * 1e6) - 5_000_000)
+    clock = SimpleNamespace(
+        since_anchor=lambda ns: ns // 1000, from_wall_clock=lambda unix_s, _: int(unix_s * 1e6) - 5_000_000
+    )
     describe = staticmethod(repr)
 
 
@@ -358,6 +359,14 @@ def test_an_unmarked_scheduler_is_inferred_from_the_start_without_a_notice(recor
         type(scheduler)._schedtrace_instrumented = SimpleNamespace(classes=("marked",))
     assert (watched is not Manager, type(scheduler.kv_cache_manager)) == (True, Manager)
     assert (len(writer.captures[0].inferred), writer.notices) == (1, [])
+
+
+def test_after_an_error_within_a_call_no_mark_notes_anything(recorder, scheduler, writer):
+    recorder.schedule_begins(scheduler)
+    recorder.request_preempted(scheduler, SimpleNamespace())
+    assert (recorder.active, recorder.events) == (False, None)
+    recorder.schedule_ended(scheduler, output({"a": 1}, {"a": 10}))
+    assert writer.captures == []
 
 
 def test_an_error_of_ours_ends_recording_with_one_notice(recorder, scheduler, writer):

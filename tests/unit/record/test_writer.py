@@ -14,9 +14,10 @@ from schedtrace.model.manifest import FILE_NAME
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_bounds import Bounds
 from schedtrace.model.trace_facts import Control, KvSend
-from schedtrace.record import assemble, trace_files, writer
+from schedtrace.record import assemble, clocks, trace_files, writer
 from schedtrace.record import capture as capture_module
 from schedtrace.record.capture import ALL, NOBODY, DummyPass, Result, Rows, SideEvents, Synced
+from schedtrace.record.clocks import TraceClock
 from schedtrace.record.settings import Settings
 from schedtrace.record.writer import Writer
 from tests.makers import header
@@ -42,7 +43,8 @@ def writer_of(monkeypatch, tmp_path):
     def make(anchor_ns=None, **settings):
         anchor_ns = time.monotonic_ns() if anchor_ns is None else anchor_ns
         settings = {"trial_ids": False, "hash_ids": False, **settings}
-        made.append(Writer(Settings(tmp_path / "run", **settings), HEADER, anchor_ns))
+        clock = TraceClock(anchor_ns, HEADER.wall_anchor_us)
+        made.append(Writer(Settings(tmp_path / "run", **settings), HEADER, clock))
         return made[-1]
 
     yield make
@@ -365,8 +367,8 @@ def test_what_no_step_takes_along_is_written_after_half_a_second(writer_of):
     assert [one["request_id"] for one in last(made)["arrived"]] == ["a"]
     assert (last(made)["dummy_batches"], last(made)["dummy_us"]) == (2, 2)
     assert last(made)["dummies"] == [
-        {"began_us": made.since_anchor(1_000), "took_us": 1, "wave": 0, "step_counter": 5},
-        {"began_us": made.since_anchor(4_000), "took_us": 1, "wave": 0, "step_counter": 6},
+        {"began_us": made.clock.since_anchor(1_000), "took_us": 1, "wave": 0, "step_counter": 5},
+        {"began_us": made.clock.since_anchor(4_000), "took_us": 1, "wave": 0, "step_counter": 6},
     ]
     assert [one["step_counter"] for one in last(made)["syncs"]] == [6]
     assert made.take_events() is NOBODY
@@ -393,7 +395,7 @@ def test_a_notice(writer_of):
 
 def test_clocks(writer_of):
     made = writer_of(anchor_ns=5_000)
-    assert (made.since_anchor(9_999), made.since_anchor(5_000)) == (4, 0)
+    assert (made.clock.since_anchor(9_999), made.clock.since_anchor(5_000)) == (4, 0)
 
 
 @pytest.mark.parametrize(
@@ -407,8 +409,8 @@ def test_clocks(writer_of):
 )
 def test_a_wall_clock_that_is_set_changes_no_age(writer_of, monkeypatch, came_s, wall_s):
     made = writer_of()
-    monkeypatch.setattr(writer.time, "time_ns", lambda: int(wall_s * 1e9))
-    assert made.from_wall_clock(came_s, now_us=7_000_000) == 1_500_000
+    monkeypatch.setattr(clocks.time, "time_ns", lambda: int(wall_s * 1e9))
+    assert made.clock.from_wall_clock(came_s, now_us=7_000_000) == 1_500_000
 
 
 @pytest.mark.parametrize(("hash_ids", "text"), [(False, "ValueError('client-7')"), (True, "ValueError")])
@@ -624,7 +626,8 @@ def test_giving_up_closes_the_file_though_nothing_more_can_be_written(bounds, wr
 def test_the_thread_writes_without_being_asked(monkeypatch, tmp_path):
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     monkeypatch.setattr(assemble, "reports_invalid_drafts", lambda: False)
-    made = Writer(Settings(tmp_path / "run", trial_ids=False, hash_ids=False), HEADER, time.monotonic_ns())
+    clock = TraceClock(time.monotonic_ns())
+    made = Writer(Settings(tmp_path / "run", trial_ids=False, hash_ids=False), HEADER, clock)
     made.put_step(done(capture(0)))
     until = time.monotonic() + 20
     while ("step", 0) not in lines(made):

@@ -121,9 +121,8 @@ def test_a_snapshot_that_is_one_too_many_is_said_once(made, warnings):
 
 
 def test_a_stall_that_was_noticed_right_before_a_snapshot_is_in_it(made, tmp_path):
-    made.since_anchor(0)
     seen = Stalled(
-        kind="engine", since_us=made._anchor_ns // 1000 + 5, sentence="it stands", stacks=["a", "b"]
+        kind="engine", since_us=made.clock.anchor_ns // 1000 + 5, sentence="it stands", stacks=["a", "b"]
     )
     made.put_stall(seen)
     asked(made, tmp_path / "hung").result()
