@@ -125,9 +125,9 @@ class Recorder:
                 self.facts.note_call(capture, scheduler, output, events)
             except Exception as error:
                 self._facts_failed(error)
-            if self._departures is not None:
-                self._note_departures(self._departures, scheduler, capture)
-            capture.preempted, self._preempted = self._preempted, []
+            self._note_departures(scheduler, capture)
+            if self._preempted:
+                capture.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
                 self._infer(scheduler, output, capture, events)
             if not self.writer.put_step(capture):
@@ -140,10 +140,12 @@ class Recorder:
         except Exception as error:
             self._fail("after schedule()", error)
 
-    def _note_departures(self, departures: Departures, scheduler: Any, capture: Capture) -> None:
+    def _note_departures(self, scheduler: Any, capture: Capture) -> None:
         """Note requests that have stopped running in a way that vLLM's own schedulers do not use."""
+        if self._departures is None:
+            return
         try:
-            aside, gone = departures.unexplained(scheduler)
+            aside, gone = self._departures.unexplained(scheduler)
             for request in gone:
                 self._note_finish(request, "UNKNOWN")
             if aside:

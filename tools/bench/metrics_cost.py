@@ -68,6 +68,7 @@ def engine(running):
     """A driver with a number of requests that decode for ever, and the traced class of its scheduler."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
+    from schedtrace.record.disguise import set_class
     from schedtrace.record.traced import traced_class
     from schedtrace.simulate import Driver
 
@@ -84,7 +85,7 @@ def engine(running):
 
     limits = {"max_num_seqs": running, "max_num_batched_tokens": running * 16}
     driver = Driver(lambda _: traced, num_blocks=running * 500, max_model_len=16_384, **limits)
-    driver.scheduler.__class__ = Timed
+    set_class(driver.scheduler, Timed)
     for number in range(running):
         driver.add(f"cmpl-{number:024x}-0", prompt=16, max_tokens=16_000)
     return driver, traced

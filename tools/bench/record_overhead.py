@@ -37,6 +37,7 @@ def engine_of(number, waiting=0, prompt=0, output=0, foreign=False):  # noqa: C9
     """A driver of vLLM's scheduler, whose methods are those of a class that can be switched."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
+    from schedtrace.record.disguise import set_class
     from schedtrace.record.traced import traced_class
     from schedtrace.simulate import Driver
 
@@ -65,7 +66,9 @@ def engine_of(number, waiting=0, prompt=0, output=0, foreign=False):  # noqa: C9
             limits = {"max_num_seqs": number, "max_num_batched_tokens": tokens}
             made = Switched if foreign else traced
             super().__init__(lambda _: made, num_blocks=number * 500, max_model_len=16_384, **limits)
-            self.scheduler.__class__ = Switched  # made as vLLM's, of which more is known than of another one
+            # Made as vLLM's, of which more is known than of another one. A plain assignment would end the
+            # recording.
+            set_class(self.scheduler, Switched)
             self.classes = {"plain": Scheduler, "traced": traced}
             recorder = self.scheduler._schedtrace_recorder
             self.writer = getattr(recorder, "writer", None) or recorder._writer  # of a commit before

@@ -237,7 +237,7 @@ def test_a_call_that_raised_is_told_and_gives_back_who_came(recorder, scheduler,
     )
     assert (recorder.events, recorder.active) == (None, True)
     called(recorder, scheduler, output({"a": 1}, {"a": 10}))
-    assert [(capture.step, capture.preempted) for capture in writer.captures] == [(1, [])]
+    assert [(capture.step, capture.preempted) for capture in writer.captures] == [(1, ())]
 
 
 def test_an_output_is_matched_with_its_step(recorder, scheduler, writer):
