@@ -35,7 +35,7 @@ from schedtrace.record.capture import (
     Synced,
     reports_invalid_drafts,
 )
-from schedtrace.record.clocks import TraceClock
+from schedtrace.record.clocks import RecordingClock
 from schedtrace.record.facts import FIELDS, Prefixes
 from schedtrace.record.live.queue_copy import PresentRequests, present_entry
 from schedtrace.record.marks.exits import Noted, to_lines
@@ -116,7 +116,7 @@ class Assembler:
 
     def __init__(
         self,
-        clock: TraceClock,
+        clock: RecordingClock,
         *,
         trial_ids: bool,
         hash_ids: bool,

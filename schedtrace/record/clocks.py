@@ -35,7 +35,7 @@ CLOCK_SET_US = 20_000
 a second or more, and slews both clocks equally for less."""
 
 
-class TraceClock:
+class RecordingClock:
     """Clock of one trace, in microseconds.
 
     Args:

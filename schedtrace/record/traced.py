@@ -13,7 +13,7 @@ from typing import Any
 from schedtrace.model.printable import error_text
 from schedtrace.record import switches
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.clocks import TraceClock, read_anchor
+from schedtrace.record.clocks import RecordingClock, read_anchor
 from schedtrace.record.disguise import PLAIN, RECORDERS, disguises
 from schedtrace.record.header import make_header
 from schedtrace.record.log import logger
@@ -303,7 +303,7 @@ def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attache
     header = make_header(scheduler, traced, chosen, anchor, attached=attached)
     needs_lines = chosen.keeps_lines or chosen.makes_spans
     counts = not needs_lines and can_count(scheduler, traced)
-    clock = TraceClock(anchor.ns, anchor.wall_us)
+    clock = RecordingClock(anchor.ns, anchor.wall_us)
     writer = Writer(chosen, header, clock, StepCounter if counts else Assembler)
     try:
         recorder = (

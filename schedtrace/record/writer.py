@@ -30,7 +30,7 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import Control, KvSend, Stalled
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Capture, Dropped, DummyPass, SideEvents, Synced
-from schedtrace.record.clocks import TraceClock
+from schedtrace.record.clocks import RecordingClock
 from schedtrace.record.facts import Prefixes
 from schedtrace.record.live.flight_recorder import FlightRecorder, Ring
 from schedtrace.record.live.queue_copy import PresentRequests
@@ -79,7 +79,7 @@ class Writer:
     """
 
     def __init__(
-        self, chosen: Settings, header: Header, clock: TraceClock, assembler: type[Assembler] = Assembler
+        self, chosen: Settings, header: Header, clock: RecordingClock, assembler: type[Assembler] = Assembler
     ) -> None:
         self.working = True
         self._stopped: tuple[str, int, int] | None = None

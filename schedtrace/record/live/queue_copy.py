@@ -16,7 +16,7 @@ from schedtrace.model.live import MOST_ENTRIES, EngineQueue, QueueEntry
 from schedtrace.model.trace import Exit, Present, PresentState
 from schedtrace.record import facts, queues
 from schedtrace.record.allocation import blocks_without_null, free_blocks, held_blocks
-from schedtrace.record.clocks import TraceClock
+from schedtrace.record.clocks import RecordingClock
 from schedtrace.record.header import data_parallel_rank
 from schedtrace.record.live.between_steps import BetweenSteps, NotReachedError
 from schedtrace.record.written_ids import Salt, WrittenIds
@@ -125,7 +125,7 @@ def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
     )
 
 
-def present_entry(seen: CopiedRequest, salt: Salt, clock: TraceClock) -> Present:
+def present_entry(seen: CopiedRequest, salt: Salt, clock: RecordingClock) -> Present:
     """Return the entry of a request that was present, without its prefix.
 
     Args:

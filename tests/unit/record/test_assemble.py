@@ -30,7 +30,7 @@ from schedtrace.record.capture import (
     SideEvents,
     Synced,
 )
-from schedtrace.record.clocks import TraceClock
+from schedtrace.record.clocks import RecordingClock
 from schedtrace.record.facts import FIELDS, Prefixes
 from schedtrace.record.metrics.tally import Tally
 from schedtrace.record.otel.histories import Histories
@@ -47,7 +47,7 @@ def assembler(monkeypatch):
 
     def made(**options):
         given = {"trial_ids": False, "hash_ids": False, "prefixes": Prefixes(), "drafts": False}
-        return assemble.Assembler(TraceClock(ANCHOR_NS, 17), **{**given, **options})
+        return assemble.Assembler(RecordingClock(ANCHOR_NS, 17), **{**given, **options})
 
     return made
 

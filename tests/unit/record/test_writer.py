@@ -17,7 +17,7 @@ from schedtrace.model.trace_facts import Control, KvSend
 from schedtrace.record import assemble, clocks, trace_files, writer
 from schedtrace.record import capture as capture_module
 from schedtrace.record.capture import ALL, NOBODY, DummyPass, Result, Rows, SideEvents, Synced
-from schedtrace.record.clocks import TraceClock
+from schedtrace.record.clocks import RecordingClock
 from schedtrace.record.settings import Settings
 from schedtrace.record.writer import Writer
 from tests.makers import header
@@ -43,7 +43,7 @@ def writer_of(monkeypatch, tmp_path):
     def make(anchor_ns=None, **settings):
         anchor_ns = time.monotonic_ns() if anchor_ns is None else anchor_ns
         settings = {"trial_ids": False, "hash_ids": False, **settings}
-        clock = TraceClock(anchor_ns, HEADER.wall_anchor_us)
+        clock = RecordingClock(anchor_ns, HEADER.wall_anchor_us)
         made.append(Writer(Settings(tmp_path / "run", **settings), HEADER, clock))
         return made[-1]
 
@@ -626,7 +626,7 @@ def test_giving_up_closes_the_file_though_nothing_more_can_be_written(bounds, wr
 def test_the_thread_writes_without_being_asked(monkeypatch, tmp_path):
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     monkeypatch.setattr(assemble, "reports_invalid_drafts", lambda: False)
-    clock = TraceClock(time.monotonic_ns())
+    clock = RecordingClock(time.monotonic_ns())
     made = Writer(Settings(tmp_path / "run", trial_ids=False, hash_ids=False), HEADER, clock)
     made.put_step(done(capture(0)))
     until = time.monotonic() + 20
