@@ -80,7 +80,7 @@ def rank_test(base: Values, new: Values) -> tuple[float, float]:
 
 
 def effective_count(values: Values) -> float:
-    """Return the number of independent trials that would contain as much information as these.
+    """Return the number of independent trials that would contain as much information as the values.
 
     A machine has slow phases, which slow several trials in a row, so two sides may differ although their
     configurations do not. If the ranks of neighbouring trials have the correlation r, n trials are worth

@@ -145,7 +145,7 @@ class UnevenContext(msgspec.Struct, kw_only=True):
     request_id: str
     """Request with the longest prompt on the rank that most often has the most."""
     prompt_tokens: int
-    """Length of that prompt."""
+    """Length of the prompt of ``request_id``."""
 
 
 def uneven_context(ranks: RecordedRanks) -> tuple[int, UnevenContext] | None:

@@ -242,7 +242,7 @@ class SharedMark:
 
     term: Term
     inside: int
-    """Number of these slow steps that have the fact."""
+    """Number of slow steps that have the fact."""
     all_frac: float
     """Share of all steps that have the fact."""
 

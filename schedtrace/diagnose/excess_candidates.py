@@ -42,7 +42,8 @@ FAR = 4.5
 """Standard deviations above the mean of the best scores in shuffled errors. Chance exceeds this in about 1 of
 570 searches, by the distribution of a maximum (E. J. Gumbel, 1958)."""
 FAR_PAIR = 1.3
-"""Multiple of that score that a pair of conditions must reach, because there are many more pairs."""
+"""Multiple of the score needed by a single condition that a pair must reach, because there are many more
+pairs."""
 MOST_STARTS = 20
 """Most values of a feature at which a slope is tried to start."""
 FIRST = 10

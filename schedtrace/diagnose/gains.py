@@ -191,7 +191,7 @@ class FixedShare(NamedTuple):
     low_frac: float
     high_frac: float
     step_us: float
-    """Mean time of these steps, including the host's time, in microseconds."""
+    """Mean time of the steps, including the host's time, in microseconds."""
 
     @property
     def favours_fuller(self) -> bool:

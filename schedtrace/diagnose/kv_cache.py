@@ -259,9 +259,9 @@ class SharedBeginnings(NamedTuple):
     """Prefixes that at least two prompts of a trial share, each counted once."""
 
     tokens: int
-    """Number of tokens in the full blocks of these prefixes."""
+    """Number of tokens in the full blocks of the shared prefixes."""
     ends: int
-    """Number of these prefixes that are not part of a longer shared prefix."""
+    """Number of shared prefixes that are not part of a longer shared prefix."""
 
 
 def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:

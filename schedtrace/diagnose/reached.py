@@ -33,15 +33,15 @@ class Reached:
     drafts: int = 0
     """Number of draft tokens of finished requests."""
     accepted: int = 0
-    """Number of these draft tokens that were accepted."""
+    """Number of draft tokens of finished requests that were accepted."""
     round_us: float | None = None
     """Time to verify the drafts of one decode, by the step-time model; None without a model."""
     graph_steps: int = 0
     """Number of steps without prefill that fit into a captured graph."""
     graph_tokens: int = 0
-    """Number of tokens scheduled in these steps."""
+    """Number of tokens scheduled in the steps of ``graph_steps``."""
     padded_tokens: int = 0
-    """Sizes in tokens of the smallest graphs that hold these steps, summed."""
+    """Sizes in tokens of the smallest graphs that hold the steps of ``graph_steps``, summed."""
     larger_steps: int = 0
     """Number of steps without prefill that are larger than every captured graph."""
     prompt_tokens: int = 0

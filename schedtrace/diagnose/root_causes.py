@@ -29,7 +29,7 @@ class Judged:
     roots: list[Finding]
     """Root causes with their symptoms; smaller root causes are folded under larger ones."""
     symptoms: list[Finding]
-    """Symptoms that belong to none of these root causes."""
+    """Symptoms that belong to none of the root causes."""
     problems: list[Message] = field(default_factory=list)
     """Notices about rules of other packages that failed."""
 

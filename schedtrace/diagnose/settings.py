@@ -290,7 +290,7 @@ class CappedSteps(NamedTuple):
     """Steps that left budget unused because ``long_prefill_token_threshold`` capped chunks."""
 
     steps: int
-    """Number of these steps."""
+    """Number of steps that left budget unused because chunks were capped."""
     withheld_tokens: int
     """Number of tokens that prompts wanted and the budget still had, but the threshold withheld."""
     full_steps: int

@@ -37,10 +37,10 @@ class Charged:
     share_frac: float
     """Share of all requests' time."""
     requests: int
-    """Number of requests that waited, or recomputed tokens, for these causes."""
+    """Number of requests that waited, or recomputed tokens, for the causes."""
     longest_us: int
     longest_id: str
-    """Request with the longest of these waits, added up."""
+    """Request that waited longest in total for the causes."""
     steps: pl.DataFrame
     """Steps of ``timeline.steps`` in which the requests waited."""
 
@@ -151,7 +151,7 @@ class Behind:
     """Number of holders that ended at their limit of output tokens, if most of them did and their limits do
     not differ from other requests', so that their lengths could not be known at their arrival."""
     endless_tokens: int = 0
-    """Median number of output tokens of these holders."""
+    """Median number of output tokens of the holders that ended at their limit."""
     longest_tokens: int = 0
     """Maximum number of output tokens of a request that is not a holder."""
     held_frac: float = 0.0

@@ -37,7 +37,7 @@ class Prompt(msgspec.Struct, kw_only=True):
     """Place of the request whose answer this one waits for, as a turn of a session; None: it waits for no
     answer."""
     delay_s: float = 0.0
-    """Time from that answer until the request is sent."""
+    """Time from the answer to ``after`` until the request is sent."""
 
 
 class PromptSet(NamedTuple):

@@ -125,7 +125,7 @@ class RequestRows:
         )
 
     def since_us(self, us: int) -> float:
-        """Return milliseconds since the request's arrival."""
+        """Return the time from the request's arrival to a time of the trace, in milliseconds."""
         return (us - self.begin_us) / 1e3
 
     def event(self, us: int, what: str, sentence: Message, step: int | None = None) -> LifeEvent:

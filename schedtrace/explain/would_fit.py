@@ -44,7 +44,7 @@ class FittingRequests:
     limit: Message
     """Reason why the next request would not have fitted."""
     cut: bool
-    """Whether the last of these requests would have got only a part of its prompt."""
+    """Whether the last request that fits would have got only a part of its prompt."""
 
     def __bool__(self) -> bool:
         return bool(self.request_ids)

@@ -207,7 +207,7 @@ class ProcessTracks:
     labels: list[str]
     tracks: list[Track]
     counters: dict[str, pl.DataFrame]
-    """Values by counter: ``us`` and the series from that time on; null if not recorded."""
+    """Rows by counter: ``us``, and the values from that time on; null if not recorded."""
     preemptions: list[Preempted]
 
 

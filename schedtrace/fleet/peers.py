@@ -50,7 +50,7 @@ SETTINGS = {
     "token_budget": "max_num_batched_tokens",
     "kv_blocks": "KV blocks",
 }
-"""Name of the setting for each of these limits."""
+"""Name of the setting for each limit in ``LIMITS``."""
 Summaries = Mapping[str, EngineSummary]
 Key = tuple[str, str | None]
 

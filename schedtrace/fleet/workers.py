@@ -122,7 +122,7 @@ class HereOnly:
     jobs = 1
 
     def shared(self, value: Any) -> Any:
-        """Return the value."""
+        """Return the value itself, because no process needs a copy."""
         return value
 
     def submit(self, function: Callable[..., _R], *arguments: Any) -> "Future[_R]":

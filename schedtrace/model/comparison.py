@@ -91,7 +91,7 @@ class MetricChange(msgspec.Struct, kw_only=True):
     ci_low_frac: float | None
     """Lower end of the 95 % bootstrap interval of ``change_frac``; None if it cannot be computed."""
     ci_high_frac: float | None
-    """Upper end of that interval; None if it cannot be computed."""
+    """Upper end of the interval of ``ci_low_frac``; None if it cannot be computed."""
     noise_floor_frac: float | None
     """Smallest change that would be significant in 4 of 5 cases, with this number of trials and their spread.
     """
@@ -124,7 +124,7 @@ class FindingChange(msgspec.Struct, kw_only=True):
     the finding."""
     new_frac: float | None = None
     threshold_frac: float | None = None
-    """Threshold of that share."""
+    """Threshold for ``base_frac`` and ``new_frac``."""
     message: str | Message
     """Sentence of the finding in the new run or, if that run has none, in the base."""
 

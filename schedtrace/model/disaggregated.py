@@ -45,13 +45,13 @@ class SummaryTransfer(msgspec.Struct, kw_only=True):
     load_begun_us: int | None
     """Beginning of the load of the request's KV cache from elsewhere."""
     load_ended_us: int | None
-    """End of that load."""
+    """End of the load of the request's KV cache from elsewhere."""
     load_blocks: int | None
     """KV blocks that the request holds during the load."""
     kept_us: int | None
     """End of the request, after which its KV blocks stay until they are sent."""
     sent_us: int | None
-    """Time at which the last of these blocks was sent."""
+    """Time at which the last of the kept KV blocks was sent."""
     kept_blocks: int | None
     """Number of KV blocks that stay until they are sent."""
 
@@ -79,11 +79,11 @@ class TransferPair(msgspec.Struct, kw_only=True):
     requests: int
     """Number of matched requests with all times."""
     mean_ms: float
-    """Mean over these requests of the sum of the known parts."""
+    """Mean over the matched requests of the sum of the known parts."""
     leading: TransferPartName
     """Part with the largest total."""
     leading_frac: float
-    """Share of that part in the total of the known parts."""
+    """Share of the leading part in the total of the known parts."""
     clock: ClockBasis
     """Relation of the two clocks."""
     ahead_least_ms: float | None
@@ -106,9 +106,9 @@ class HeldBlocks(msgspec.Struct, kw_only=True):
     other_engine: str
     """Engine on the other side; empty if its trace is not among the inputs."""
     requests: int
-    """Number of requests that hold these blocks."""
+    """Number of requests whose blocks transfers hold."""
     blocks: int
-    """Number of these blocks."""
+    """Number of KV blocks that transfers hold."""
     blocks_total: int | None
     """KV blocks of the engine."""
     waits_for: TransferPartName | None
@@ -127,7 +127,7 @@ class UnmatchedRequests(msgspec.Struct, kw_only=True):
     requests: int
     """Number of requests."""
     example: str
-    """Id of the first of these requests."""
+    """Id of the first unmatched request."""
 
 
 class Disaggregated(msgspec.Struct, kw_only=True):
@@ -136,13 +136,14 @@ class Disaggregated(msgspec.Struct, kw_only=True):
     matched: int
     """Number of requests that were matched across two engines and whose times are all recorded."""
     by_remote_id: int
-    """Number of these requests that were matched by the id on the other engine in ``kv_transfer_params``."""
+    """Number of matched requests that were matched by the id on the other engine in
+    ``kv_transfer_params``."""
     by_transfer_id: int
-    """Number of these requests that were matched by the transfer's id."""
+    """Number of matched requests that were matched by the transfer's id."""
     by_request_id: int
-    """Number of these requests that were matched by request ids without prefix and random suffix."""
+    """Number of matched requests that were matched by request ids without prefix and random suffix."""
     without_transfer: int
-    """Number of these requests without a recorded transfer: the whole prompt was cached, or the connector
+    """Number of matched requests without a recorded transfer: the whole prompt was cached, or the connector
     loads within the first step."""
     unmatched: list[UnmatchedRequests]
     """Requests that are in no figure, by reason."""

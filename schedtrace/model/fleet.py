@@ -41,7 +41,7 @@ class SummarySketch(msgspec.Struct, kw_only=True):
     """Numbers of the bins that are not empty. Bin ``k`` holds the values in ms above ``gamma ** (k - 1)`` and
     up to ``gamma ** k``, where ``gamma = (1 + error) / (1 - error)``."""
     counts: list[float]
-    """Number of values in each of these bins."""
+    """Number of values in each bin of ``keys``."""
     zeros: float
     """Number of values that are 0."""
     sum_ms: float
@@ -77,7 +77,7 @@ class SummaryPace(msgspec.Struct, kw_only=True):
     steps: int
     """Number of steps."""
     median_us: float
-    """Median time of these steps on the device."""
+    """Median time of the steps on the device."""
 
 
 class SummaryTenant(msgspec.Struct, kw_only=True):
@@ -182,7 +182,7 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     quiet_us: int
     """Longest time between two arrivals."""
     quiet_begin_us: int
-    """Beginning of that time, counted from the beginning of the first step."""
+    """Beginning of ``quiet_us``, counted from the beginning of the first step."""
     arrivals: list[int]
     """Arrivals in each of 40 equal parts of the recording."""
     times: list[SummaryTime]
@@ -302,7 +302,7 @@ class FleetTimePart(msgspec.Struct, kw_only=True):
     most: str
     """Engine in which this part takes the largest share of the requests' time."""
     most_frac: float
-    """Share of the requests' time in that engine."""
+    """Share that the part takes of the requests' time in ``most``."""
 
 
 class FleetLatency(msgspec.Struct, kw_only=True):
@@ -451,7 +451,7 @@ class EngineRead(msgspec.Struct, kw_only=True):
     files: int
     """Number of files that were read, or whose summary was in the cache."""
     size_bytes: int
-    """Total size of these files."""
+    """Total size of the files."""
     cached: bool
     """Whether the engine's summary came from the cache."""
     problems: list[Message] = []

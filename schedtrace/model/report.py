@@ -221,7 +221,8 @@ class TrialReport(msgspec.Struct, kw_only=True):
     """Time over which throughput is computed. ``trial``: all of the trial's time, including idle time;
     ``requests``: the time in which there were requests, used for a server and for a part of a trace."""
     throughput_s: float | None
-    """Length of that time. For several engines it is their common time, so that their throughputs add up."""
+    """Length of the time of ``throughput_over``. For several engines it is their common time, so that their
+    throughputs add up."""
     queue_ms: Percentiles | None = None
     """Time from a request's arrival at the scheduler to the first step that scheduled it, over all scheduled
     requests."""
@@ -383,7 +384,7 @@ class LatencyTail(msgspec.Struct, kw_only=True):
     slowest_ms: float
     """Mean latency of the slowest requests."""
     median_ms: float
-    """Median latency of all of these requests."""
+    """Median latency of all requests that have this latency."""
     parts: list[TailPart]
     """Parts of the latency in which the slowest requests spent more time than the tenth of the requests
     around the median, the largest first; parts under 1 % are left out."""
@@ -391,7 +392,7 @@ class LatencyTail(msgspec.Struct, kw_only=True):
     """First step in which the slowest requests spent time in the largest of these parts; null: they spent it
     in no step."""
     last_step: int | None
-    """Last of these steps."""
+    """Last step in which the slowest requests spent time in the largest part; null: as ``first_step``."""
     prefill_tokens: float | None
     """Mean number of the slowest requests' prompt tokens that had to be computed, because no cache or KV
     connector had them."""

@@ -60,7 +60,7 @@ class PrefixCacheUse(msgspec.Struct, kw_only=True):
     requests_with_hit: int
     """Number of requests that found at least one cached block."""
     prompt_tokens: int
-    """Prompt tokens of these requests."""
+    """Prompt tokens of the scheduled requests."""
     hit_tokens: int
     """Prompt tokens found in a cache."""
     hit_frac: float | None

@@ -63,7 +63,7 @@ class Stop(msgspec.Struct, kw_only=True):
     request_ids: list[str]
     """Requests that the exits concerned, as far as recorded."""
     budget_left: int
-    """Token budget left when the first of these exits was taken."""
+    """Token budget left when the first exit of the entry was taken."""
     blocks_needed: int | None
     blocks_free: int | None
     message: Message
@@ -221,7 +221,7 @@ class LifeState(msgspec.Struct, kw_only=True):
     """
     last_step: int | None
     tokens: int
-    """Tokens scheduled for the request in these steps."""
+    """Tokens scheduled for the request in the period."""
     device_ms: float
     """Part of the time in which the device executed a batch, whether this request was in it or not."""
     of_state: str | None = None
@@ -294,7 +294,7 @@ class Life(msgspec.Struct, kw_only=True):
     outputs: int
     """Number of steps whose output contained a token of this request."""
     mean_gap_ms: float | None
-    """Mean time between these outputs."""
+    """Mean time between outputs with a token of the request."""
     gaps: list[Gap]
     """The longest gaps, at most ``MOST_GAPS``."""
     problems: list[Message] = []

@@ -488,7 +488,7 @@ class Step(Line, tag="step", kw_only=True):
     dummy_batches: int = 0
     """Number of dummy batches that this data-parallel rank executed since the last line."""
     dummy_us: int = 0
-    """Total duration of these dummy batches."""
+    """Total duration of the dummy batches since the last line."""
     dummies: list[DummyBatch] = []
     """Dummy batches since the last line, one entry each."""
     syncs: list[RankSync] = []
@@ -547,10 +547,11 @@ class Events(Line, tag="events", kw_only=True):
     """Number of earlier steps without a line, because the disk was too slow; ``arrived`` and ``finished``
     hold the requests that arrived and left in them."""
     dropped_arrivals: int = 0
-    """Number of requests that arrived in these steps but are not in ``arrived``, because there were too many.
-    """
+    """Number of requests that arrived in dropped steps but are not in ``arrived``, because there were too
+    many."""
     dropped_finishes: int = 0
-    """Number of requests that left in these steps but are not in ``finished``, for the same reason."""
+    """Number of requests that left in dropped steps but are not in ``finished``, because there were too
+    many."""
 
 
 class Cpu(Line, tag="cpu", kw_only=True):

@@ -85,7 +85,7 @@ class HeadRefusal(msgspec.Struct, omit_defaults=True):
     other_holders: int = 0
     """Number of further requests that hold blocks."""
     other_held: list[int] = []
-    """Number of blocks that the further holders hold, by cache group."""
+    """Number of blocks that the holders counted in ``other_holders`` hold, by cache group."""
 
 
 class KvLoad(msgspec.Struct, omit_defaults=True):
@@ -187,7 +187,8 @@ class Control(msgspec.Struct, omit_defaults=True):
     detail: str | None = None
     """``pause_state``: the new state; ``collective_rpc``: the workers' method."""
     running: int | None = None
-    """Number of requests that ran then; a reset of the prefix cache may preempt them (see ``preempted``)."""
+    """Number of requests that ran at the operation; a reset of the prefix cache may preempt them (see
+    ``preempted``)."""
     prefix_keys: int | None = None
     """Number of block hashes in the cache before a ``reset_prefix_cache``; null without prefix caching."""
     failed: bool = False
@@ -229,7 +230,7 @@ class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
     running: int | None = None
     """Number of requests that ran when the watchdog noticed the stall."""
     waiting: int | None = None
-    """Number of requests that were then in the waiting queues."""
+    """Number of requests in the waiting queues when the watchdog noticed the stall."""
     input_requests: int | None = None
     """Number of requests that the engine's process had received but its main thread had not taken: no step
     shows them. Null: unknown."""

@@ -63,7 +63,7 @@ class LoadPart(msgspec.Struct, kw_only=True):
     whole_requests: int
     """Number of requests in the whole load."""
     begin_s: float
-    """Seconds into the recording at which the first of these requests arrived."""
+    """Seconds into the recording at which the first replayed request arrived."""
     end_s: float
     """Seconds into the recording at which the part ends; most of its requests had been answered by then."""
 
@@ -103,7 +103,7 @@ class Baseline(msgspec.Struct, kw_only=True):
     judged_by: str | None = None
     """Figure by which the replay is compared with the recording; null: saved step times are not judged."""
     misfit_frac: float | None = None
-    """Difference in that figure: 0.03 is 3 % more in the replay than recorded."""
+    """Difference in the figure of ``judged_by``: 0.03 is 3 % more in the replay than recorded."""
     part: LoadPart | None = None
     """Part of the load by which the replay was judged; null: the whole load."""
     same_steps: int | None = None
@@ -132,7 +132,7 @@ class Figure(msgspec.Struct, kw_only=True):
     low_frac: float | None = None
     """Lower end of the 90 % interval of ``change_frac``; null if the trace gives no basis for an interval."""
     high_frac: float | None = None
-    """Upper end of that interval."""
+    """Upper end of the 90 % interval of ``change_frac``; null as for ``low_frac``."""
 
 
 class Configuration(msgspec.Struct, kw_only=True):
@@ -254,8 +254,8 @@ class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     duration_s: float = 0.0
     """Time from first arrival to last token, summed over trials."""
     counted_s: float | None = None
-    """Part of that time in which requests were present; a server's throughput is computed over it. Null for
-    all of it."""
+    """Part of ``duration_s`` in which requests were present; a server's throughput is computed over it. Null
+    for all of it."""
     output_tokens: int = 0
     """Output tokens of finished requests."""
     ttft_ms: list[float] = []

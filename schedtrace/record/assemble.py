@@ -75,7 +75,7 @@ class LatestExits:
         self._ids, self.long_prefill_threshold = ids, long_prefill_threshold
         self._events: list[Noted] = []
         self._remaining = -1
-        """Budget left, for the lines of exits whose code cannot see it."""
+        """Remaining budget to write for exits whose code has no variable with the budget."""
         self._exits: list[Exit] = []
         self._caps: list[ChunkCap] = []
         self.exits: list[Exit] = []

@@ -53,7 +53,7 @@ class Rows(msgspec.Struct, gc=False):
     ids: list[str]
     """Requests that ran before: first running, then resumed ones."""
     computed: list[int]
-    """Numbers of these requests' tokens that were computed before the step."""
+    """Number of tokens of each request in ``ids`` that were computed before the step."""
     scheduled: dict[str, int]
     """Scheduled tokens of all requests in the step."""
     resumed: Collection[str]
@@ -194,7 +194,7 @@ class Dropped(msgspec.Struct, gc=False):
 
     last_step: int = 0
     end_ns: int = 0
-    """Monotonic time in nanoseconds at which the last of these steps ended."""
+    """Monotonic time in nanoseconds at which the last dropped step ended."""
     steps: int = 0
     side_events: SideEvents = msgspec.field(default_factory=lambda: SideEvents([], [], [], [], [], []))
     preempted: list[tuple[Preemption, int]] = []

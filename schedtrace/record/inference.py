@@ -175,7 +175,7 @@ class Departures:
         self._ran: dict[str, Any] = {}
         """Requests that ran after the last call, by id."""
         self._explained: set[str] = set()
-        """Ids of those requests that were preempted or finished since."""
+        """Ids of requests that ran after the last call and were preempted or finished since."""
 
     def explain(self, request_id: str) -> None:
         """Record that a request was preempted or finished, which explains why it stopped running."""

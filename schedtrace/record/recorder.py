@@ -70,7 +70,7 @@ class Recorder:
         self._events: list[Noted] = []
         """Events of the latest step."""
         self._ended_waiting = False
-        """Whether these events include the end of the waiting loop."""
+        """Whether the events of the latest step include the end of the waiting loop."""
 
     def latest_call(self) -> Capture:
         """Return the capture of the current or latest call."""

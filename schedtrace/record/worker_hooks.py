@@ -19,7 +19,7 @@ Execution = tuple[str, int, int]
 """Boot id of the machine, and begin and end in nanoseconds of its monotonic clock."""
 
 EXECUTION = "_schedtrace_execution"
-"""Name of the attribute of a ``ModelRunnerOutput`` that contains these times."""
+"""Name of the attribute of a ``ModelRunnerOutput`` that contains the times of the execution."""
 
 
 def execution_of(output: Any) -> tuple[str, int, int] | None:

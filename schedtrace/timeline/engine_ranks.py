@@ -329,7 +329,7 @@ class IdleExcess(NamedTuple):
     frac: float
     """Additional time as a share of the time of as many passes in which every rank computes."""
     requests_us: float
-    """Sum of the additional time over all requests that were computed in these passes."""
+    """Sum of the additional time over all requests that were computed in the passes."""
 
 
 @dataclass

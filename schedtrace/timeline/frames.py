@@ -39,7 +39,7 @@ class Demand:
     ended: int = 0
     """Number of requests that produced tokens and ended."""
     blocks: int = 0
-    """Sum, over these requests, of the most KV blocks that each held; 0 if blocks cannot be counted."""
+    """Sum, over the ended requests, of the most KV blocks that each held; 0 if blocks cannot be counted."""
 
     def __add__(self, later: "Demand") -> "Demand":
         return Demand(

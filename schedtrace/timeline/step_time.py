@@ -40,13 +40,12 @@ class StepTime:
     steps: int
     """Number of steps in the fit."""
     error_frac: float
-    """Median of ``abs(fitted - measured) / measured`` over these steps."""
+    """Median of ``abs(fitted - measured) / measured`` over the fitted steps."""
     most_base_us: float
-    """Largest base in microseconds that fits these steps about as well; far above ``base_us`` if all steps
-    did the same work.
-    """
+    """Largest base in microseconds that fits the steps about as well; far above ``base_us`` if all steps did
+    the same work."""
     least_base_us: float = 0.0
-    """Smallest base in microseconds that fits these steps about as well."""
+    """Smallest base in microseconds that fits the steps about as well."""
     most_decode_base_us: float = 0.0
     """Largest base that fits the steps that only decode; it is their whole time if all had the same batch. A
     prefill hides this base on a device that reads its weights while it computes.
@@ -139,7 +138,7 @@ class BentTime:
     bend: float
     """Number of tokens above which each token costs more."""
     per_token_beyond_us: float
-    """Additional cost of each token above that number."""
+    """Additional cost of each token above ``bend``."""
     per_context_token_us: float
     error_frac: float
     """Median of ``abs(fitted - measured) / measured``."""

@@ -99,7 +99,7 @@ class Timeline(EngineFrames):
     """
 
     ready_tables: EngineTables | None = None
-    """Tables that are not built from these frames, such as a window's; None to build them."""
+    """Tables that are not built from the frames, such as a window's; None to build all of them."""
     longer_step_time: StepTime | None = None
     """Model of step times fitted to more steps than the timeline's; None to fit it to the timeline's steps.
     """

@@ -125,7 +125,7 @@ class Seen:
     cells: dict[int | None, list[Cell]]
     """Seconds by rank, in order of time; None for all engines."""
     edge_s: int
-    """Last of these seconds (Unix time)."""
+    """Last second of the charts (Unix time)."""
     causes: list[str]
     """Causes of all waits since the watch began, in order of appearance."""
     notes: list[TraceNote]

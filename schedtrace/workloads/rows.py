@@ -33,7 +33,7 @@ class Row(NamedTuple):
     """Session in which the row is a turn, sent after the answer to the turn before; None: it waits for no
     answer."""
     delay_us: float = 0.0
-    """Time from that answer until the turn is sent."""
+    """Time from the answer to the previous turn until this turn is sent."""
 
 
 Reader = Callable[[Path, Counter[str]], Iterator[Row]]

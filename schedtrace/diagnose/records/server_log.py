@@ -35,7 +35,7 @@ SILENT = 2.5
 UNEVEN = 1.5
 """Minimum ratio of the mean numbers of running requests at which ranks count as uneven."""
 LEAST_UNEVEN = 4
-"""Minimum difference of these means."""
+"""Minimum difference of the mean numbers of running requests at which ranks count as uneven."""
 VLLM_INTERVAL_S = 10.0
 """Time between periodic lines unless ``VLLM_LOG_STATS_INTERVAL`` sets another one."""
 

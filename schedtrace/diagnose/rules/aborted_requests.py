@@ -50,7 +50,7 @@ class Aborts(Evidence, kw_only=True):
     kept_waiting_ms: float
     """Total time that other requests waited for a limit while the device worked for aborted requests."""
     kept_waiting: int
-    """Number of these other requests."""
+    """Number of other requests that waited for a limit while the device worked for aborted requests."""
     device_frac: float | None
     """Share of the engine's busy time in which the device worked for aborted requests; None: no model of step
     times.
@@ -58,7 +58,7 @@ class Aborts(Evidence, kw_only=True):
     computed_tokens: int
     """Number of tokens scheduled for the aborted requests."""
     output_tokens: int
-    """Number of output tokens among these."""
+    """Number of output tokens among ``computed_tokens``."""
     median_age_ms: float
     """Median time from arrival to abort."""
     same_age: bool

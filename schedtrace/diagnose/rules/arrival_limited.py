@@ -38,13 +38,13 @@ class Handover(msgspec.Struct, kw_only=True):
     steps: int
     """Number of steps that nothing limited except that requests of their trial had not arrived."""
     to_come: int
-    """Largest number of requests of the trial that had not arrived yet at such a step."""
+    """Largest number of requests of the trial that had not arrived yet at a short step."""
     spent_ms: float
-    """Total time of these steps, from start to output."""
+    """Total time of the short steps, from start to output."""
     spent_frac: float
     """Share of the busy time."""
     budget_used_frac: float
-    """Mean share of the token budget that these steps used."""
+    """Mean share of the token budget that the short steps used."""
     handed_over_ms: float
     """Mean time over the trials from the first request in the scheduler to the last one."""
 
@@ -63,7 +63,7 @@ class LateRequests(Evidence, kw_only=True):
     extra_steps: int
     """Number of later steps that first scheduled late requests; they may have run other requests, too."""
     extra_steps_us: int
-    """Total time of these steps, from start to output."""
+    """Total time of the extra steps, from start to output."""
     handover: Handover | None
     """Short steps; None: they took too little of the run, or clients sent their requests over time."""
 

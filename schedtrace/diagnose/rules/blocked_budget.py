@@ -19,7 +19,7 @@ class BlockedBudget(Evidence, kw_only=True):
     """Unused budget, waiting requests, and the exits that the steps took."""
 
     mean_budget_left_frac: float
-    """Mean of ``remaining_budget / token_budget`` over these steps."""
+    """Mean of ``remaining_budget / token_budget`` over the steps of the finding."""
     mean_waiting: float
     """Mean of ``num_waiting_after``."""
 

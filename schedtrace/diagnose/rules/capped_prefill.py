@@ -31,7 +31,7 @@ class CappedPrefill(Evidence, kw_only=True):
     full_chunks: float
     """Number of chunks for the same tokens with all of the budget that the steps had left."""
     low_frac: float
-    """Share of these steps' time that does not depend on their tokens, at least."""
+    """Lower bound of the share of the capped steps' time that does not depend on their tokens."""
 
 
 def _find(timeline: Timeline) -> Findings:

@@ -27,9 +27,9 @@ class Waited(Evidence, kw_only=True):
     requests: int
     """Number of requests that waited."""
     longest_ms: float
-    """Largest total of these waits for a single request."""
+    """Total wait of the request that waited longest."""
     longest_request: str
-    """Request with the largest total."""
+    """Request that waited longest in total."""
 
 
 class WaitFigures(TypedDict):

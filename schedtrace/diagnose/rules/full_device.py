@@ -26,7 +26,8 @@ WORTH_FRAC = 0.05
 OVERLOADED_FRAC = 0.10
 """Share of throughput below which a gain counts as nothing if more requests arrive than the engine serves."""
 MISSING_FRAC = 0.25
-"""Share of the missing throughput below which the gain must also be in that case."""
+"""Share of the missing throughput that bounds a gain as ``OVERLOADED_FRAC`` does; the smaller bound
+applies."""
 LIMITS = {
     Cause.MAX_NUM_SEQS: ("a seat", "more seats"),
     Cause.TOKEN_BUDGET: ("the token budget", "a larger one"),

@@ -136,9 +136,9 @@ class Interruptions(Evidence, kw_only=True):
     kind: str
     """Kind of the event, as above."""
     first_step: int | None
-    """First step of the range from the first of these interruptions to the last."""
+    """First step of the range from the first interruption to the last."""
     last_step: int | None
-    """Last step of that range."""
+    """Last step of the range from the first interruption to the last."""
     times: int
     """Number of interruptions."""
     time_ms: float
@@ -148,7 +148,7 @@ class Interruptions(Evidence, kw_only=True):
     requests: int
     """Number of requests that were open during the interruptions."""
     aborted: int
-    """Number of these requests whose clients gave up during the interruptions."""
+    """Number of open requests whose clients gave up during the interruptions."""
     longest_request: str
     """Request that lost the most time."""
     part: str

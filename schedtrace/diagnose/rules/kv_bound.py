@@ -43,13 +43,13 @@ class KvSpace(Waited, kw_only=True):
     recomputed_frac: float
     """Recomputed tokens as a share of all computed tokens."""
     mean_budget_left_frac: float | None
-    """Mean share of the token budget that was left in these steps."""
+    """Mean share of the token budget that was left in the steps that refused a request for KV blocks."""
     held_step: int | None
     """Step in which the waiting loop was refused blocks: that of the longest refusal for which the trace
     lists the holders, or else a step with as many held blocks as the median of these steps (of all steps if
     none was refused). ``running`` and all blocks are of this step, so that they add up."""
     running: int | None
-    """Number of running requests in that step."""
+    """Number of running requests in ``held_step``."""
     blocks_held: int | None
     """Number of KV blocks that all requests held, without vLLM's null block."""
     blocks_free: int | None
@@ -65,9 +65,9 @@ class KvSpace(Waited, kw_only=True):
     null block. With several cache groups, what a running request held on average counts instead. None: the
     cache has as many."""
     largest_holder: str | None
-    """Request that held the most blocks at that refusal, if the trace lists the holders."""
+    """Request that held the most blocks in ``held_step``, if the trace lists the holders."""
     largest_holder_blocks: int | None
-    """Number of KV blocks that this request held."""
+    """Number of KV blocks that the largest holder held."""
     set_aside: float
     """Number of requests that a scheduler other than vLLM's had removed from the running list without freeing
     their blocks, at that refusal."""

@@ -36,9 +36,9 @@ class ParkedLoads(Waited, kw_only=True):
     """Requests whose KV loads are in progress (*parked*), and the blocks that they hold."""
 
     parked: float | None
-    """Mean number of parked requests in these steps."""
+    """Mean number of parked requests in the steps with waits."""
     running: float | None
-    """Mean number of running requests in these steps."""
+    """Mean number of running requests in the steps with waits."""
     parked_blocks: int | None
     """Maximum number of KV blocks that parked requests held at once; None: the trace does not record loads.
     """
@@ -51,25 +51,25 @@ class ParkedLoads(Waited, kw_only=True):
 
 
 class IdleHolders(Waited, kw_only=True):
-    """Requests that kept blocks without getting tokens, in the longest series of such steps."""
+    """Requests that kept blocks without getting tokens, in the longest series of steps with such requests."""
 
     first_step: int
     """First step of the longest series."""
     last_step: int
-    """Last step of that series."""
+    """Last step of the longest series."""
     time_ms: float
-    """Length of that series in time."""
+    """Duration of the longest series."""
     kind: str
     """``session``, ``finished``, ``aborted`` (during a KV load that has not ended), or ``request`` if the
     holders are of several kinds or another kind."""
     holders: int
-    """Number of idle holders in that series."""
+    """Number of idle holders in the longest series."""
     largest: str
     """Holder that keeps the most blocks."""
     largest_blocks: int
-    """Number of KV blocks that this holder keeps."""
+    """Number of KV blocks that the largest holder keeps."""
     idle_blocks: int
-    """Number of KV blocks that all these holders keep."""
+    """Number of KV blocks that all idle holders keep."""
     median_hold_ms: float | None
     """Median time for which finished requests kept their blocks; None if no holder is a finished request, or
     this is not recorded."""

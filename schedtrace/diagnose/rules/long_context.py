@@ -33,15 +33,15 @@ class LongContext(Evidence, kw_only=True):
     request_id: str
     """Request with the longest prompt."""
     prompt_tokens: int
-    """Length of that request's prompt."""
+    """Length of the longest prompt."""
     median_prompt_tokens: float
     """Median length of all prompts."""
     requests: float
-    """Mean number of other requests that decoded in these steps."""
+    """Mean number of other requests that decoded in steps beside long contexts."""
     step_us: float
-    """Median time of these steps."""
+    """Median time of decode steps with long contexts."""
     own_us: float
-    """Median time that the long contexts add to these steps."""
+    """Median time that the long contexts add to a decode step."""
 
 
 def _find(timeline: Timeline) -> Findings:

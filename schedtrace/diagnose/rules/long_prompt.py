@@ -17,23 +17,21 @@ class LongPrompt(Evidence, kw_only=True):
     """Long prompt, the budget that it took, and the requests that waited."""
 
     request_id: str
-    """Request whose prompt took the most tokens in these steps."""
+    """Request whose prompt took the most tokens in the steps in which others waited."""
     prompt_tokens: int
-    """Length of that request's prompt."""
+    """Length of the prompt of ``request_id``."""
     prompts: int
-    """Number of requests whose prompts took most of a step's prefill tokens in this way, this request
-    included.
-    """
+    """Number of requests whose prompts took most of a step's prefill tokens while others waited."""
     prefill_frac: float
     """Share of the prefill tokens that the prompt took in the steps in which it took most of them."""
     steps: int
-    """Number of these steps."""
+    """Number of steps in which the prompt took most of the prefill tokens."""
     time_ms: float
-    """Total time of these steps."""
+    """Total time of the steps in which the prompt took most of the prefill tokens."""
     requests: int
     """Number of short requests that waited."""
     mean_wait_ms: float
-    """Mean time that these requests waited."""
+    """Mean time that the short requests waited."""
 
     @property
     def like_it(self) -> int:

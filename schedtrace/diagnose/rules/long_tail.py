@@ -33,7 +33,7 @@ class Tail(Evidence, kw_only=True):
     requests: list[str]
     """Requests of the longest tail, the longest output first."""
     output_tokens: int
-    """Number of output tokens of the first of these requests."""
+    """Number of output tokens of the first request in ``requests``."""
     usual_tokens: float
     """90th percentile of the numbers of output tokens."""
     tail_ms: float
@@ -44,17 +44,18 @@ class Unbounded(Evidence, kw_only=True):
     """Requests that ran to their ``max_tokens``, far beyond the outputs of requests that stopped."""
 
     capped: int
-    """Number of these requests."""
+    """Number of requests that ran to their ``max_tokens``."""
     stopped: int
     """Number of requests that stopped by themselves."""
     output_tokens: int
-    """Number of output tokens of the longest of these requests."""
+    """Number of output tokens of the longest request that ran to its ``max_tokens``."""
     usual_tokens: float
     """90th percentile of the outputs of requests that stopped."""
     time_frac: float
     """Share of the time of all requests that these requests took."""
     again: int
-    """Number of these requests whose prompt a later request repeats, according to the prompts' hashes."""
+    """Number of requests in ``capped`` whose prompt a later request repeats, according to the prompts'
+    hashes."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Seats(Waited, kw_only=True):
     seats: int
     """``max_num_seqs``."""
     decoding: float | None
-    """Mean number of requests that decoded in these steps."""
+    """Mean number of requests that decoded in the steps with waits for a seat."""
     prefilling: float | None
     """Mean number of requests that prefilled or recomputed."""
     without_tokens: float | None
@@ -60,14 +60,14 @@ class Seats(Waited, kw_only=True):
     """Mean share of the token budget that was left."""
     seats_that_fit: int | None
     """Number of requests for which the KV cache has room: ``seats / (1 - share of free KV blocks)``, with the
-    share that nine tenths of these steps had."""
+    share that was free in nine tenths of the steps with waits for a seat."""
     capped_steps: int | None
     """Number of steps in which ``long_prefill_token_threshold`` made chunks smaller and left budget, if most
     of the requests with seats prefilled and full steps would have needed at most half as many; else None."""
     full_steps: int | None
     """Number of full steps for the tokens of the capped ones; None if ``capped_steps`` is."""
     classes: list[ClassTime]
-    """Priorities of the requests that got tokens in these steps."""
+    """Priorities of the requests that got tokens in the steps with waits for a seat."""
 
 
 def _find(timeline: Timeline) -> Findings:

@@ -36,16 +36,16 @@ class Restarts(Evidence, kw_only=True):
     requests: int
     """Number of requests."""
     unfinished: int
-    """Number of these requests that did not finish."""
+    """Number of restarted requests that did not finish."""
     hopeless: int
-    """Number of these requests that cannot make progress, because no other request made any until the trace
-    ended."""
+    """Number of restarted requests that cannot make progress, because no other request made any until the
+    trace ended."""
     request_id: str
     """Request that recomputed the most tokens."""
     restarts: int
-    """Number of this request's restarts."""
+    """Number of restarts of ``request_id``."""
     fruitless: int
-    """Number of restarts after which this request got no further than before."""
+    """Number of restarts after which ``request_id`` got no further than before."""
     high_tokens: int
     """Largest number of this request's tokens that were computed at one time."""
     recomputed_tokens: int
@@ -63,9 +63,9 @@ class Parked(Evidence, kw_only=True):
     requests: int
     """Number of requests."""
     unfinished: int
-    """Number of these requests that were not scheduled again."""
+    """Number of parked requests that were not scheduled again."""
     hopeless: int
-    """Number of these requests that cannot make progress, because no other request made any until the trace
+    """Number of parked requests that cannot make progress, because no other request made any until the trace
     ended."""
     request_id: str
     """Request that stayed parked longest."""

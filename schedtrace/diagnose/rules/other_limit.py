@@ -159,7 +159,7 @@ class LoadTimes(NamedTuple):
     loads: int
     """Number of loads that began."""
     pending: int
-    """Number of these loads that never arrived."""
+    """Number of loads that began and never arrived."""
     median_us: float
     """Median time of a load."""
     tokens: int
@@ -240,9 +240,9 @@ class Unanswered(NamedTuple):
 
     never: int
     left: int
-    """Number of these requests that left before the record ended."""
+    """Number of unanswered requests that left before the record ended."""
     longest_us: int
-    """Longest time for which one of these requests waited for the answer."""
+    """Longest time for which a request waited for the connector's answer."""
 
 
 @made_once

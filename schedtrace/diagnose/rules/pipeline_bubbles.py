@@ -64,11 +64,11 @@ class OneAtATime(Evidence, kw_only=True):
     alone_steps: int
     """Number of batches that were alone in flight although other requests were running."""
     alone_ms: float
-    """Total time of the executions of these batches."""
+    """Total time of the executions of batches that were alone in flight."""
     executed_ms: float
     """Total time of all executions."""
     most_gain_frac: float
-    """Largest possible rise of throughput if these executions overlapped as configured."""
+    """Largest possible rise of throughput if the executions overlapped as configured."""
 
 
 def _find(timeline: Timeline) -> Findings:

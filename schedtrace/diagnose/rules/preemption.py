@@ -61,10 +61,10 @@ class Storm(msgspec.Struct, kw_only=True):
     first_step: int
     """First step that preempted a request."""
     first_running: int
-    """Number of running requests before that step."""
+    """Number of running requests before ``first_step``."""
     first_used_frac: float | None
-    """Share of KV blocks in use before that step: ``1 - kv_blocks_free_before / (kv_blocks_total - 1)`` (one
-    block is vLLM's null block); None: not known."""
+    """Share of KV blocks in use before ``first_step``: ``1 - kv_blocks_free_before / (kv_blocks_total - 1)``
+    (one block is vLLM's null block); None: not known."""
 
 
 class Preemptions(Evidence, kw_only=True):

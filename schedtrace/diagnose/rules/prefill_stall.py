@@ -28,7 +28,7 @@ class RankStall(msgspec.Struct, kw_only=True):
     stalled_passes: int
     """Number of common steps in which this rank only decoded while another rank prefilled."""
     stalled_ms: float
-    """Time by which these steps took longer than common steps without prefill."""
+    """Time by which the steps of ``stalled_passes`` exceeded common steps without prefill."""
     stalled_others_ms: float
     """Total stall of other ranks in common steps in which this rank's prefill was the largest."""
 
@@ -45,13 +45,13 @@ class PrefillStall(Evidence, kw_only=True):
     mean_prefilling: float
     """Mean number of ranks that prefilled in a common step with a prefill."""
     stalled_ms: float
-    """Time by which these common steps took longer than common steps without prefill."""
+    """Time by which the steps of ``stalled_passes`` took longer than common steps without prefill."""
     stalled_frac: float
     """Share of the time of all common steps."""
     ranks: list[RankStall]
     """Figures of each rank."""
     aligned_saved_ms: float | None
-    """Most time that the same chunks would save if all ranks prefilled at the same time; None if that is too
+    """Largest saving if all ranks prefilled the same chunks at the same time; None if the saving is too
     little to resolve, or a setting already aligns prefills."""
     most_gain_frac: float | None
     """Largest possible rise of throughput from aligned prefills."""

@@ -81,18 +81,18 @@ class StretchedDecodes(Evidence, kw_only=True):
     mean_stretch_us: float
     """Mean of ``stretch_us``."""
     fixed_us: float
-    """Part of this stretch that does not depend on the number of prefill tokens; 0 if the steps show no such
+    """Part of the stretch that does not depend on the number of prefill tokens; 0 if the steps show no such
     part."""
     failed_loads: int
-    """Number of requests with a failed KV load whose prompts were computed in these steps."""
+    """Number of requests with a failed KV load whose prompts were computed in the stretched steps."""
     kv_loads: int
     """Number of all requests with a KV load."""
     failed_tokens: int
-    """Number of prompt tokens of the failed loads that these steps computed."""
+    """Number of prompt tokens of the failed loads that the stretched steps computed."""
     median_prefill_tokens: float
-    """Median number of prefill tokens of these steps."""
+    """Median number of prefill tokens of a stretched step."""
     max_busy_us: int
-    """Longest time of these steps."""
+    """Longest time of a stretched step."""
     median_decode_step_us: float | None
     """Median time of steps that only decode; None if there are no such steps."""
 

@@ -54,9 +54,9 @@ class PrefixCache(Evidence, kw_only=True):
     requests: int
     """Number of requests admitted for the first time."""
     prompt_tokens: int
-    """Number of tokens of their prompts."""
+    """Number of prompt tokens of requests admitted for the first time."""
     cached_tokens: int
-    """Number of these tokens that the requests found in the cache."""
+    """Number of prompt tokens that newly admitted requests found in the cache."""
     hit_frac: float | None
     """Share of the prompt tokens that were found in the cache."""
     shareable_tokens: int | None
@@ -73,7 +73,7 @@ class PrefixCache(Evidence, kw_only=True):
     shared_blocks: int | None
     """Number of KV blocks in all beginnings that prompts share, each counted once; None if unknown."""
     shared_end_blocks: int | None
-    """Number of these blocks that stay cached if groups with a sliding window keep only the ends; None if
+    """Number of shared blocks that stay cached if groups with a sliding window keep only the ends; None if
     there is no such group, or unknown."""
     keeps_windows: bool
     """Whether groups with a sliding window keep all of their blocks cached."""
@@ -102,9 +102,9 @@ class PrefixCache(Evidence, kw_only=True):
     returned_requests: int
     """Number of preempted requests that came back."""
     lost_tokens: int
-    """Number of tokens that these requests had lost."""
+    """Number of tokens that the preempted requests had lost."""
     found_tokens: int
-    """Number of these tokens that the requests found in the cache again."""
+    """Number of lost tokens that the preempted requests found in the cache again."""
     evicted_tokens: int
     """Number of tokens of full blocks that the requests did not find in the cache again."""
     missed_ttft_ms: float | None

@@ -59,12 +59,12 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
 
 
 class Inversion(Waited, kw_only=True):
-    """Urgent requests that waited, and the less urgent requests that ran at that time."""
+    """Urgent requests that waited while less urgent requests ran."""
 
     waited_for: list[str]
     """Causes of the waits of urgent requests, the cause with the most time first."""
     classes: list[ClassTime]
-    """Priorities of the requests that ran in these steps."""
+    """Priorities of the requests that ran in the steps with waits."""
     admitted_before: int
     """Number of steps that admitted a less urgent request although a more urgent one, which no exit of the
     step's waiting loop names, waited before and after the step."""

@@ -47,7 +47,7 @@ class RankFigures(msgspec.Struct, kw_only=True):
     requests: int
     """Number of requests that reached this rank's scheduler."""
     chosen: int
-    """Number of these requests for which the client asked for this rank."""
+    """Number of the rank's requests for which the client chose the rank."""
     mean_prompt_tokens: float | None
     """Mean prompt length of the requests that ended; None: no request ended."""
     mean_output_tokens: float | None
@@ -65,7 +65,7 @@ class RankFigures(msgspec.Struct, kw_only=True):
     waited_ms: float
     """Time in which this rank's requests were refused."""
     avoidable_ms: float
-    """Part of that time in which another rank had a free seat and no waiting request."""
+    """Part of ``waited_ms`` in which another rank had a free seat and no waiting request."""
 
 
 class RankDummies(msgspec.Struct, kw_only=True):
@@ -118,13 +118,13 @@ class RankImbalance(Evidence, kw_only=True):
     """Time from the run's first request to the first part of the run in which this rank exceeded the mean by
     a quarter of its load and one request; None: never."""
     uneven_frac: float
-    """Share of the run in which this rank exceeded the mean by that much."""
+    """Share of the run in which this rank exceeded the mean by as much as in ``since_s``."""
     avoidable_ms: float
     """Time in which requests of all ranks were refused while another rank had a free seat and no waiting
     request.
     """
     avoidable_frac: float
-    """Share of all requests' time that this is."""
+    """``avoidable_ms`` as a share of all requests' time."""
     lockstep_frac: float | None
     """Share of the requests' time that even batches would save in common steps; None if nothing, or unknown.
     """

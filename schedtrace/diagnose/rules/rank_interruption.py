@@ -32,7 +32,7 @@ class SlowPasses(Evidence, kw_only=True):
     kind: str
     """``periodic``, ``episode``, ``scattered`` or ``first_steps``, as above."""
     times: int
-    """Number of these common steps."""
+    """Number of common steps that took far longer than their work."""
     passes: int
     """Number of all common steps."""
     time_ms: float

@@ -28,7 +28,7 @@ class AtDoor(Evidence, kw_only=True):
     refused: int
     """Number of requests that were turned away."""
     refused_frac: float
-    """Share of these requests among all requests that were turned away or reached an engine."""
+    """Share of the requests turned away among all that were turned away or reached an engine."""
     by_reason: dict[str, int]
     """Number of requests that were turned away, by limit."""
     waited_for: dict[str, float]

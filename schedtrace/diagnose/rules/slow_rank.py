@@ -53,10 +53,10 @@ class SlowRank(Evidence, kw_only=True):
     work_of: int
     """Rank whose average step is compared; another rank's if the slow rank holds far more requests."""
     own_us: float
-    """Time of that step on this rank; in lock-step, the time that a thousand of its prefill tokens add to a
-    common step."""
+    """Time of the average step of ``work_of`` on the slow rank; in lock-step, the time that a thousand of its
+    prefill tokens add to a common step."""
     others_us: float
-    """The same time on the other ranks."""
+    """Time as in ``own_us``, on the other ranks."""
     compared: int
     """Number of ranks that are compared."""
 

@@ -100,17 +100,17 @@ class SlowSteps(Evidence, kw_only=True):
     inside: int
     """Number of examined steps that meet the conditions."""
     longer: int
-    """Number of these steps that exceed their work by more than half of ``excess_ms``."""
+    """Number of steps inside that exceed their work by more than half of ``excess_ms``."""
     outside: int
     """Number of examined steps that do not meet the conditions."""
     longer_outside: int
-    """Number of these steps that exceed their work by as much."""
+    """Number of steps outside that exceed their work by more than half of ``excess_ms``."""
     excess_ms: float
     """Median time in milliseconds by which the steps inside exceed their work."""
     factor: float
     """Median ratio of actual to expected time of the steps inside."""
     unexplained_frac: float | None
-    """Share of the slow steps' excess in this part that nothing in this trace explains."""
+    """Share of the slow steps' excess in the part that nothing in the trace explains."""
     model_error_frac: float
     """Typical relative error of the model."""
     batch_size: int | None
@@ -120,9 +120,9 @@ class SlowSteps(Evidence, kw_only=True):
     starting: list[str]
     """Requests whose first step is the first of a range of slow steps; empty: no range, or a coincidence."""
     ending: list[str]
-    """Requests whose last step is the last of this range."""
+    """Requests whose last step is the last of a range of slow steps."""
     phases: list[SlowPhase]
-    """Phases of these steps if they return at a period; empty if not."""
+    """Phases of the slow steps if they return at a period; empty if not."""
 
 
 class UnmarkedSteps(Evidence, kw_only=True):

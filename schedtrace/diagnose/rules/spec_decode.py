@@ -46,7 +46,7 @@ class SpecDecode(Evidence, kw_only=True):
     num_speculative_tokens: int | None
     """Number of tokens drafted per step and request; None: not recorded."""
     draft_tokens: int
-    """Number of tokens drafted in these steps."""
+    """Number of tokens drafted in the judged steps without prefill."""
     accepted_tokens: int
     """Number of tokens accepted: ``output_tokens - total_requests``."""
     acceptance_frac: float

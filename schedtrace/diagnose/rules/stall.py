@@ -107,7 +107,7 @@ class Stalls(Evidence, kw_only=True):
     stalls: int
     """Number of stalls."""
     unended: int
-    """Number of these stalls that had not ended when their trial, or the trace, ended."""
+    """Number of stalls that had not ended when their trial, or the trace, ended."""
     stalled_ms: float
     """Total time of all stalls."""
     longest_ms: float

@@ -146,7 +146,7 @@ def _saving(
 
 
 NAMED_FROM_FRAC = 0.25
-"""Minimum share of these steps' prefill for a request to be named."""
+"""Minimum share of the full steps' prefill for a request to be named."""
 CHARGES = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
@@ -160,13 +160,13 @@ class TokenBudget(Waited, kw_only=True):
     token_budget: int
     """Token budget of a step."""
     decode_frac: float
-    """Share of the tokens of these steps that went to decodes."""
+    """Share of the full steps' tokens that went to decodes."""
     prefill_frac: float
-    """Share that went to prefills."""
+    """Share of the full steps' tokens that went to prefills."""
     largest_prefill: str | None
-    """Request with most of these steps' prefill tokens."""
+    """Request with most of the full steps' prefill tokens."""
     largest_prefill_frac: float | None
-    """Share of them that it had."""
+    """Share of the full steps' prefill tokens that the largest prefill had."""
     draft_slots: int
     """``max_num_batched_tokens - token_budget``, kept for drafts."""
     tokens_per_decode: int
@@ -229,15 +229,15 @@ class LoweredBudget(Waited, kw_only=True):
     lowered_steps: int
     """Number of steps that worked with less than the budget that is set."""
     empty_steps: int
-    """Number of these steps that scheduled nothing."""
+    """Number of lowered steps that scheduled nothing."""
     steps: int
     """Number of all steps."""
     worked_with: int
-    """Median budget of these steps."""
+    """Median budget of the lowered steps."""
     token_budget: int
     """Token budget that is set."""
     most_waiting: int
-    """Most requests that waited after one of these steps."""
+    """Largest number of requests that waited after a lowered step."""
     scheduler: str
     """The scheduler's class."""
 

@@ -72,7 +72,7 @@ class Circle:
     since_s: float
     seen_s: float
     restarts: int = 0
-    """Number of preemptions since then."""
+    """Number of preemptions since the request was first seen to restart."""
 
     def livelock(self, request_id: str) -> StallCause:
         """Return the stall of a request that restarts again and again."""

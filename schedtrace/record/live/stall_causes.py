@@ -244,7 +244,7 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
 
 
 def _decisive(exits: Iterable[Exit]) -> Exit | None:
-    """Return the exit that blocks running requests or else the waiting loop's end, or the usual skip."""
+    """Return the decisive refusal: of a running request, else the waiting loop's end, else the usual skip."""
     refusals = [exit_ for exit_ in exits if is_refusal(exit_.cause, exit_.detail)]
     running = [exit_ for exit_ in refusals if exit_.loop == "running"]
     ended = [exit_ for exit_ in refusals if exit_.loop == "waiting" and exit_.kind != "continue"]

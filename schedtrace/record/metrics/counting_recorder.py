@@ -35,9 +35,9 @@ class StepCounts(Capture):
     requests: int
     """Number of requests that the step scheduled."""
     tokens: int
-    """Tokens of all these requests."""
+    """Number of tokens that the step scheduled."""
     decode: int
-    """Number of these tokens that are neither prefill nor recomputed."""
+    """Number of scheduled tokens that are neither prefill nor recomputed."""
     recomputed: int
     admitted: Sequence[str]
     """Requests that the step took from the queue."""

@@ -378,7 +378,7 @@ class Tally:
             self.note_output(step)
 
     def note_events(self, events: Events, *, preempted: Iterable[str] = ()) -> None:
-        """Add events between two steps, or in place of dropped ones.
+        """Add events between two steps, or in place of dropped steps.
 
         Args:
             events: Line of the events.

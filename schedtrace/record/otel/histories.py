@@ -82,9 +82,9 @@ class _Admission:
     missing_tokens: int
     """Number of tokens to compute before the next token comes back."""
     reached_step: int | None = None
-    """Step that computed the last of these tokens."""
+    """Step that computed the last of the missing tokens."""
     output_us: int | None = None
-    """Time at which the output of that step came back."""
+    """Time at which the output of ``reached_step`` came back."""
     decodes: bool = False
     """Whether a later step scheduled or preempted the request."""
 
