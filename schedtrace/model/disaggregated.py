@@ -136,12 +136,11 @@ class Disaggregated(msgspec.Struct, kw_only=True):
     matched: int
     """Number of requests that were matched across two engines and whose times are all recorded."""
     by_remote_id: int
-    """Number of matched requests that were matched by the id on the other engine in
-    ``kv_transfer_params``."""
+    """Number of requests that were matched by the id on the other engine in ``kv_transfer_params``."""
     by_transfer_id: int
-    """Number of matched requests that were matched by the transfer's id."""
+    """Number of requests that were matched by the transfer's id."""
     by_request_id: int
-    """Number of matched requests that were matched by request ids without prefix and random suffix."""
+    """Number of requests that were matched by request ids without prefix and random suffix."""
     without_transfer: int
     """Number of matched requests without a recorded transfer: the whole prompt was cached, or the connector
     loads within the first step."""

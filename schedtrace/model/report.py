@@ -102,8 +102,8 @@ class Finding(msgspec.Struct, kw_only=True):
     verdict: Message = NOTHING
     """First sentence about the run if this finding leads: what limited it, and by how much."""
     share_frac: float | None = None
-    """Share of the requests' time on all engines that the finding explains; None if it is not about their
-    time."""
+    """Share of the requests' time on all engines that the finding explains; None if the finding is not about
+    the requests' time."""
     holder: Message = NOTHING
     """Holder of the resource."""
     gain: Gain | None = None

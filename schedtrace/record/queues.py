@@ -23,7 +23,7 @@ class Reader(NamedTuple):
     entries: Callable[[Any], list[Any]]
     """Function that copies the entries of a queue."""
     in_order: Callable[[list[Any]], list[Any]]
-    """Function that returns the requests of these entries in queue order; it may be slow."""
+    """Function that returns the requests of a queue's entries in queue order; it may be slow."""
 
 
 READERS: dict[type, Reader] = {}

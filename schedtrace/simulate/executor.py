@@ -154,7 +154,7 @@ class Ran(NamedTuple):
     ended_us: float
 
     def put_on_output(self, output: Any) -> None:
-        """Store the times on vLLM's ``ModelRunnerOutput``, where the recorder looks for a worker's times."""
+        """Store the times of the execution on an output, where the recorder looks for a worker's times."""
         setattr(output, EXECUTION, (machine(), round(1000 * self.began_us), round(1000 * self.ended_us)))
 
 

@@ -280,7 +280,7 @@ class Fitted:
 
     @cached_property
     def first_decode_us(self) -> float:
-        """Microseconds that steps without decodes lack; 0 if the fit suits them, or none is recorded.
+        """Cost in microseconds of a step's first decode; 0 if the fit holds without decodes too, or unknown.
 
         This cost came with the first decode and did not grow with more of them, as where batches are padded
         to one size: as many decodes again may cost it once more. The first step of a trial, which may take

@@ -126,8 +126,8 @@ class RankImbalance(Evidence, kw_only=True):
     avoidable_frac: float
     """``avoidable_ms`` as a share of all requests' time."""
     lockstep_frac: float | None
-    """Share of the requests' time that even batches would save in common steps; None if nothing, or unknown.
-    """
+    """Share of the requests' time that even batches would save in common steps; None if they would save
+    nothing, or the saving is unknown."""
     context: UnevenContext | None
     """Context of the requests in common steps; None if it is even, costs little, or is unknown."""
     why: str

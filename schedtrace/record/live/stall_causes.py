@@ -87,7 +87,7 @@ def _is_beneath(file: str) -> bool:
 
 
 def _at(functions: list[str], files: list[str]) -> At:
-    """Return the kind of place that a stack shows: functions, innermost first, and their files in vLLM."""
+    """Return the kind of place that a stack shows, given its functions, innermost first, and their files."""
     names = set(functions)
     asks_a_future = "result" in names and bool(names & {"step", "step_with_batch_queue"})
     executes = (
