@@ -32,11 +32,13 @@ ALIKE = ("prefill_tokens", "decode_requests")
 """Columns that share one cost if the steps show no separate cost of a decode: to a device, both are tokens.
 """
 MEMORY = ("decode_requests", "decode_context_tokens")
-COMPUTE = ("batch_tokens", "prefill_attention")
+BATCH = "batch_tokens"
+COMPUTE = (BATCH, "prefill_attention")
 """Columns of the time of computing and, in ``MEMORY``, of the time of reading. A device reads weights and KV
 cache while it computes, and the slower activity sets the time (the roofline model: Williams et al., CACM
 52(4), 2009). Tokens therefore cost nothing until computing takes longer than reading."""
-GRAPHS = ("padding_tokens", "eager_steps")
+PADDING = "padding_tokens"
+GRAPHS = (PADDING, "eager_steps")
 """Columns of an engine with captured graphs: the tokens that pad a batch to the next captured size, and 1 for
 a batch beyond the largest size, whose kernels are launched one by one."""
 PREFILL_STEPS = ("prefill_steps",)
@@ -169,7 +171,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
 def fit_device(rows: pl.DataFrame, like: Larger | None) -> Larger | None:
     """Fit the device's time to the columns of these rows; ``like`` is the same as in ``fit_rows``."""
     rows = with_sums(rows)
-    own = tuple(name for name in (*GRAPHS, *DRAFTS) if name in rows.columns)
+    own = [name for name in (*GRAPHS, *DRAFTS) if name in rows.columns]
 
     def fitted(*more: str) -> Larger | None:
         columns = (*own, *more)
@@ -177,13 +179,26 @@ def fit_device(rows: pl.DataFrame, like: Larger | None) -> Larger | None:
         return fit_larger(rows, "device_us", (*DEVICE, *columns), two, like, ALIKE)
 
     if like is not None:
+        own = [name for name in own if name in like.columns]
         return fitted(*(name for name in PREFILL_STEPS if name in like.columns))
-    plain, of_steps = fitted(), fitted(*PREFILL_STEPS)
+    plain = fitted()
+    if plain is not None and _padding_is_dear(plain):  # another reason made the padded steps slow
+        own.remove(PADDING)
+        plain = fitted()
+    of_steps = fitted(*PREFILL_STEPS)
     if plain is None or of_steps is None:
         return plain
     used = rows.drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)
     error, error_of_steps = (mean_log_error(used, "device_us", fit) for fit in (plain, of_steps))
     return of_steps if is_clearly_less(error_of_steps, error) else plain
+
+
+def _padding_is_dear(fit: Larger) -> bool:
+    """Return whether a token of padding costs more than twice as much as a token, which is impossible."""
+    return any(
+        part.factors.get(PADDING, 0.0) > 2 * max(part.factors.get(name, 0.0) for name in (*ALIKE, BATCH))
+        for part in fit.parts
+    )
 
 
 def with_sums(rows: pl.DataFrame) -> pl.DataFrame:

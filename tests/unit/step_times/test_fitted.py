@@ -622,6 +622,18 @@ def test_padding_and_a_batch_beyond_all_graphs_have_costs_of_their_own():
     assert part.factors == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_token_of_padding_never_takes_far_longer_than_a_token():
+    """The few batches of three are slow because the host is late: that is no cost of their padding."""
+    counts = [4] * 50 + [3] * 2 + [8] * 50
+    steps = with_own_columns(sized(counts, pl.lit(0.0))).with_columns(
+        device_us=1000.0 + 100 * pl.col("batch_tokens") + 20_000 * pl.col("padding_tokens")
+    )
+    for fitted in (fit_device(steps, None), fit_device(steps, fit_device(steps, None))):
+        [part] = fitted.parts
+        assert "padding_tokens" not in part.factors
+        assert part.factors["decode_requests"] == pytest.approx(100, rel=0.01)
+
+
 @pytest.mark.parametrize(("without", "resolved"), [(0, False), (40, True)])
 def test_what_drafts_cost_is_known_if_some_steps_have_none(without, resolved):
     counts = [1, 2, 3, 4, 5, 6, 7, 8] * 10
