@@ -52,6 +52,7 @@ RECORDED = (
     "update_us",
     "execute_after_us",
     "execute_us",
+    "execution_us",
     "wave",
     "step_counter",
 )
@@ -103,16 +104,15 @@ def with_device_us(rows: pl.DataFrame, *, overlapped: bool) -> pl.DataFrame:
     """Add ``device_us``: how long a batch kept the device, from when it could begin; null without tokens.
 
     A synchronous engine waits for all of ``busy_us``. With several batches in flight, an output may be ready
-    before the host takes it. In that case, if the worker's clock is recorded, a batch lasts from its dispatch
-    or the end of the previous batch, whichever is later, to its own end, with both ends measured by that
-    clock. ``execute_us`` itself would count the overlap of two executions twice.
+    before the host takes it. In that case, if the worker's clock is recorded, it is ``execution_us`` and the
+    time from the dispatch to the beginning of the execution in which the worker had nothing to execute.
     """
     works = rows.filter(pl.col("total_requests") > 0)
     recorded = works["execute_us"].is_not_null().sum() >= WORKER_CLOCK_FRAC * works.height
-    ended = pl.col("start_us") + pl.col("execute_after_us") + pl.col("execute_us")
-    free = ended.cum_max().forward_fill().shift(1).fill_null(0)
-    begun = pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), free)
-    took = ended - begun if overlapped and recorded else pl.col("busy_us")
+    began = pl.col("start_us") + pl.col("execute_after_us")
+    free = (began + pl.col("execute_us")).cum_max().forward_fill().shift(1).fill_null(0)
+    dispatch_us = (began - pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), free)).clip(0)
+    took = pl.col("execution_us") + dispatch_us if overlapped and recorded else pl.col("busy_us")
     return rows.with_columns(device_us=pl.when(pl.col("total_requests") > 0).then(took))
 
 

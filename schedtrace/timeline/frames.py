@@ -52,16 +52,29 @@ class Demand:
         return self.blocks / self.ended if self.blocks else None
 
 
-def execution_us() -> pl.Expr:
-    """Return how long each batch alone kept the worker, in microseconds; null if not recorded.
+USUAL_STEPS = 9
+"""Number of the latest steps without prefill whose median is the usual time of the next one."""
 
-    With asynchronous scheduling, the worker takes the next batch before the current one has ended:
-    ``execute_us`` includes this wait, because it begins when the worker takes the batch.
+
+def with_execution_us(steps: pl.DataFrame) -> pl.DataFrame:
+    """Add ``execution_us``: how long each batch alone kept the worker; ``busy_us`` if not recorded.
+
+    With asynchronous scheduling, the worker takes the next batch before the current one has ended.
+    ``execute_us`` begins there, and so includes that wait. While the worker prepares a batch with prefill, it
+    also sees the end of the batch before late (on an H100, by 30 ms): if that batch only decodes, what it
+    takes beyond the usual time of decodes is time of the batch with prefill.
     """
     began = pl.col("start_us") + pl.col("execute_after_us")
     ended = began + pl.col("execute_us")
     free = ended.cum_max().forward_fill().shift(1).fill_null(0)
-    return (ended - pl.max_horizontal(began, free)).clip(0)
+    alone = pl.coalesce((ended - pl.max_horizontal(began, free)).clip(0), "busy_us")
+    prefills = pl.col("prefill_tokens").fill_null(0) > 0
+    before_prefill = prefills.shift(-1) & (pl.col("step").shift(-1) == pl.col("step") + 1)
+    decodes = ~prefills & (pl.col("decode_tokens") > 0)
+    usual = pl.when(decodes & ~before_prefill).then(alone).rolling_median(USUAL_STEPS, min_samples=1)
+    late = pl.min_horizontal(alone - usual.forward_fill(), ended - began.shift(-1)).clip(0)
+    late = pl.when(decodes & before_prefill).then(late).fill_null(0).cast(pl.Int64)
+    return steps.with_columns(execution_us=alone - late + late.shift(1).fill_null(0))
 
 
 @dataclass(eq=False)
@@ -74,7 +87,7 @@ class EngineFrames:
     * ``end_us``: when ``schedule()`` returned,
     * ``used_tokens``: tokens scheduled (null if not recorded), and ``use_frac``: their share of the budget,
     * ``busy_us``: time from the moment at which the step could begin on the device to its output,
-    * ``execution_us``: time of its batch alone in the worker (``execution_us()``), or ``busy_us``,
+    * ``execution_us``: time of its batch alone in the worker (``with_execution_us``),
     * ``context_tokens``: tokens that the step's requests had computed before it (``step_time.py``),
     * ``eligible_after``: waiting requests that are not known to wait for anything but a limit,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_location``, ``waiting_via``:

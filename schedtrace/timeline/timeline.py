@@ -35,7 +35,7 @@ from schedtrace.timeline.engine_states import (
     unstarved,
 )
 from schedtrace.timeline.events import make_events, make_host_spans, make_interrupted_states
-from schedtrace.timeline.frames import Demand, EngineFrames, execution_us, make_gone, states_outside_gaps
+from schedtrace.timeline.frames import Demand, EngineFrames, make_gone, states_outside_gaps, with_execution_us
 from schedtrace.timeline.queue_waits import (
     behind_head,
     heads_by_size,
@@ -300,9 +300,9 @@ def make_timeline(
             used_tokens=_used(),
             use_frac=pl.when(pl.col("token_budget") > 0).then(_used() / pl.col("token_budget")),
             busy_us=pl.col("output_us") - can_begin_us,
-            execution_us=pl.coalesce(execution_us(), pl.col("output_us") - can_begin_us),
             eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
+        .pipe(with_execution_us)
         .join(context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
         .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
         .with_columns(

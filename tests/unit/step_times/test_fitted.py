@@ -195,6 +195,7 @@ def test_the_worker_clock_decides_with_batches_in_flight():
             "schedule_us": [100, 100, 100],
             "execute_after_us": [150, 400, None],
             "execute_us": [850, 1200, None],  # the second begins at 900, before the first ends at 1000
+            "execution_us": [850, 1100, None],
             "busy_us": [950, 1500, 0],
         }
     )

@@ -127,10 +127,22 @@ def test_an_end_that_is_seen_late_shortens_the_next_batch(view_of):
     """The output of step 20 is taken while the large batch after it is prepared, 5 ms after its end."""
     prefills = dict.fromkeys((21, 31, 41), 3000)
     timeline = view_of(*asynchronous(batches(prefills, {20: 5_000})))
-    assert timeline.steps["execution_us"][20:22].to_list() == [6_000, 26_000]
+    assert timeline.steps["execution_us"][20:22].to_list() == [1_000, 31_000]
     assert timeline.events.is_empty()
     alone = view_of(*asynchronous(batches({31: 3000, 41: 3000}, dict.fromkeys(range(20, 60), 5_000))))
     assert kinds(alone.events) == [("scattered", "device", 20)]
+
+
+def test_the_end_of_a_decode_that_is_seen_late_belongs_to_the_prefill_after_it(view_of):
+    """Preparing each prefill takes the worker 20 ms more than computing it, and it sees step 19 end then."""
+    ends = [
+        (prefill, end + 20_000 * (number >= 20)) for number, (prefill, end) in enumerate(batches({20: 1000}))
+    ]
+    ends[19] = (0, ends[19][1] + 15_000)
+    timeline = view_of(*asynchronous(ends))
+    assert timeline.steps["busy_us"][19:21].to_list() == [16_000, 16_000]
+    assert timeline.steps["execution_us"][18:22].to_list() == [1_000, 1_000, 31_000, 1_000]
+    assert timeline.events.is_empty()
 
 
 def test_a_large_batch_that_seems_short_does_not_make_the_others_slow(view_of):
