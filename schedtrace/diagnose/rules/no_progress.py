@@ -30,6 +30,12 @@ LEADS_FRAC = 0.5
 """
 
 
+MOST_FRAC = 0.5
+"""Least share of the steps with preemptions that must have preempted in vain, and of the lost tokens whose
+blocks must still be taken after such a step.
+"""
+
+
 class Restarts(Evidence, kw_only=True):
     """Requests that computed the same tokens again, with figures of the one that recomputed the most."""
 
@@ -55,6 +61,12 @@ class Restarts(Evidence, kw_only=True):
     holders: list[str]
     """Requests for which vLLM preempted this one or, if it was preempted for itself, those that got tokens in
     most of the steps in between."""
+    steps_in_vain: int | None
+    """Number of steps that preempted several requests although their blocks were not free at once; None: few
+    did.
+    """
+    victims_in_vain: float | None
+    """Mean number of requests that such a step preempted."""
 
 
 class Parked(Evidence, kw_only=True):
@@ -103,12 +115,15 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
     recomputed, computed = int(rows["recomputed_tokens"].sum()), int(timeline.steps["used_tokens"].sum())
     part = recomputed / computed if computed else None
     rows = rows.sort("hopeless", descending=True, maintain_order=True)
+    in_vain = _in_vain(timeline)
     evidence = Restarts(
         requests=rows.height,
         unfinished=rows.filter("unfinished").height,
         hopeless=rows.filter("hopeless").height,
         preemptions=of_worst.height,
         holders=_holders(timeline, worst, of_worst),
+        steps_in_vain=in_vain.height or None,
+        victims_in_vain=_mean(in_vain["victims"]),
         **{
             name: worst[name]
             for name in ("request_id", "restarts", "fruitless", "high_tokens", "recomputed_tokens")
@@ -135,7 +150,9 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
         tokens=recomputed,
         message="{those} computed {tokens:n token} again, {part:%} of all computed tokens. {request_id:id} "
         "restarted {restarts:n time}, {fruitless:n} of them without getting beyond "
-        "{high_tokens:n computed token}[{ends:!}, and did not finish].",
+        "{high_tokens:n computed token}[{ends:!}, and did not finish].[ {steps_in_vain:n step} preempted "
+        "{victims_in_vain:n1} requests on average, whose blocks were not free at once: with a KV connector, "
+        "vLLM frees them only when the batch in flight is done.]",
         values={
             "stuck": worst["hopeless"],
             "ends": not worst["unfinished"],
@@ -144,10 +161,46 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
             "span": Steps(worst["first_step"], worst["last_step"], worst["trial"]),
             "times": evidence.recomputed_tokens // max(1, evidence.high_tokens),
         },
-        advice=_advice(timeline, lost),
+        advice=[*_in_turn(timeline, in_vain), *_advice(timeline, lost)],
         example="in {span}, {request_id:id} computed {recomputed_tokens:n token} again, {times:n time} as "
         "many as it ever held.",
     )
+
+
+def _in_vain(timeline: Timeline) -> pl.DataFrame:
+    """Return the steps that preempted several requests in vain, with ``victims``; empty if these are few.
+
+    With several batches in flight and a KV connector, vLLM may write to the blocks of a preempted request
+    until the batch in flight is done, and keeps them until then. A release that does not know of this
+    preempts one request after the other for the same shortage.
+    """
+    lost = timeline.preemptions.filter("in_schedule").group_by("step", maintain_order=True)
+    taken = lost.agg(victims=pl.len(), lost=pl.col("lost_tokens").sum()).join(
+        timeline.steps.select("step", free="kv_blocks_free_after"), on="step", maintain_order="left"
+    )
+    header = timeline.header
+    keeps = (header.batches_in_flight or 1) > 1 and "kv_transfer_config.kv_connector" in header.settings
+    still_taken = pl.col("free") * (header.block_size or 1) < MOST_FRAC * pl.col("lost")
+    in_vain = taken.filter((pl.col("victims") > 1) & still_taken & keeps)
+    return in_vain if in_vain.height >= MOST_FRAC * taken.height else in_vain.clear()
+
+
+def _in_turn(timeline: Timeline, in_vain: pl.DataFrame) -> list[Advice]:
+    """Return advice to have one batch in flight, if preemptions in vain come from several."""
+    if in_vain.is_empty() or timeline.header.pipeline_parallel_size != 1:
+        return []
+    return [
+        advise(
+            "Set {option}, or use a newer vLLM, which preempts no request whose blocks it cannot free at "
+            "once.",
+            option="--no-async-scheduling",
+            costs="Host work between steps no longer overlaps with the device.",
+        )
+    ]
+
+
+def _mean(values: pl.Series) -> float | None:
+    return None if values.is_empty() else float(values.sum()) / values.len()
 
 
 def _holders(timeline: Timeline, worst: dict[str, Any], lost: pl.DataFrame) -> list[str]:

@@ -40,6 +40,43 @@ def test_one_that_starts_again_and_again(found, recorded_words):
     recorded_words(finding.verdict, finding.message, finding.holder, finding.example)
 
 
+OVERLAPPED = {
+    "batches_in_flight": 2,
+    "pipeline_parallel_size": 1,
+    "settings": {"kv_transfer_config.kv_connector": "Tier"},
+}
+
+
+def in_vain(free=0, victims="bc"):
+    """Each second step preempts all of these, 100 tokens each, and has so many blocks free after it."""
+    lines = rounds(3)
+    for line in lines[1::2]:
+        line.preempted = [Preemption(victim, 100, "a") for victim in victims]
+        line.kv_blocks_free_after = free
+    return lines
+
+
+def test_preemptions_that_free_no_block_are_named(found, recorded_words):
+    [finding] = found(CODE, *in_vain(), **OVERLAPPED)
+    assert (finding.evidence.steps_in_vain, finding.evidence.victims_in_vain) == (3, 2.0)
+    recorded_words(finding.message, finding.advice[0])
+
+
+@pytest.mark.parametrize(
+    ("lines", "header"),
+    [
+        (in_vain(free=10), {}),
+        (in_vain(victims="b"), {}),
+        (in_vain(), {"batches_in_flight": 1}),
+        (in_vain(), {"settings": {}}),
+    ],
+    ids=["they freed blocks", "one at a time", "one batch", "no KV connector"],
+)
+def test_other_preemptions_are_not_in_vain(found, lines, header):
+    [finding] = found(CODE, *lines, **OVERLAPPED | header, block_size=10)
+    assert finding.evidence.steps_in_vain is None
+
+
 def test_advice_names_no_present_value_that_is_not_recorded(found, recorded_words):
     [finding] = found(CODE, *rounds(3), kv_blocks_total=None)
     [more] = [advice for advice in finding.advice if advice.setting == "kv_cache_memory_bytes"]
