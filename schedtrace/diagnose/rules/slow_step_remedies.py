@@ -28,10 +28,13 @@ INSIDE = (
     "Let the KV connector {name:code} load asynchronously, or several requests at once, if it can: it loads "
     "inside the step, and all requests of the step wait. No setting of the scheduler changes it."
 )
-OWN_ENGINE = (
-    "Another grammar backend ({option:setting}), or an engine of their own for these requests: all "
-    "requests of a step wait for its grammars."
-)
+SAMPLED_LESS = say("ask for fewer log-probabilities")
+LESS_WORK = {
+    "structured": say("try another grammar backend ({option:setting})", option="--structured-outputs-config"),
+    "logprobs": SAMPLED_LESS,
+    "prompt_logprobs": SAMPLED_LESS,
+}
+"""What makes the work for a request smaller that a client asked for something special, by feature."""
 MEMBERS = ("request", "length", "trait", "lora")
 """Features that stand for requests."""
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
@@ -93,11 +96,19 @@ def remedies(timeline: Timeline, part: str, terms: "Sequence[Term]") -> list[Adv
             else term_nouns(term)
             for term in members
         ]
-        without = "Run the same load without {requests} and compare the two with {diff:code}."
-        more = [advise(without, requests=listed(names), diff="schedtrace diff")]
-        if any(term.feature.detail == "structured" for term in members):
-            more.append(advise(OWN_ENGINE, option="--structured-outputs-config"))
-        return more
+        without = (
+            "Run the same load without {requests} and compare the two with {diff:code}.[ If they cost that "
+            "much, {less}, or give them an engine of their own: all requests of a step wait for them.]"
+        )
+        less = [LESS_WORK[term.feature.detail] for term in members if term.feature.detail in LESS_WORK]
+        return [
+            advise(
+                without,
+                requests=listed(names),
+                diff="schedtrace diff",
+                less=less[0] if less else None,
+            )
+        ]
     if kinds & {"first_use", "first_size"}:
         warm = (
             "Warm the engine up with batches of these sizes before it serves or is measured "
