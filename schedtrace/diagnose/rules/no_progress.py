@@ -28,10 +28,8 @@ MOST_HOLDERS = 3
 LEADS_FRAC = 0.5
 """Minimum share of all computed tokens for repeated work to lead the report, even if all requests finished.
 """
-
-
 MOST_FRAC = 0.5
-"""Least share of the steps with preemptions that must have preempted in vain, and of the lost tokens whose
+"""Minimum share of the steps with preemptions that must have preempted in vain, and of the lost tokens whose
 blocks must still be taken after such a step.
 """
 
