@@ -46,6 +46,9 @@ FAR_PAIR = 1.3
 pairs."""
 MOST_STARTS = 20
 """Most values of a feature at which a slope is tried to start."""
+SIZES_OF_BATCH = ("batch", "decode_tokens", "running")
+"""Features that count a batch's requests or tokens. Their jump may grow beyond the cut: without a CUDA graph,
+each further request may cost more."""
 FIRST = 10
 """Number of leading candidates, each on a different feature, that the search fits and extends to pairs."""
 
@@ -88,6 +91,8 @@ class Explanation:
     multiplies: Array | None = field(default=None, repr=False)
     """Time of each step's work in microseconds, of which a jump adds a share; None if it adds a constant
     time."""
+    growth: float = 0.0
+    """Share of the jump by which the effect of a split grows per unit of the feature beyond the cut."""
 
     @property
     def weakest_role(self) -> int:
@@ -101,11 +106,11 @@ class Explanation:
 
     @property
     def measure(self) -> Array:
-        """Each step's added time in units of ``effect``; for a split, 1.0 where the terms hold, else 0.0."""
+        """Each step's added time in units of ``effect``; for a split, 0.0 where the terms do not hold."""
+        beyond = np.clip(self.terms[0].feature.values - self.terms[0].cut, 0, None)
         if self.slope:
-            (term,) = self.terms
-            return np.clip(term.feature.values - term.cut, 0, None)
-        return np.prod([term.mask for term in self.terms], axis=0)
+            return beyond
+        return np.prod([term.mask for term in self.terms], axis=0) * (1 + self.growth * beyond)
 
     def added_time(self, usual: Array) -> Array:
         """Return the time that the effect adds to each step, up to a factor.
@@ -168,6 +173,7 @@ def proposals(fit: WorkFit, features: Sequence[Feature]) -> list[Explanation]:
     ]
     return [
         *(leader for at, leader in leaders.items() if abs(scores[at]) >= chance),
+        *(growing for leader in leaders.values() if (growing := _growing(fit, leader)) is not None),
         *_pairs(fit, singles, splits[:FIRST], FAR_PAIR * chance),
     ]
 
@@ -325,6 +331,20 @@ def refined(fit: WorkFit, explanation: Explanation) -> Explanation:
     if not len(near) or signed.max() <= 0:
         return explanation
     return replace(explanation, terms=(replace(term, cut=float(near[int(signed.argmax())])),))
+
+
+def _growing(fit: WorkFit, explanation: Explanation) -> Explanation | None:
+    """Return a split by the batch's size with a jump that grows beyond the cut; None if it does not.
+
+    The model of the work bends elsewhere, so a window of the clock may fit a growing jump better.
+    """
+    (term,) = explanation.terms
+    if explanation.slope or term.feature.kind not in SIZES_OF_BATCH or not term.above:
+        return None
+    columns = np.column_stack([term.mask, term.mask * (term.feature.values - term.cut)]) / fit.usual[:, None]
+    sizes = np.abs(columns).max(axis=0)
+    jump, slope = fit_lad(np.column_stack([fit.work, columns / sizes]), fit.times)[-2:] / sizes
+    return replace(explanation, growth=float(slope / jump)) if jump > 0 < slope else None
 
 
 def _started(fit: WorkFit, explanation: Explanation) -> Explanation:

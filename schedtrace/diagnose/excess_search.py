@@ -38,6 +38,8 @@ HALF = 0.5
 """Share of an effect that separates slow steps from the rest."""
 MISPLACED = 2
 """Number of steps on the wrong side of a split that noise can explain."""
+MISPLACED_FRAC = 0.1
+"""Maximum share of the steps that are on the wrong side of a split whose effect grows."""
 NEAR, NEAR_FRAC = 8, 0.1
 """Minimum number of steps on either side of a cut that must show the jump, and their share of the smaller
 side."""
@@ -75,7 +77,7 @@ def _multiplied(fit: WorkFit, explanation: Explanation) -> Explanation:
     """Return a jump as a share of the work instead of a constant time, if that predicts better."""
     measure = explanation.measure
     without = measure == 0
-    if without.sum() < FEWEST_ROWS:
+    if explanation.growth or without.sum() < FEWEST_ROWS:
         return explanation
     work = np.maximum(fit.work @ fit_lad(fit.work[without], fit.times[without]), 0.0)
     column = measure * work
@@ -213,7 +215,7 @@ def _judged(fit: WorkFit, before: Array, explanation: Explanation) -> Explanatio
     """Return the explanation with its effect, if it holds in both halves and is large and distinct."""
     measure = explanation.measure
     best: Explanation | None = None
-    for additive in (True,) if explanation.slope else (False, True):
+    for additive in (True,) if explanation.slope or explanation.growth else (False, True):
         column = measure / fit.usual if additive else measure
         size = float(np.abs(column).max()) or 1.0
         effects: list[float] = []
@@ -238,7 +240,9 @@ def _judged(fit: WorkFit, before: Array, explanation: Explanation) -> Explanatio
             )
     if best is None or best.slope:
         return None if best is None or best.effect < 0 else best
-    if best.weakest_role == WORK and not _more_than_a_bend(fit, best, measure):
+    if (best.weakest_role == WORK or best.growth) and not _more_than_a_bend(fit, best, measure):
+        return None
+    if best.growth and best.misplaced > MISPLACED_FRAC * len(fit.times):
         return None
     if best.effect < 0:
         return _turned(best) if len(best.terms) == 1 else None
@@ -246,11 +250,11 @@ def _judged(fit: WorkFit, before: Array, explanation: Explanation) -> Explanatio
 
 
 def _more_than_a_bend(fit: WorkFit, explanation: Explanation, measure: Array) -> bool:
-    """Return whether a split of a work feature explains more than a bend in its cost at the same cuts."""
+    """Return whether a split explains more than a bend in the cost of its work features at the same cuts."""
     bends = [
         np.clip(term.feature.values - term.cut, 0, None) / fit.usual
         for term in explanation.terms
-        if term.feature.role == WORK
+        if term.feature.role == WORK or explanation.growth
     ]
     bends = [bend / max(float(bend.max()), 1e-12) for bend in bends]
     base = independent(np.column_stack([fit.work, *bends]))
@@ -280,13 +284,17 @@ def _misplaced(fit: WorkFit, matrix: Array, costs: Array, explanation: Explanati
     if explanation.slope:
         return 0 if float(np.quantile(np.abs(added) / expected, 0.95)) >= 2 * LEAST_CHANGE else None
     inside = matrix[:, -1] > 0
+    grown = np.ones(len(added))
+    if explanation.growth:  # the jump is what the steps next to the cut add
+        grown = np.maximum(explanation.measure, 1.0)
+        added = added / grown
     usual = np.minimum(expected, expected + added).clip(0.05)
     least = LEAST_CHANGE_OF_WORK if explanation.weakest_role == WORK else LEAST_CHANGE
     if float(np.median((np.abs(added) / usual)[inside])) < least:
         return None
     left = (fit.times - expected) / float(np.median(added[inside]))
-    longer = left > HALF
-    is_clear = typical_error(left - inside) <= CLEAR_ERROR
+    longer = left > HALF * grown
+    is_clear = typical_error(left / grown - inside) <= CLEAR_ERROR
     if longer[inside].mean() - longer[~inside].mean() < (LEAST_CLEARLY_APART if is_clear else LEAST_APART):
         return None
     if _names_request(explanation) and longer[~inside].sum() > longer[inside].sum():
@@ -337,5 +345,8 @@ def _is_better(explanation: Explanation, rival: Explanation) -> bool:
 
 
 def _separates_better(explanation: Explanation, rival: Explanation) -> bool:
-    """Return whether a split leaves clearly fewer steps on the wrong side than its rival."""
-    return not rival.slope and explanation.misplaced <= rival.misplaced / 2 - MISPLACED
+    """Return whether a split leaves clearly fewer steps on the wrong side than its rival.
+
+    Steps near the start of what grows are on either side by chance.
+    """
+    return not rival.slope and not rival.growth and explanation.misplaced <= rival.misplaced / 2 - MISPLACED

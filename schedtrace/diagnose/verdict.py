@@ -137,6 +137,8 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
         most = max((root.weight for root in leads), default=0.0)
         stays = [r for r in roots if r.code == before and r.weight >= STAYS_FRAC * max(most, _from(r))][:1]
         leads = [*stays, *(root for root in leads if root not in stays)]
+    if not leads:  # a run that a setting surely improves is not one that nothing limits
+        leads = [root for root in roots if _least_saved_frac(root) >= SAID_FROM_FRAC][:1]
     if not leads:  # nothing can be gained, but something explains the run
         leads = [
             root

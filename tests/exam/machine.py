@@ -1,5 +1,6 @@
 """Cases 17, 19, 21, 23, 25, 153 and others of the kind: ranks, defaults, pipelines, caches, hosts."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -105,6 +106,45 @@ def batch_of_short_prompts(engine):
     engine.run()
 
 
+def _accepted(request_id, drafts):
+    """Accept all drafts after short prompts, and hardly any after long ones; the id ends with the length."""
+    return drafts * max(0, 9000 - int(request_id.split("-")[1])) // 9000
+
+
+DRAFTS = {"speculative_config": NGRAM, "drafts": 3, "times": Machine(4300, 9, 28, 0.05)}
+
+
+@case(
+    "163-drafts-after-long-prompts",
+    "spec-decode",
+    engine={**DRAFTS, "accepted": _accepted, "num_blocks": 8001, "max_num_batched_tokens": 8192},
+    says=(r"length of the context", r"prompts of [\d,]+ tokens? and more", r"num_speculative_tokens"),
+    silent=(r"over time",),
+)
+def drafts_after_long_prompts(engine):
+    """Three agents with prompts of 500 to 9,000 tokens; the longer one is, the fewer drafts are accepted."""
+    sent = iter(range(3, 60))
+
+    def send(number, us):
+        prompt = 500 + number * 3557 % 8500
+        engine.arrive(us, f"r{number}-{prompt}", prompt, 60)
+
+    engine.finished = lambda _: (
+        send(number, engine.clock.now_us + 40_000) if (number := next(sent, None)) is not None else None
+    )
+    for number in range(3):
+        send(number, 50_000 * number)
+    engine.run()
+
+
+case(
+    "165-drafts-that-nobody-verifies",
+    "spec-decode",
+    engine=DRAFTS,
+    says=(r"first token", r"no draft was verified", r"without --speculative-config"),
+)(partial(together, requests=60, prompt=400, outputs=1, every_us=9000))
+
+
 @case(
     "139-drafts-are-rejected",
     "spec-decode",
@@ -191,6 +231,45 @@ case(
 def cliff(above, factor):
     """Batches of more than ``above`` requests take ``factor`` times as long."""
     return replace(MACHINE, slower=lambda batch: factor if batch.requests > above else 1)
+
+
+class GrowingCliff(Machine):
+    """A device without captured graphs for more than 48 requests, each of which then costs more."""
+
+    def device_us(self, batch):
+        """Return the time, which varies by 3 % with the batch."""
+        beyond = batch.requests - 48
+        slower = 2500 + 150 * beyond if beyond > 0 else 0
+        return (super().device_us(batch) + slower) * (1 + 0.03 * math.sin(batch.context_tokens))
+
+
+@case(
+    "167-cliff-that-grows",
+    "slow-steps",
+    engine={
+        "times": GrowingCliff(4000, 9, 32, 0.002),
+        "max_num_seqs": 96,
+        "num_blocks": 8001,
+    },
+    says=(r"more than 48 requests", r"--max-num-seqs 48"),
+    silent=(r"Steps \d+ to \d+ take",),
+)
+def cliff_that_grows(engine):
+    """A benchmark of 96 clients; beyond 48 requests, a step costs more, and more for each further request."""
+    lengths = [(100 + number * 37 % 200, 30 + number * 53 % 90) for number in range(240)]
+    sent = iter(range(96, 240))
+
+    def send(number, us):
+        engine.arrive(us, f"r{number}", *lengths[number])
+
+    def next_one(_):
+        if (number := next(sent, None)) is not None:
+            send(number, engine.clock.now_us + 3000)
+
+    engine.finished = next_one
+    for number in range(96):
+        send(number, 8000 * number)
+    engine.run()
 
 
 HIDES = replace(MACHINE, per_prefill_token_us=0.0, slower=lambda batch: max(1, batch.batch_tokens / 100))

@@ -6,14 +6,15 @@ import polars as pl
 from schedtrace.diagnose.excess_work import fit_lad
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import advise, largest, share_of_requests, step_finding
-from schedtrace.model.report import Evidence
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.step_time import FEWEST_STEPS, MOST_STEPS, median
 from schedtrace.timeline.timeline import Timeline, context_tokens
 
-LONG_TIMES = 8
-"""Minimum ratio of a long prompt to the median prompt."""
+LONG_TIMES, SHORTER_FRAC = 8, 0.25
+"""Minimum ratio of a long prompt to the median of the shorter ones, and minimum share of the requests with a
+shorter one."""
 LEAST_FRAC = 0.05
 """Minimum share of the requests' time that these contexts cost the other requests."""
 LONGER_FRAC = 0.25
@@ -35,7 +36,7 @@ class LongContext(Evidence, kw_only=True):
     prompt_tokens: int
     """Length of the longest prompt."""
     median_prompt_tokens: float
-    """Median length of all prompts."""
+    """Median length of the shorter prompts."""
     requests: float
     """Mean number of other requests that decoded in steps beside long contexts."""
     step_us: float
@@ -45,7 +46,7 @@ class LongContext(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
-    long, steps = _long_requests(timeline), _decodes(timeline)
+    (long, shorter), steps = _long_requests(timeline), _decodes(timeline)
     if long.is_empty() or not timeline.requests_us or steps.height < FEWEST_STEPS:
         return
     per_token_us = _per_token_us(steps)
@@ -54,13 +55,15 @@ def _find(timeline: Timeline) -> Findings:
     lengthened = (
         steps.join(context_tokens(stretches, steps).rename({"context_tokens": "own"}), on="step")
         .join(present.select("step", "present"), on="step")
-        .filter((pl.col("present") > 0) & (pl.col("total_requests") > pl.col("present")))
+        .filter(pl.col("present") > 0)
         .with_columns(
             own_us=pl.min_horizontal(pl.col("own") * per_token_us, "busy_us"),
             requests=pl.col("total_requests") - pl.col("present"),
         )
     )
-    felt_us = float((lengthened["own_us"] * lengthened["requests"]).sum())
+    felt_us, all_us = (
+        float((lengthened["own_us"] * lengthened[name]).sum()) for name in ("requests", "total_requests")
+    )
     step_us, own_us = median(lengthened["busy_us"]), median(lengthened["own_us"])
     if felt_us < LEAST_FRAC * timeline.requests_us or own_us < LONGER_FRAC * (step_us - own_us):
         return
@@ -71,37 +74,54 @@ def _find(timeline: Timeline) -> Findings:
         LongContext(
             request_id=longest["request_id"],
             prompt_tokens=longest["prompt_tokens"],
-            median_prompt_tokens=median(timeline.known_requests["prompt_tokens"]),
+            median_prompt_tokens=median(shorter),
             requests=float(lengthened["requests"].mean()),  # type: ignore[arg-type]  # of integers
             step_us=step_us,
             own_us=own_us,
         ),
         title="Long contexts lengthen the steps of all requests",
         verdict="With {request_id:id} ({prompt_tokens:n prompt token})[ or another of {all_long:n} such "
-        "requests] in it, a decode step took {step_us:us} at the median, {own_us:us} of it for that context; "
-        "the other requests of the step waited meanwhile: {share:%} of the requests' time.",
-        share_frac=share_of_requests(timeline, felt_us),
+        "requests] in it, a decode step took {step_us:us} at the median, {own_us:us} for such contexts: "
+        "{share:%} of the requests' time, {felt:%} that of the other requests in these steps.",
+        share_frac=share_of_requests(timeline, all_us),
         message="{steps:n step}{trials} decoded such requests, and {requests:n1} others on average, whose "
-        "prompts are far shorter ({median_prompt_tokens:n token} at the median of all). The cost of "
+        "prompts are far shorter ({median_prompt_tokens:n token} at the median). The cost of "
         "a token of context is fitted to the times of all decode steps.",
         values={
             "all_long": long.height if long.height > 1 else None,
-            "share": felt_us / timeline.requests_us,
+            "share": all_us / timeline.requests_us,
+            "felt": felt_us / timeline.requests_us,
         },
-        advice=[advise(ELSEWHERE, costs="Another engine.")],
+        advice=[*_fewer_drafts(lengthened), advise(ELSEWHERE, costs="Another engine.")],
         example="{at} took {busy_us:us} for {requests:n other request}, about {own_us:us} of it for the long "
         "context.",
         cases=largest(lengthened, "own_us"),
     )
 
 
-def _long_requests(timeline: Timeline) -> pl.DataFrame:
-    """Return the requests whose prompts are far longer than the median, the longest first."""
+def _long_requests(timeline: Timeline) -> tuple[pl.DataFrame, pl.Series]:
+    """Return the requests with far longer prompts than the others, longest first, and the others' lengths."""
     prompts = timeline.known_requests.select("request_id", "prompt_tokens").drop_nulls()
-    least = LONG_TIMES * median(prompts["prompt_tokens"])
-    return prompts.filter(pl.col("prompt_tokens") >= max(least, 1)).sort(
-        "prompt_tokens", "request_id", descending=[True, False]
-    )
+    prompts = prompts.sort("prompt_tokens", "request_id", descending=[False, True])
+    lengths = prompts["prompt_tokens"].to_numpy()
+    for at in range(max(1, int(SHORTER_FRAC * len(lengths))), len(lengths)):
+        if lengths[at] >= max(1.0, LONG_TIMES * float(lengths[(at - 1) // 2] + lengths[at // 2]) / 2):
+            return prompts[at:].reverse(), prompts["prompt_tokens"][:at]
+    return prompts.clear(), prompts["prompt_tokens"]
+
+
+def _fewer_drafts(steps: pl.DataFrame) -> list[Advice]:
+    """Return the advice to compare fewer drafts if these steps verified any: each may read the context."""
+    if not (drafts := int(steps["draft_tokens"].sum() or 0)):
+        return []
+    return [
+        advise(
+            "Compare with fewer drafts ({tokens:setting}), or none: these steps verified {verified:n1} "
+            "tokens of each request, and this trace does not show what the contexts cost with one.",
+            tokens="num_speculative_tokens",
+            verified=1 + drafts / int(steps["total_requests"].sum()),
+        )
+    ]
 
 
 def _decodes(timeline: Timeline) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""``spec-decode``: verifying drafts costs more than they save, or fewer and fewer drafts are accepted."""
+"""``spec-decode``: drafts cost more than they save, are never verified, or fewer and fewer are accepted."""
 
 import math
 from typing import NamedTuple
@@ -23,6 +23,8 @@ FEWEST_REQUESTS = 20
 """Minimum number of finished requests for a trend over their order."""
 CERTAIN = 4.0
 """Minimum number of standard deviations by which a rank correlation differs from chance."""
+ALIKE = 0.8
+"""Minimum rank correlation of two orders of the requests that are about the same."""
 LEAST_FALL = 0.1
 """Minimum part of the tokens per step and request that falling acceptance takes away."""
 LEAST_ABOVE = 0.2
@@ -35,6 +37,9 @@ DOUBTFUL_FRAC = 0.25
 they may be a loss. The trace does not show the drafter's own time."""
 BETTER = 0.5
 """Maximum error of the model with a bend, as a share of the linear model's error, for it to be used."""
+ONE_TOKEN_FRAC = 0.9
+"""Minimum share of the requests that end with their first token, if drafts are never verified."""
+DRAFTED = "speculative_config.num_speculative_tokens"
 PER_BATCH = "num_speculative_tokens_per_batch_size"
 
 
@@ -52,11 +57,15 @@ class SpecDecode(Evidence, kw_only=True):
     acceptance_frac: float
     """Share of the draft tokens that were accepted."""
     early_frac: float | None
-    """Share of draft tokens accepted in the first quarter of the finished requests; None: acceptance does not
-    fall over time."""
+    """Share of draft tokens accepted in the first quarter of the finished requests, in order of their ends
+    or, with ``short_tokens``, of their prompts' lengths; None: acceptance does not fall."""
     late_frac: float | None
     """Share of draft tokens accepted in the last quarter of the finished requests; None: as for
     ``early_frac``."""
+    short_tokens: int | None
+    """Longest prompt of the quarter with the shortest prompts; None: acceptance does not fall with length."""
+    long_tokens: int | None
+    """Shortest prompt of the quarter with the longest prompts; None: as for ``short_tokens``."""
     wasted_frac: float
     """Share of the steps' scheduled tokens that were rejected drafts."""
     verify_us_per_token: float
@@ -76,6 +85,7 @@ class SpecDecode(Evidence, kw_only=True):
 
 def _find(timeline: Timeline) -> Findings:
     model, steps = timeline.step_time, _draft_steps(timeline)
+    yield from _never_verified(timeline)
     if model is None or steps.height < FEWEST_STEPS or not model.per_decode_token_us:
         return
     linear = model.per_decode_token_us * pl.col("draft_tokens"), model.error_frac
@@ -186,14 +196,20 @@ def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> 
         evidence,
         title="Drafts cost more than they give[ from {from_requests:n request} on]"
         if loses
-        else "Fewer and fewer drafts are accepted",
+        else "Fewer and fewer drafts are accepted"
+        if evidence.long_tokens is None
+        else "Fewer drafts are accepted in long contexts",
         verdict="[In steps of {from_requests:n request} and more, speculative][{from_requests:!}Speculative] "
         "decoding slows this run: {acceptance_frac:%} of its draft tokens are "
         "accepted, and decode steps would finish {change:%} more tokens a second without them"
         "[; in steps of {fewer:n request} and fewer, drafts pay]."
         if loses
         else "Speculative decoding gets worse over time: {early_frac:%} of the draft tokens of the first "
-        "quarter of the requests were accepted, {late_frac:%} of those of the last quarter.",
+        "quarter of the requests were accepted, {late_frac:%} of those of the last quarter."
+        if evidence.long_tokens is None
+        else "Speculative decoding gets worse with the length of the context: {late_frac:%} of the draft "
+        "tokens were accepted after prompts of {long_tokens:n token} and more, {early_frac:%} after those of "
+        "up to {short_tokens:n}.",
         share_frac=_share(timeline, steps, speed),
         holder=_holder(evidence),
         tokens=costs.drafts - accepted,
@@ -201,11 +217,16 @@ def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> 
         "{accepted_tokens:n}. By the model of step times, a draft token takes {verify_us_per_token:us}; "
         "the drafter's own time is not in the trace"
         + (", so the loss is at least this." if loses else ".")
-        + "[ Acceptance falls with the order in which requests finish, from {early:%} of the first quarter "
-        "to {late_frac:%} of the last.]",
+        + "[ Acceptance falls with {order}, from {early:%} of the first quarter to {late_frac:%} of the "
+        "last.][ The longest prompts came {grows}, so time or another property of these requests explains "
+        "it as well.]",
         values={
             "change": costs.change,
             "early": evidence.early_frac if loses else None,
+            "order": "the order in which requests finish"
+            if evidence.short_tokens is None
+            else "the length of the prompts",
+            "grows": "last" if fall is not None and fall.grows else None,
             "fewer": costs.from_requests and costs.from_requests - 1,
         },
         advice=_advice(timeline, evidence, loses=loses),
@@ -226,12 +247,14 @@ def _evidence(
     settings = timeline.header.settings
     return SpecDecode(
         method=settings.get("speculative_config.method"),
-        num_speculative_tokens=settings.get("speculative_config.num_speculative_tokens"),
+        num_speculative_tokens=settings.get(DRAFTED),
         draft_tokens=costs.drafts,
         accepted_tokens=accepted,
-        acceptance_frac=accepted / costs.drafts,
+        acceptance_frac=accepted / costs.drafts if costs.drafts else 0.0,
         early_frac=None if fall is None else fall.early,
         late_frac=None if fall is None else fall.late,
+        short_tokens=fall.lengths[0] if fall is not None and fall.lengths else None,
+        long_tokens=fall.lengths[1] if fall is not None and fall.lengths else None,
         wasted_frac=(costs.drafts - accepted) / int(steps["used_tokens"].sum()),
         verify_us_per_token=costs.token_us,
         from_requests=costs.from_requests,
@@ -278,8 +301,48 @@ def _doubt(timeline: Timeline, costs: _Costs) -> Finding:
     )
 
 
+def _never_verified(timeline: Timeline) -> Findings:
+    """Yield the finding that requests end before any draft is verified: with their first token."""
+    finishes, drafted = timeline.finishes, timeline.header.settings.get(DRAFTED)
+    short = finishes.filter(pl.col("output_tokens") == 1)
+    verified = timeline.steps["draft_tokens"]
+    if not drafted or short.height < max(FEWEST_REQUESTS, ONE_TOKEN_FRAC * finishes.height):
+        return
+    if verified.null_count() or verified.sum() > 0:
+        return
+    steps = timeline.steps.filter(pl.col("busy_us") > 0)
+    if steps.is_empty():
+        return
+    evidence = _evidence(timeline, _Costs(steps, pl.lit(0.0), 0.0))
+    yield step_finding(
+        timeline,
+        steps,
+        evidence,
+        severity="info",
+        title="No draft is verified",
+        verdict="Speculative decoding gives nothing in this run: {short:n} of {every:n request} ended with "
+        "their first token, and no draft was verified; the trace does not show what drafting takes.",
+        share_frac=0.0,
+        tokens=0,
+        message="The drafter proposes up to {num_speculative_tokens:n token} after each step, for the next. "
+        "{short:n} of {every:n request} had none.",
+        values={"short": short.height, "every": finishes.height},
+        advice=[
+            advise(
+                "Run without {option:setting}[ (now {method} with {num_speculative_tokens:n token})], and "
+                "compare under the same load: {diff:code}.",
+                evidence,
+                option="--speculative-config",
+                diff="schedtrace diff",
+            )
+        ],
+        example="{at} prefilled {prefill_tokens:n token} in {busy_us:us}.",
+        cases=largest(steps, "busy_us"),
+    )
+
+
 class _Fall(NamedTuple):
-    """Acceptance that falls over time."""
+    """Acceptance that falls over time, or with the length of the prompts."""
 
     early: float
     """Share of the draft tokens of the first quarter of the finished requests that were accepted."""
@@ -287,6 +350,11 @@ class _Fall(NamedTuple):
     """Share of the last quarter's draft tokens that were accepted."""
     drafts: float
     """Number of draft tokens per step and request."""
+    lengths: tuple[int, int] | None
+    """Longest prompt of the first quarter and shortest of the last, in order of length; None: in order of
+    time."""
+    grows: bool
+    """Whether prompts grow over time, which makes the two orders alike."""
 
     def speed(self, accepted: float) -> float:
         """Return the tokens per step with another acceptance, relative to those with the early one."""
@@ -294,24 +362,33 @@ class _Fall(NamedTuple):
 
 
 def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
-    """Return the acceptance rate of early and late requests if it falls more than chance explains."""
+    """Return the acceptance rate of the first and last requests if it falls more than chance explains.
+
+    The order is that of the prompts' lengths if it goes with acceptance more closely than time does.
+    """
     finishes = timeline.finishes
     if not {"drafts", "drafts_accepted"} <= {*finishes.columns}:
         return None
     tried = finishes.filter(pl.col("drafts") > 0).sort("step", maintain_order=True)
     if tried.height < FEWEST_REQUESTS:
         return None
-    order = pl.int_range(pl.len())
     accepted = (pl.col("drafts_accepted") / pl.col("drafts")).rank()
-    correlation = tried.select(pl.corr(order, accepted)).item()
-    if correlation is None or -correlation * math.sqrt(tried.height - 1) < CERTAIN:  # NaN if all are alike
-        return None
-    quarter = tried.height // 4
-    early, late = (
-        int(part["drafts_accepted"].sum()) / int(part["drafts"].sum())
-        for part in (tried.head(quarter), tried.tail(quarter))
+    ranks = tried.select(
+        time=pl.int_range(pl.len()), length=pl.col("prompt_tokens").rank(), accepted=accepted
     )
-    fall = _Fall(early, late, drafts)
+    by_time, by_length, alike = (
+        ranks.select(pl.corr(*pair)).item() or 0.0
+        for pair in (("time", "accepted"), ("length", "accepted"), ("time", "length"))
+    )
+    of_length = by_length < by_time  # not with NaN: all are alike
+    if of_length:
+        tried = tried.sort("prompt_tokens", maintain_order=True)
+    if not -min(by_time, by_length if of_length else by_time) * math.sqrt(tried.height - 1) >= CERTAIN:
+        return None
+    first, last = tried.head(tried.height // 4), tried.tail(tried.height // 4)
+    early, late = (int(part["drafts_accepted"].sum()) / int(part["drafts"].sum()) for part in (first, last))
+    lengths = (int(first["prompt_tokens"][-1]), int(last["prompt_tokens"][0])) if of_length else None
+    fall = _Fall(early, late, drafts, lengths, of_length and alike >= ALIKE)
     return fall if 1 - fall.speed(late) >= LEAST_FALL else None
 
 
@@ -352,7 +429,19 @@ def _advice(timeline: Timeline, evidence: SpecDecode, *, loses: bool) -> list[Ad
                 alone=not advice,
             )
         )
-    if evidence.late_frac is not None:
+    if evidence.long_tokens is not None:
+        advice.append(
+            advise(
+                "[{loses:?}Or fewer][{loses:!}Fewer] drafts ({tokens:setting}), or none, for prompts of "
+                "{long_tokens:n token} and more, on an engine of their own: vLLM drafts as many tokens for "
+                "each request. Compare with a run without {option:setting} under the same load.",
+                evidence,
+                tokens="num_speculative_tokens",
+                option="--speculative-config",
+                loses=loses or None,
+            )
+        )
+    elif evidence.late_frac is not None:
         advice.append(
             advise(
                 "Send requests of the beginning again, then once more after a reset of the prefix cache and "

@@ -67,6 +67,22 @@ def test_a_batch_size_cliff(found, recorded_words):
     recorded_words(finding.title, finding.advice)
 
 
+def test_a_cliff_that_grows_beyond_its_size(found, recorded_words):
+    """Above 6 requests, steps take 1,500 us longer, and 400 us more for each request beyond 7.
+
+    These steps are the first half, so that a window of the clock covers them, too; the model of the work does
+    not bend at 6.
+    """
+    sizes = [7 + number % 6 for number in range(120)] + [6 - number % 6 for number in range(120)]
+    slow = [1 + (1100 + 400 * (size - 6)) / (1000 + 100 * size) if size > 6 else 1 for size in range(13)]
+    [finding] = found(CODE, *decodes(sizes, lambda size, _: slow[size], noise=0.02))
+    assert conditions(finding) == [("batch", "", 6, None)]
+    assert finding.cost_ms == pytest.approx(
+        20 * sum(1100 + 400 * beyond for beyond in range(1, 7)) / 1e3, rel=0.15
+    )
+    recorded_words(finding.title, finding.advice)
+
+
 def test_its_share_is_excess_time_times_requests(found):
     """5 to 8 requests take 6 to 7.2 ms longer; 12 requests live for the 160 steps of 20 ms."""
     [finding] = found(CODE, *decodes(SIZES, lambda size, _: 5 if size > 4 else 1, noise=0))

@@ -87,11 +87,12 @@ def test_without_drafts_there_is_nothing_to_say(found):
     assert found(CODE, *run(0, drafts=0)) == []
 
 
-def finishing(rates):
+def finishing(rates, prompts=(10,)):
     """Steps that lose nothing; a request ends every second step, with so many of its 100 drafts accepted."""
     lines = run(3)
     for number, accepted in enumerate(rates):
-        ended = finish(f"r{number}", drafts=100, drafts_accepted=accepted)
+        prompt = prompts[number % len(prompts)]
+        ended = finish(f"r{number}", drafts=100, drafts_accepted=accepted, prompt_tokens=prompt)
         lines[2 * number].finished.append(ended)
     return lines
 
@@ -117,6 +118,50 @@ def test_acceptance_that_falls_over_time(found, recorded_words):
 )
 def test_acceptance_that_does_not_fall(found, rates):
     assert found(CODE, *finishing(rates), settings=SETTINGS) == []
+
+
+@pytest.mark.parametrize("grows", [False, True], ids=["in any order", "prompts grow over time"])
+def test_acceptance_that_falls_with_the_context(found, recorded_words, grows):
+    """Of the 9 shortest prompts 84 % to 76 % are accepted, of the 9 longest 30 % to 22 %."""
+    prompts = [1000 * (number if grows else 1 + 7 * number % 36) for number in range(1, 37)]
+    rates = [84 - 62 * (prompt // 1000 - 1) // 35 for prompt in prompts]
+    rates[3], rates[4] = rates[4], rates[3]
+    prompts[3], prompts[4] = prompts[4], prompts[3]
+    [finding] = found(CODE, *finishing(rates, prompts), settings=SETTINGS)
+    evidence = finding.evidence
+    assert (evidence.short_tokens, evidence.long_tokens) == (9000, 28_000)
+    assert (evidence.early_frac, evidence.late_frac) == (
+        pytest.approx(0.77, abs=0.01),
+        pytest.approx(0.29, abs=0.01),
+    )
+    recorded_words(finding.title, finding.verdict, finding.message, finding.advice)
+
+
+def prefills(outputs, drafts=0):
+    """A request of ``outputs`` tokens ends in each of 30 steps, the last of which has drafts."""
+    lines = []
+    for number in range(30):
+        line = step(number, took=0, back=5000, got={f"r{number}": 40}, prefill_tokens=40, draft_tokens=0)
+        line.arrived.append(arrival(f"r{number}", 0, prompt_tokens=40))
+        line.finished.append(finish(f"r{number}", prompt_tokens=40, output_tokens=outputs))
+        lines.append(line)
+    lines[-1].draft_tokens = drafts
+    return lines
+
+
+def test_drafts_that_are_never_verified(found, recorded_words):
+    [finding] = found(CODE, *prefills(1), settings=SETTINGS)
+    assert (finding.count, finding.severity, finding.evidence.draft_tokens) == (30, "info", 0)
+    recorded_words(finding.title, finding.verdict, finding.message, finding.advice)
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings"),
+    [(prefills(1), {}), (prefills(2), SETTINGS), (prefills(1, drafts=3), SETTINGS)],
+    ids=["no drafter", "more than a token", "one step verified some"],
+)
+def test_requests_that_leave_drafts_a_use(found, lines, settings):
+    assert found(CODE, *lines, settings=settings) == []
 
 
 PER_BATCH = {"speculative_config.num_speculative_tokens_per_batch_size": None}

@@ -132,7 +132,8 @@ def test_abbreviations_keep_their_capitals(said, recorded_words):
         (-0.25, -0.09, 0.10, "token-budget-bound"),  # it may save less than what the other may save
         (-0.25, 0.05, 0.10, "token-budget-bound"),
         (None, None, 0.10, "token-budget-bound"),
-        (-0.25, -0.15, 0.04, None),  # nothing limits this run
+        (-0.25, -0.15, 0.04, "scheduler-overhead"),  # nothing else limits this run
+        (-0.25, -0.04, 0.04, None),  # nothing limits it
     ],
 )
 def test_advice_that_surely_saves_more_than_a_limit_costs_leads(low, high, share, first):
