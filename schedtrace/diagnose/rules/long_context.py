@@ -1,4 +1,4 @@
-"""``long-context``: a few requests with long contexts lengthened the decode steps of all others."""
+"""``long-context``: requests with long contexts lengthened the decode steps of all others."""
 
 import numpy as np
 import polars as pl
@@ -147,7 +147,7 @@ def _per_token_us(steps: pl.DataFrame) -> float:
 
 RULE = Rule(
     code="long-context",
-    summary="a few requests with far longer contexts than the others lengthened every decode step",
+    summary="requests with far longer contexts than the others lengthened every decode step",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=_find,
     threshold=Threshold(LEAST_FRAC, share_frac),
