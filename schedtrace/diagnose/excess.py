@@ -206,7 +206,7 @@ def is_clock_range(explanation: Explanation) -> bool:
 
 
 def _effect(part: ExaminedPart, explanation: Explanation, added: Array, excess: Array) -> Effect:
-    inside = explanation.measure > 0
+    inside = explanation.added_units > 0
     half = float(np.median(added[inside])) / 2 if inside.any() else 0.0
     cost_us, felt_us = _costs(part, added)
     factors = part.times_us / np.maximum(part.times_us - added, 1.0)

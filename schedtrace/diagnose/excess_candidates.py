@@ -105,7 +105,7 @@ class Explanation:
         return frozenset(term.feature.family_name for term in self.terms)
 
     @property
-    def measure(self) -> Array:
+    def added_units(self) -> Array:
         """Each step's added time in units of ``effect``; for a split, 0.0 where the terms do not hold."""
         beyond = np.clip(self.terms[0].feature.values - self.terms[0].cut, 0, None)
         if self.slope:
@@ -119,8 +119,8 @@ class Explanation:
             usual: Usual time of each step's work in microseconds.
         """
         if self.multiplies is not None:
-            return self.measure * self.multiplies
-        return self.measure if self.additive else self.measure * usual
+            return self.added_units * self.multiplies
+        return self.added_units if self.additive else self.added_units * usual
 
 
 @dataclass(frozen=True, eq=False)

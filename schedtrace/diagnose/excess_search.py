@@ -75,7 +75,7 @@ def search(fit: WorkFit, features: Sequence[Feature]) -> list[Explanation]:
 
 def _multiplied(fit: WorkFit, explanation: Explanation) -> Explanation:
     """Return a jump as a share of the work instead of a constant time, if that predicts better."""
-    measure = explanation.measure
+    measure = explanation.added_units
     without = measure == 0
     if explanation.growth or without.sum() < FEWEST_ROWS:
         return explanation
@@ -162,7 +162,7 @@ def _as_range(features: Sequence[Feature], explanation: Explanation) -> Explanat
     kinds = {term.feature.kind for term in explanation.terms}
     if "clock" not in kinds or kinds == {"clock"}:
         return explanation
-    inside = np.flatnonzero(explanation.measure > 0)
+    inside = np.flatnonzero(explanation.added_units > 0)
     first, last = int(inside[0]), int(inside[-1])
     if last - first + 1 > len(inside):
         return explanation
@@ -213,7 +213,7 @@ def _in_usual_words(
 
 def _judged(fit: WorkFit, before: Array, explanation: Explanation) -> Explanation | None:
     """Return the explanation with its effect, if it holds in both halves and is large and distinct."""
-    measure = explanation.measure
+    measure = explanation.added_units
     best: Explanation | None = None
     for additive in (True,) if explanation.slope or explanation.growth else (False, True):
         column = measure / fit.usual if additive else measure
@@ -286,7 +286,7 @@ def _misplaced(fit: WorkFit, matrix: Array, costs: Array, explanation: Explanati
     inside = matrix[:, -1] > 0
     grown = np.ones(len(added))
     if explanation.growth:  # the jump is what the steps next to the cut add
-        grown = np.maximum(explanation.measure, 1.0)
+        grown = np.maximum(explanation.added_units, 1.0)
         added = added / grown
     usual = np.minimum(expected, expected + added).clip(0.05)
     least = LEAST_CHANGE_OF_WORK if explanation.weakest_role == WORK else LEAST_CHANGE

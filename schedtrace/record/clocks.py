@@ -50,7 +50,7 @@ class RecordingClock:
         """Return a monotonic time in nanoseconds as microseconds of the trace's clock."""
         return (ns - self.anchor_ns) // 1000
 
-    def now_us(self) -> int:
+    def elapsed_us(self) -> int:
         """Return the current time."""
         return self.since_anchor(time.monotonic_ns())
 

@@ -98,7 +98,7 @@ class InferredExits:
         self, scheduler: Any, budget_left: int, preempted: int
     ) -> tuple[ExitKind, Cause, Any, str | None]:
         """Return the kind and cause of the waiting loop's exit, its request, and further recorded facts."""
-        if self._queues.num_waiting(scheduler) == 0:
+        if self._queues.count_waiting(scheduler) == 0:
             return "condition", Cause.QUEUE_EMPTY, None, None
         if preempted:
             return "gate", Cause.PREEMPTED_THIS_STEP, None, None

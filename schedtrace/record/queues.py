@@ -112,7 +112,7 @@ class Queues:
         if not self._reads_all:
             self._freed.add(request_id)
 
-    def num_waiting(self, scheduler: Any) -> int:
+    def count_waiting(self, scheduler: Any) -> int:
         """Return the number of requests in all waiting queues, of which ``deferred_waiting`` is a subset.
 
         If a queue cannot be read, or the scheduler is not vLLM's, count all requests that are neither running
@@ -136,7 +136,7 @@ class Queues:
         If the queues do not contain all waiting requests, the count may include a finished request that is
         kept until its blocks have been read.
         """
-        waiting = self.num_waiting(scheduler)
+        waiting = self.count_waiting(scheduler)
         if self._reads_all:
             return waiting
         running = set(map(id, scheduler.running))
@@ -153,7 +153,7 @@ class Queues:
             scheduler: Scheduler, read from outside its thread.
             sessions: Sessions that wait for their client's next part.
         """
-        if self.num_waiting(scheduler) <= sessions:
+        if self.count_waiting(scheduler) <= sessions:
             return False
         if self._reads_all:
             return True

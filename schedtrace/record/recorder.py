@@ -50,7 +50,7 @@ class Recorder:
             self._free_blocks = pool.get_num_free_blocks
         self._departures = None if is_own_class(traced) else Departures()
         self._queues = Queues(scheduler)
-        self.num_waiting, self._num_not_ready = self._queues.num_waiting, self._queues.num_not_ready
+        self.count_waiting, self._num_not_ready = self._queues.count_waiting, self._queues.num_not_ready
         self._steady = SteadySteps(never=full_lines)
         self._only_samples = only_samples(scheduler)
         self._steps = 0
@@ -86,7 +86,7 @@ class Recorder:
             call = self._call = Capture()
             call.throttled = throttled
             call.num_running_before = running = len(scheduler.running)
-            call.num_waiting_before = waiting = self.num_waiting(scheduler)
+            call.num_waiting_before = waiting = self.count_waiting(scheduler)
             call.kv_blocks_free_before = self._free_blocks()
             call.side_events = self.writer.take_events()
             call.step = self._steps
@@ -117,7 +117,7 @@ class Recorder:
             capture.token_budget = scheduler.max_num_scheduled_tokens
             capture.max_num_running_reqs = scheduler.max_num_running_reqs
             capture.num_running_after = len(scheduler.running)
-            capture.num_waiting_after = self.num_waiting(scheduler)
+            capture.num_waiting_after = self.count_waiting(scheduler)
             capture.num_not_ready_after = self._num_not_ready(scheduler)
             capture.kv_blocks_total = getattr(self._block_pool, "num_gpu_blocks", None)
             capture.kv_blocks_free_after = self._free_blocks()

@@ -209,7 +209,9 @@ class Writer:
         until_us = None if seen.until_us is None else seen.until_us - anchor_us
         seen = msgspec.structs.replace(seen, since_us=seen.since_us - anchor_us, until_us=until_us)
         gone_on = "the engine goes on: " if until_us is not None else ""
-        self._notices.append(Notice(at_us=self.clock.now_us(), message=gone_on + seen.sentence, stalled=seen))
+        self._notices.append(
+            Notice(at_us=self.clock.elapsed_us(), message=gone_on + seen.sentence, stalled=seen)
+        )
 
     def stops(self, why: str) -> None:
         """Record that recording stops by itself; only the first reason counts."""
@@ -239,7 +241,7 @@ class Writer:
             return
         try:
             self._work(last=True)
-            self._write([End(at_us=self.clock.now_us(), steps=self._steps, dropped_steps=self._dropped)])
+            self._write([End(at_us=self.clock.elapsed_us(), steps=self._steps, dropped_steps=self._dropped)])
             self._output.close()
         except Exception as error:
             self._give_up(error)
@@ -272,7 +274,7 @@ class Writer:
         count = len(self._pending)
         lines: list[AnyLine | dict[str, Any]] = [*self._noted(), *self._late_outputs()]
         if self._cpu_times is not None:
-            lines += self._cpu_times.line(self.clock.now_us(), self._steps)
+            lines += self._cpu_times.line(self.clock.elapsed_us(), self._steps)
         size = shared = 0
         for _ in range(count):
             capture = self._pending[0]
@@ -305,7 +307,7 @@ class Writer:
                 shared = 0
         lines += self._idle_events(last=last)
         self._write(lines)
-        now_us, complete = self.clock.now_us(), not (self._pending or any(self._side_events))
+        now_us, complete = self.clock.elapsed_us(), not (self._pending or any(self._side_events))
         self.measuring.end_round(now_us, self.clock.since_anchor, complete=complete)
 
     def _noted(self) -> list[Notice]:
@@ -315,7 +317,7 @@ class Writer:
             if isinstance(noted, Notice):
                 lines.append(noted)
                 continue
-            lines.append(Notice(at_us=self.clock.now_us(), message=noted))
+            lines.append(Notice(at_us=self.clock.elapsed_us(), message=noted))
             self._notices_so_far = [*self._notices_so_far[1 - MOST_REPEATED :], noted]
         return lines
 
@@ -340,7 +342,7 @@ class Writer:
             return []
         lines: list[AnyLine] = [self._assembler.dropped(dropped) for dropped in _drain(self._dropping)]
         if any(self._side_events):
-            lines.append(self._assembler.events_line(self.take_events(), self.clock.now_us()))
+            lines.append(self._assembler.events_line(self.take_events(), self.clock.elapsed_us()))
         return lines
 
     def _write(self, lines: Sequence[AnyLine | dict[str, Any]]) -> None:
@@ -380,7 +382,9 @@ class Writer:
         """Return the end line of a trace, after all earlier notices."""
         self._write(self._noted())
         return End(
-            at_us=self.clock.now_us(), steps=self._assembler.progress.next_step, dropped_steps=self._dropped
+            at_us=self.clock.elapsed_us(),
+            steps=self._assembler.progress.next_step,
+            dropped_steps=self._dropped,
         )
 
     def _give_up(self, error: BaseException) -> None:
@@ -391,7 +395,7 @@ class Writer:
         )
         with contextlib.suppress(Exception):  # the disk is full or gone: the log line above has said so
             self._write(
-                [Notice(at_us=self.clock.now_us(), message=f"recording stopped: {self.describe(error)}")]
+                [Notice(at_us=self.clock.elapsed_us(), message=f"recording stopped: {self.describe(error)}")]
             )
         with contextlib.suppress(Exception):
             self._output.close()

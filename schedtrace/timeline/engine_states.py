@@ -235,7 +235,7 @@ def make_starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def starved_steps(steps: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
+def find_starved_steps(steps: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
     """Return the steps that lie mostly in starved periods, and whose times are therefore not typical.
 
     Args:

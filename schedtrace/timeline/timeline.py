@@ -28,9 +28,9 @@ from schedtrace.timeline.charges import (
 )
 from schedtrace.timeline.engine_states import (
     engine_busy_us,
+    find_starved_steps,
     make_engine_states,
     make_starved,
-    starved_steps,
     thread_times,
     unstarved,
 )
@@ -83,7 +83,7 @@ def make_tables(frames: EngineFrames) -> EngineTables:
         engine_states=engine,
         thread_times=threads,
         starved=starved,
-        starved_steps=starved_steps(frames.steps, starved),
+        starved_steps=find_starved_steps(frames.steps, starved),
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from schedtrace.timeline.engine_states import starved_steps, thread_times
+from schedtrace.timeline.engine_states import find_starved_steps, thread_times
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -83,7 +83,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
             engine_states=engine,
             thread_times=thread_times(timeline, engine),
             starved=starved,
-            starved_steps=starved_steps(steps, starved),
+            starved_steps=find_starved_steps(steps, starved),
         ),
     )
 

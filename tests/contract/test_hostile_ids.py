@@ -211,7 +211,7 @@ def test_an_error_that_quotes_an_id_makes_a_short_notice(recording, warnings, mo
     def fails(*_):
         raise KeyError(HUGE)
 
-    monkeypatch.setattr(engine.scheduler._schedtrace_recorder, "num_waiting", fails)
+    monkeypatch.setattr(engine.scheduler._schedtrace_recorder, "count_waiting", fails)
     engine.finish()
     [warning] = warnings
     assert len(warning) < 700

@@ -36,8 +36,8 @@ class Attachment:
         self._lock = threading.Lock()
         """Lock that is held while a recording begins or ends."""
         self._metrics = MetricsRecording(engine, between_steps)
-        self._client = ClientRecording(engine, between_steps, self._lock, self._metrics.resume)
-        self._brief = BriefRecording(engine, between_steps, self._lock, self._metrics.resume)
+        self._client = ClientRecording(engine, between_steps, self._lock, self._metrics.resume_metering)
+        self._brief = BriefRecording(engine, between_steps, self._lock, self._metrics.resume_metering)
 
     @property
     def recorder(self) -> Recorder | None:
@@ -60,7 +60,7 @@ class Attachment:
     @property
     def left_s(self) -> float | None:
         """Seconds until the client's recording ends by itself; None if it has no such limit."""
-        return self._client.left_s
+        return self._client.remaining_s
 
     @property
     def stop_reason(self) -> str | None:
@@ -94,10 +94,10 @@ class Attachment:
         with self._lock:
             self._refuse_if_recorded()
             if self._client.swap is not None:
-                self._client.end(self._client.swap)  # it has given up
-            self._brief.end(MOST_WAITED_S)
+                self._client.end_swap(self._client.swap)  # it has given up
+            self._brief.give_way(MOST_WAITED_S)
             chosen = client_settings(run_dir, hash_ids=hash_ids, trace=trace)
-            self._metrics.pause()
+            self._metrics.pause_metering()
             return self._client.begin(chosen, for_s, self._metrics.meter)
 
     def stop_recording(self) -> Detached:
@@ -107,7 +107,7 @@ class Attachment:
             RefusedError: If nothing is attached, or the engine does not reach the end of its step.
         """
         with self._lock:
-            ended = self._client.stop()
+            ended = self._client.end_for_client()
             if ended is None:
                 path = self.trace_path
                 why = f"; it has been recorded since it began, to {path}" if path else ""
@@ -130,7 +130,7 @@ class Attachment:
         with self._lock:
             if meter is None:
                 return self._metrics.switch_off()
-            self._brief.end(BRIEFLY_WAITED_S)
+            self._brief.give_way(BRIEFLY_WAITED_S)
             return self._metrics.switch_on(meter)
 
     def exits_now(self, *, glance: bool = True) -> list[Exit]:
@@ -154,7 +154,7 @@ class Attachment:
         with self._lock:
             if any(recording.swap is not None for recording in (self._client, self._brief, self._metrics)):
                 return []  # it has given up, or has not ended
-            return self._brief.exits()
+            return self._brief.exits_of_a_step()
 
     def _refuse_if_recorded(self) -> None:
         """Raise RefusedError if a trace is being written, or kept in memory."""

@@ -41,9 +41,9 @@ class BriefRecording:
         self._engine, self._between_steps, self._released = engine, between_steps, released
         self.swap: ClassSwap | None = None
         """Class swap of the recording, until it is completely undone; None without a recording."""
-        self.alarm = Alarm(lock, lambda: self.end(MOST_WAITED_S))
+        self.alarm = Alarm(lock, lambda: self.give_way(MOST_WAITED_S))
 
-    def exits(self) -> list[Exit]:
+    def exits_of_a_step(self) -> list[Exit]:
         """Record in memory for a moment; return the exits of the latest ``schedule()`` call.
 
         Raises:
@@ -58,13 +58,13 @@ class BriefRecording:
             raise
         time.sleep(LENGTH_S)
         try:
-            self.end(BRIEFLY_WAITED_S)
+            self.give_way(BRIEFLY_WAITED_S)
         except RefusedError:
             swap.recorder.active = False
             self.alarm.set(AGAIN_S)
         return list(swap.recorder.writer.latest_exits)
 
-    def end(self, timeout_s: float) -> None:
+    def give_way(self, timeout_s: float) -> None:
         """End the brief recording if there is one.
 
         Raises:

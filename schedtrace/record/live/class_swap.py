@@ -80,7 +80,7 @@ class ClassSwap:
             began_ns = time.perf_counter_ns()
             in_flight = bool(getattr(self._engine, "batch_queue", None))
             copied = copy_queues(scheduler, in_flight=in_flight)
-            present = len(copied.running) + recorder.num_waiting(scheduler)
+            present = len(copied.running) + recorder.count_waiting(scheduler)
             recorder.note_present(copied)
             if type(scheduler) is not plain:
                 msg = f"its scheduler is a {type(scheduler).__name__} now, and was a {plain.__name__}"

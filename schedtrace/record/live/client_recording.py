@@ -59,7 +59,7 @@ class ClientRecording:
         """Result of a recording that ended by itself, until a client asks for it."""
 
     @property
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Seconds until the recording ends by itself; None if it has no such limit."""
         end_s = self._end_s
         return None if end_s is None else max(0.0, end_s - time.monotonic())
@@ -91,7 +91,7 @@ class ClientRecording:
         logger.info("schedtrace: attached to engine {}: {}", rank, begun.path)
         return begun
 
-    def stop(self) -> Detached | None:
+    def end_for_client(self) -> Detached | None:
         """End the recording, or return the result of one that ended by itself; None if neither exists.
 
         Raises:
@@ -101,11 +101,11 @@ class ClientRecording:
         if ended is not None or self.swap is None:
             return ended
         rank = self.swap.recorder.writer.engine_rank
-        ended = self.end(self.swap)
+        ended = self.end_swap(self.swap)
         logger.info("schedtrace: detached from engine {}: {}", rank, ended.path)
         return ended
 
-    def end(self, swap: ClassSwap) -> Detached:
+    def end_swap(self, swap: ClassSwap) -> Detached:
         """End the recording.
 
         Raises:
@@ -121,5 +121,5 @@ class ClientRecording:
 
     def _end_by_itself(self) -> None:
         if self.swap is not None:
-            self.result = self.end(self.swap)
+            self.result = self.end_swap(self.swap)
             logger.info("schedtrace: detached by itself: {}", self.result.path)

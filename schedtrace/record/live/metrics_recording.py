@@ -49,13 +49,13 @@ class MetricsRecording:
         Raises:
             RefusedError: If the engine does not reach the end of its step.
         """
-        held_us = self.pause()
+        held_us = self.pause_metering()
         self.meter = None
         if (recorder := RECORDERS.look_up(self._engine.scheduler)) is not None:
             recorder.writer.measuring.meter = None
         return held_us
 
-    def pause(self) -> float:
+    def pause_metering(self) -> float:
         """End the recording for metrics alone; return the microseconds for which the engine was held up.
 
         Raises:
@@ -69,7 +69,7 @@ class MetricsRecording:
         swap.close()
         return held_us
 
-    def resume(self) -> None:
+    def resume_metering(self) -> None:
         """Count again after another recording has ended; never raise an error."""
         if self.meter is None:
             return
@@ -86,7 +86,7 @@ class MetricsRecording:
         if recorder is not None and recorder.active and suits:
             recorder.writer.measuring.meter = meter
             return 0.0
-        self.pause()  # it has given up, counts for another receiver, or with or without lines
+        self.pause_metering()  # it has given up, counts for another receiver, or with or without lines
         self._makes_spans = makes_spans
         chosen = Settings(
             Path(), trial_ids=False, hash_ids=hides_ids(), keeps_lines=False, makes_spans=makes_spans

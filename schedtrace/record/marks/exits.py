@@ -339,7 +339,7 @@ def _note_head(event: Event, scheduler: Any, events: list[Noted], head: Any) -> 
         return
     sites = (SITES[earlier.site] for earlier in as_events(events))
     skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in sites)
-    event.queued = max(0, RECORDERS[scheduler].num_waiting(scheduler) - skipped)
+    event.queued = max(0, RECORDERS[scheduler].count_waiting(scheduler) - skipped)
 
 
 def _texts(values: tuple[Any, ...]) -> tuple[str, ...]:

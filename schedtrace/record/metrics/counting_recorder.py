@@ -238,7 +238,7 @@ class CountingRecorder(Recorder):
                 self._repeatable = NEVER
                 self._news, self._side_events = False, self.writer.take_events()
                 if self._expects_inference:  # no mark notes how the call ends
-                    self._inference.begin(scheduler, len(scheduler.running), self.num_waiting(scheduler))
+                    self._inference.begin(scheduler, len(scheduler.running), self.count_waiting(scheduler))
             except Exception as error:
                 self._fail("before schedule()", error)
         if self.active:
@@ -324,7 +324,7 @@ class CountingRecorder(Recorder):
         for name, kind, length in self._lengths:
             queue = getattr(scheduler, name)
             if type(queue) is not kind:
-                return self.num_waiting(scheduler)
+                return self.count_waiting(scheduler)
             waiting += length(queue)
         return waiting
 

@@ -90,7 +90,7 @@ def test_a_foreign_queue_is_not_asked_and_who_neither_runs_nor_is_done_waits():
     counted = Queues(scheduler)
     counted.freed("gone")
     counted.freed("kept")
-    assert (counted.num_waiting(scheduler), counted.num_not_ready(scheduler)) == (2, 0)
+    assert (counted.count_waiting(scheduler), counted.num_not_ready(scheduler)) == (2, 0)
     assert (head(scheduler), first_of(scheduler.waiting)) == (None, None)
     assert counted.foreign(scheduler) == [f"{__name__}.Foreign"]
 
