@@ -1,4 +1,4 @@
-"""Interval of a predicted change, from the fit's error, drift between trials, and extrapolation."""
+"""Interval of a predicted change: the fit's error, drift between trials, another start, extrapolation."""
 
 import math
 import statistics
@@ -6,7 +6,29 @@ from collections.abc import Sequence
 
 from scipy import stats
 
+from schedtrace.model.trace import Header
+
 COVERAGE = 0.9
+RESTARTED_CPU = 0.1
+"""Standard deviation of the logarithm of the ratio of the same steps' times in two starts of a CPU engine.
+
+Measured, as is that of an H100, which is 0.002 and left out: ``docs/what-if.md``, "Another start of the
+engine".
+"""
+
+
+def restart_factor(header: Header, seed: int) -> float:
+    """Return by how much longer steps take in another start of the engine: a deviation up or down, in turn.
+
+    The recording is of one start, so it cannot show this.
+
+    Args:
+        header: Header of the engine's trace.
+        seed: Number of the replay.
+    """
+    if header.device != "cpu" or header.clock == "virtual":
+        return 1.0
+    return math.exp(RESTARTED_CPU if seed % 2 else -RESTARTED_CPU)
 
 
 def ratio_interval(

@@ -37,6 +37,7 @@ from schedtrace.whatif.figures import (
     timing_figures,
     trial_values,
 )
+from schedtrace.whatif.interval import restart_factor
 from schedtrace.whatif.processors import Processors, bound_output, recorded_processors
 from schedtrace.whatif.replays import (
     RecordedEngine,
@@ -389,13 +390,16 @@ class Predictor:
         """Return the changed load, replayed with these step times."""
         return self._replay(changes, "changed-priced", times=times).replayed_trials
 
-    def _resampled(self, seed: int, *, side: int) -> Counted:
-        """Return a fit to resampled steps with noise of resampled residuals, different on each side."""
+    def _resampled(self, seed: int, *, side: int, factor: float = 1.0) -> Counted:
+        """Return a fit to resampled steps with noise of resampled residuals, different on each side.
+
+        All steps take ``factor`` times as long.
+        """
         import numpy as np  # noqa: PLC0415  # a quarter of a second
 
         blocks = self._base.times.residual_blocks()
         drawn = np.random.default_rng([seed, side]).integers(len(blocks), size=4 * len(blocks))
-        noise = [math.exp(residual) for place in drawn for residual in blocks[place]]
+        noise = [factor * math.exp(residual) for place in drawn for residual in blocks[place]]
         return Counted(self._base.times.resampled(seed), noise)
 
     def _spread(self, changes: Mapping[str, Any], resamples: int) -> dict[str, list[float]]:
@@ -404,9 +408,8 @@ class Predictor:
         if self._base.times.rows is None:  # a saved fit
             return ratios
         for seed in range(resamples):
-            after = self._replay(
-                changes, f"changed-{seed}", times=self._resampled(seed, side=1)
-            ).replayed_trials
+            restarted = self._resampled(seed, side=1, factor=restart_factor(self._base.header, seed))
+            after = self._replay(changes, f"changed-{seed}", times=restarted).replayed_trials
             if seed not in self._resampled_trials:
                 times = self._resampled(seed, side=0)
                 self._resampled_trials[seed] = self._replay(

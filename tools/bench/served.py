@@ -8,12 +8,16 @@ Each of the six loads has one setting that is the limit. Their model is large en
 front end or the client, to do most of the work, as on a GPU. With ``--diagnoses``, six other loads show what
 ``analyze`` says first: the model is tiny, clients may be the limit, and during the load ``starved`` other
 processes keep all processors busy. The client's figures, and those of the server's ``/metrics``, stand
-beside those of ``analyze``. A quarter of an hour; on a busy machine the measured changes are worthless.
+beside those of ``analyze``. With ``--starts N``, the server of each load is started N times with the same
+settings: how much longer do the same steps take in another start? A quarter of an hour; on a busy machine the
+measured changes are worthless.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -25,6 +29,11 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+
+import polars as pl
+
+from schedtrace.read.run import read_run
+from schedtrace.timeline.timeline import make_timeline
 
 REPO = Path(__file__).parents[2]
 VLLM = [sys.executable, str(REPO / "examples" / "vllm_cpu.py")]
@@ -319,6 +328,27 @@ def compare_figures(name, load, out, options):
         print(f"  {label:14} {measured[key]:10.2f} -> {_with_change(measured[key], after[key])}")
 
 
+def step_times(run):
+    """Return the median time of each step's size (requests and tokens) that occurs often, and its number."""
+    (trace,) = read_run(run).traces
+    steps = make_timeline(trace, read_run(run).manifest).steps.filter(pl.col("total_requests") > 0)
+    took = pl.col("busy_us").alias("us")
+    sizes = steps.group_by("total_requests", "used_tokens").agg(took.median(), pl.len())
+    return sizes.filter(pl.col("len") >= 20)  # for a median
+
+
+def compare_starts(name, load, starts, out):
+    """Print the logarithms of the ratios of the same steps' times in any two starts, and their deviation."""
+    runs = [serve_and_measure(name, load, {}, out / name / f"start{n}")[1] for n in range(starts)]
+    ratios = []
+    for first, second in itertools.combinations([step_times(run) for run in runs], 2):
+        both = first.join(second, on=["total_requests", "used_tokens"])
+        weight = both["len"] + both["len_right"]
+        ratios.append(float(((both["us_right"] / both["us"]).log() * weight).sum() / weight.sum()))
+    deviation = math.sqrt(sum(ratio**2 for ratio in ratios) / len(ratios))
+    print(f"  {name}: {' '.join(f'{ratio:+.3f}' for ratio in ratios)}; deviation {deviation:.3f}", flush=True)
+
+
 def main():
     """Print a row for each load, or what was measured of each diagnosed load."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -326,10 +356,14 @@ def main():
     parser.add_argument("--only", nargs="*", help="names of loads")
     parser.add_argument("--diagnoses", action="store_true", help="the six loads of a tiny model")
     parser.add_argument("--predict", action="store_true", help="with --diagnoses: advice of replays")
+    parser.add_argument("--starts", type=int, help="start each server so many times instead, without changes")
     arguments = parser.parse_args()
     loads = diagnosed_loads() if arguments.diagnoses else limited_loads()
     rows = []
     for name in arguments.only or loads:
+        if arguments.starts:
+            compare_starts(name, loads[name], arguments.starts, arguments.out)
+            continue
         if arguments.diagnoses:
             compare_figures(name, loads[name], arguments.out, ["--predict"] if arguments.predict else [])
             continue

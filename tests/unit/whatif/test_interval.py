@@ -8,7 +8,12 @@ from scipy import stats
 
 from schedtrace.model.report import TrialReport
 from schedtrace.whatif.figures import MAKESPAN, timing_figures
-from schedtrace.whatif.interval import ratio_interval, with_leaned
+from schedtrace.whatif.interval import (
+    RESTARTED_CPU,
+    ratio_interval,
+    restart_factor,
+    with_leaned,
+)
 
 
 def test_it_joins_the_spread_of_resampled_fits_and_the_drift_of_trials():
@@ -35,6 +40,20 @@ def test_of_one_trial_the_drift_is_what_its_replay_is_off_by():
     low, high = ratio_interval(1.0, [1.0, 1.0], [math.exp(0.03)], [1.0])
     width = stats.t.ppf(0.95, 3) * math.sqrt(2) * 0.03
     assert (low, high) == pytest.approx((math.exp(-width) - 1, math.exp(width) - 1))
+
+
+@pytest.mark.parametrize(
+    ("header", "factors"),
+    [
+        ({"device": "cpu"}, (math.exp(-RESTARTED_CPU), math.exp(RESTARTED_CPU))),
+        ({"device": "NVIDIA H100 80GB HBM3"}, (1, 1)),
+        ({"device": "simulated NVIDIA H100"}, (1, 1)),
+        ({"device": "cpu", "clock": "virtual"}, (1, 1)),
+    ],
+)
+def test_steps_take_less_or_longer_in_another_start_of_a_cpu_engine(header, factors):
+    header = SimpleNamespace(**{"clock": "monotonic"} | header)
+    assert [restart_factor(header, seed) for seed in (2, 3)] == pytest.approx(list(factors))
 
 
 def test_between_a_replay_and_its_bound_the_middle_is_said_and_both_are_within():
