@@ -25,7 +25,7 @@ def num_steps(taken):
 
 
 ON_THE_ENGINES_THREAD = {
-    "Queues.num_waiting": "before schedule()",
+    "Queues.count_waiting": "before schedule()",
     "Writer.take_events": "before schedule()",
     "Capture": "before schedule()",
     "ended_loops": "after schedule()",
