@@ -15,6 +15,7 @@ from schedtrace.diagnose.offered_load import OfferedLoad, load_of_all, offered_l
 from schedtrace.diagnose.root_causes import on_engine, quotes_share
 from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES, capped_prefill, client_limited
 from schedtrace.diagnose.rules.allowed_settings import threshold
+from schedtrace.diagnose.rules.prefill_starves_decode import CRITICAL_FROM_FRAC, StretchedDecodes
 from schedtrace.model.causes import Cap, reason
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Finding, NotJudged, TimePart
@@ -255,7 +256,7 @@ def _verdict(
     if not leads or (quiet and leads[0].weight < _from(leads[0])):
         facts = ALL_FACTS.intersection(*(engine.facts for engine in engines))
         if facts >= SHOWS_LIMITS:
-            return _nothing_leads(engines, leads, split)
+            return _nothing_leads(engines, leads, split, _stretched_decodes(findings))
         longest = max(engines, key=lambda engine: engine.steps)
         shown = on_engine(longest.rank, longest.contents) if len(engines) > 1 else longest.contents
         return [sentence for sentence in (cannot_tell(facts), shown, RECORD_IT) if sentence]
@@ -276,7 +277,7 @@ def _verdict(
 
 
 def _nothing_leads(
-    engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart]
+    engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], stretched: Message
 ) -> list[Message]:
     """State that no setting limits the engines, and what explains the run or took the requests' time."""
     main = max(engines, key=lambda engine: engine.requests_us)
@@ -293,11 +294,25 @@ def _nothing_leads(
         if part.share_frac >= SAID_FROM_FRAC
     ]
     spent = say("[The requests' time: {parts}.]", parts=joined(parts, ", "))
-    sentences = [explained] if explained else [main.nothing, spent]
+    sentences = [explained] if explained else [main.nothing, stretched or spent]
     open_ = left_open(ALL_FACTS.intersection(*(engine.facts for engine in engines)))
     of_client = findings and findings[0].code == client_limited.RULE.code and not capped
     last = open_ or (NOTHING if of_client else load or _idle(engines))
     return [sentence for sentence in (*sentences, last) if sentence]
+
+
+def _stretched_decodes(findings: list[Finding]) -> Message:
+    """State the share of prefills in the time between tokens, if it is large; otherwise, return nothing."""
+    for finding in findings:
+        evidence = finding.evidence
+        if isinstance(evidence, StretchedDecodes) and evidence.stretch_frac >= CRITICAL_FROM_FRAC:
+            return say(
+                "But {stretch_frac:%} of the time between tokens passed because the decodes' steps also "
+                "prefilled: by {mean_stretch_us:us} a step[, where a step with decodes only takes "
+                "{median_decode_step_us:us}].",
+                evidence,
+            )
+    return NOTHING
 
 
 def _stalled(timeline: Timeline) -> Message:

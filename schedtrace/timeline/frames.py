@@ -54,6 +54,8 @@ class Demand:
 
 USUAL_STEPS = 9
 """Number of the latest steps without prefill whose median is the usual time of the next one."""
+LATE_FROM = 1.5
+"""Factor of the usual time from which the end of a step was seen late."""
 
 
 def with_execution_us(steps: pl.DataFrame) -> pl.DataFrame:
@@ -61,8 +63,8 @@ def with_execution_us(steps: pl.DataFrame) -> pl.DataFrame:
 
     With asynchronous scheduling, the worker takes the next batch before the current one has ended.
     ``execute_us`` begins there, and so includes that wait. While the worker prepares a batch with prefill, it
-    also sees the end of the batch before late (on an H100, by 30 ms): if that batch only decodes, what it
-    takes beyond the usual time of decodes is time of the batch with prefill.
+    also sees the end of the batch before late (on an H100, by 30 ms). If that batch only decodes, what it
+    takes beyond the usual time of decodes is time of the batch with prefill, in ``busy_us``, too.
     """
     began = pl.col("start_us") + pl.col("execute_after_us")
     ended = began + pl.col("execute_us")
@@ -72,9 +74,12 @@ def with_execution_us(steps: pl.DataFrame) -> pl.DataFrame:
     before_prefill = prefills.shift(-1) & (pl.col("step").shift(-1) == pl.col("step") + 1)
     decodes = ~prefills & (pl.col("decode_tokens") > 0)
     usual = pl.when(decodes & ~before_prefill).then(alone).rolling_median(USUAL_STEPS, min_samples=1)
-    late = pl.min_horizontal(alone - usual.forward_fill(), ended - began.shift(-1)).clip(0)
-    late = pl.when(decodes & before_prefill).then(late).fill_null(0).cast(pl.Int64)
-    return steps.with_columns(execution_us=alone - late + late.shift(1).fill_null(0))
+    usual = usual.forward_fill()
+    overlap = (ended - began.shift(-1)).fill_null(0).clip(0)
+    is_late = decodes & before_prefill & (alone > LATE_FROM * usual)
+    late = pl.when(is_late).then(pl.min_horizontal(alone - usual, overlap)).fill_null(0).cast(pl.Int64)
+    later = late.shift(1).fill_null(0) - late
+    return steps.with_columns(execution_us=alone + later, busy_us=pl.col("busy_us") + later)
 
 
 @dataclass(eq=False)

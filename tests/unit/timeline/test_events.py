@@ -140,9 +140,18 @@ def test_the_end_of_a_decode_that_is_seen_late_belongs_to_the_prefill_after_it(v
     ]
     ends[19] = (0, ends[19][1] + 15_000)
     timeline = view_of(*asynchronous(ends))
-    assert timeline.steps["busy_us"][19:21].to_list() == [16_000, 16_000]
+    assert timeline.steps["busy_us"][18:22].to_list() == [1_000, 1_000, 31_000, 1_000]
     assert timeline.steps["execution_us"][18:22].to_list() == [1_000, 1_000, 31_000, 1_000]
     assert timeline.events.is_empty()
+
+
+def test_without_the_workers_clock_nothing_tells_that_an_end_was_seen_late(view_of):
+    lines = asynchronous(
+        [(100 * (number == 20), 1_000 * number + 20_000 * (number >= 19)) for number in range(60)]
+    )
+    for line in lines:
+        line.execute_after_us = line.execute_us = None
+    assert view_of(*lines).steps["busy_us"][19:21].to_list() == [21_000, 1_000]
 
 
 def test_a_large_batch_that_seems_short_does_not_make_the_others_slow(view_of):
