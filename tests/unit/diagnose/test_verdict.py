@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.diagnose.rules.prefill_starves_decode import StretchedDecodes
 from schedtrace.diagnose.time_split import engine_split, time_split
 from schedtrace.diagnose.verdict import leading, unlimited, verdict
 from schedtrace.model.causes import Cap, Cause
@@ -190,6 +191,16 @@ def test_a_wait_of_half_of_the_time_to_the_first_token_is_named(said, recorded_w
     ended = finish("b", arrived_us=0, queued_us=0, first_token_us=10_000, finished_us=11_000)
     lines.append(step(2, start=11_000, finished=[ended]))
     recorded_words(said(lines=lines)[0])
+
+
+@pytest.mark.parametrize("stretch_frac", [0.25, 0.24])
+def test_prefill_beside_decodes_that_takes_a_quarter_of_the_time_between_tokens_is_named(
+    said, recorded_words, stretch_frac
+):
+    unknown = dict.fromkeys(StretchedDecodes.__struct_fields__)
+    stretched = {"stretch_frac": stretch_frac, "mean_stretch_us": 43_000.0, "median_decode_step_us": 7_900.0}
+    evidence = StretchedDecodes(**unknown | stretched)
+    recorded_words(said(root("prefill-starves-decode", None, evidence=evidence))[1])
 
 
 @pytest.mark.parametrize("later", [False, True])
