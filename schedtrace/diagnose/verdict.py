@@ -310,7 +310,9 @@ def _stretched_decodes(findings: list[Finding]) -> Message:
                 "But {stretch_frac:%} of the time between tokens passed because the decodes' steps also "
                 "prefilled: by {mean_stretch_us:us} a step[, where a step with decodes only takes "
                 "{median_decode_step_us:us}].",
-                evidence,
+                stretch_frac=evidence.stretch_frac,
+                mean_stretch_us=evidence.mean_stretch_us,
+                median_decode_step_us=evidence.median_decode_step_us,
             )
     return NOTHING
 
