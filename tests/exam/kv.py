@@ -281,7 +281,7 @@ def clients_leave_during_loads(engine):
     exits={"connector_undecided": 100},
 )
 def connector_never_answers(engine):
-    """For one of five requests, the connector waits for a store that never ends; clients leave after 1 s."""
+    """A connector waits for a store that never ends for one of five requests; clients leave after 1 s."""
     for number in range(40):
         name, us = f"r{number}", 30_000 * number
         engine.arrive(us, name, 200, 20)

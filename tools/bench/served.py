@@ -330,8 +330,9 @@ def compare_figures(name, load, out, options):
 
 def step_times(run):
     """Return the median time of each step's size (requests and tokens) that occurs often, and its number."""
-    (trace,) = read_run(run).traces
-    steps = make_timeline(trace, read_run(run).manifest).steps.filter(pl.col("total_requests") > 0)
+    recorded = read_run(run)
+    (trace,) = recorded.traces
+    steps = make_timeline(trace, recorded.manifest).steps.filter(pl.col("total_requests") > 0)
     took = pl.col("busy_us").alias("us")
     sizes = steps.group_by("total_requests", "used_tokens").agg(took.median(), pl.len())
     return sizes.filter(pl.col("len") >= 20)  # for a median

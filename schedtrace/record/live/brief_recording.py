@@ -1,7 +1,7 @@
 """Brief recording in memory, which finds the exits of an engine that is not being recorded.
 
-The recording has normally ended when ``exits`` returns. If the engine does not release the recording in time,
-it becomes inactive, and its alarm ends it later.
+The recording has normally ended when ``exits_of_a_step`` returns. If the engine does not release the
+recording in time, it becomes inactive, and its alarm ends it later.
 """
 
 import threading
@@ -31,7 +31,7 @@ class BriefRecording:
     Args:
         engine: vLLM's ``EngineCore``.
         between_steps: Access to the engine's thread.
-        lock: Lock that callers of ``exits`` and ``end`` hold.
+        lock: Lock that callers of ``exits_of_a_step`` and ``give_way`` hold.
         released: Function to call when the engine is no longer recorded.
     """
 

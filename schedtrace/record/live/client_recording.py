@@ -42,7 +42,7 @@ class ClientRecording:
     Args:
         engine: vLLM's ``EngineCore``.
         between_steps: Access to the engine's thread.
-        lock: Lock that callers of ``begin``, ``stop`` and ``end`` hold.
+        lock: Lock that callers of ``begin``, ``end_for_client`` and ``end_swap`` hold.
         released: Function to call when the engine is no longer recorded.
     """
 

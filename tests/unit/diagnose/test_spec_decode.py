@@ -122,7 +122,7 @@ def test_acceptance_that_does_not_fall(found, rates):
 
 @pytest.mark.parametrize("grows", [False, True], ids=["in any order", "prompts grow over time"])
 def test_acceptance_that_falls_with_the_context(found, recorded_words, grows):
-    """Of the 9 shortest prompts 84 % to 76 % are accepted, of the 9 longest 30 % to 22 %."""
+    """Drafts of the 9 shortest prompts are accepted to 84 to 76 %, those of the 9 longest to 30 to 22 %."""
     prompts = [1000 * (number if grows else 1 + 7 * number % 36) for number in range(1, 37)]
     rates = [84 - 62 * (prompt // 1000 - 1) // 35 for prompt in prompts]
     rates[3], rates[4] = rates[4], rates[3]

@@ -294,7 +294,7 @@ FIRST, LATER = True, False
 def test_what_steps_without_decodes_lack_may_be_paid_once_more_for_as_many_decodes(
     run, without_decodes, lack_us
 ):
-    """As if batches were padded to eight decodes: steps of 1 to 8 take 12 ms, and at most 8 were recorded."""
+    """Batches seem to be padded to eight decodes: steps of 1 to 8 take 12 ms, and at most 8 were recorded."""
     firsts, times = zip(*[*without_decodes, *[(LATER, 12_000)] * 8], strict=True)
     decodes = [0] * len(without_decodes) + [*range(1, 9)]
     rows = sized(decodes, pl.Series(times)).with_columns(first=pl.Series(firsts), prefill_tokens=100)
