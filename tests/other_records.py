@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
+from schedtrace.model.message import plain
 from schedtrace.model.records import Statement
 from schedtrace.model.report import RunReport
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from tests.console_logs import message, periodic

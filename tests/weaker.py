@@ -14,8 +14,8 @@ from msgspec import to_builtins
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules import KINDS
+from schedtrace.model.message import plain
 from schedtrace.model.report import Finding, RunReport
-from schedtrace.present.phrases import plain
 from schedtrace.read.chain import expanded_lines
 from schedtrace.read.run import read_run
 

@@ -42,7 +42,7 @@ def export(
     from schedtrace.export.exports import gap_sentences
     from schedtrace.export.exports import write_exports as write_files
     from schedtrace.export.mooncake import mooncake_loads, mooncake_notes
-    from schedtrace.present.phrases import plain
+    from schedtrace.model.message import plain
     from schedtrace.present.progress import CountBar
 
     recorded_run = one_run(run)

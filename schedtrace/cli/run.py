@@ -169,7 +169,7 @@ def make_plan(
     from schedtrace.engine import simulated
     from schedtrace.engine.plan import Plan, check_arguments, check_run, folder_of
     from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec
-    from schedtrace.present.phrases import plain
+    from schedtrace.model.message import plain
 
     model = options["model"] and str(options["model"])
     if model and options["executor"] == "simulated":
@@ -233,7 +233,7 @@ def _end_when_the_terminal_hangs_up() -> None:
 
 def _show_outcome(plan: Any) -> None:
     """Print the trials' figures, the folder, and the next command."""
-    from schedtrace.present.phrases import plain
+    from schedtrace.model.message import plain
 
     report = show_trials(plan.folder)
     _show_device(plan.manifest)

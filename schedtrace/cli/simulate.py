@@ -57,7 +57,7 @@ def simulate(
     model's shape and the GPU. All other options are passed to vLLM, as for 'vllm serve'.
     """
     from schedtrace.engine.plan import Given, check_arguments, folder_of, make_folders
-    from schedtrace.present.phrases import plain
+    from schedtrace.model.message import plain
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load_fit
     from schedtrace.step_times.roofline import Roofline
@@ -149,7 +149,7 @@ def _manifest(folder: Path, shape: Any, device: Any, workload: Any) -> Any:
 
 def _show(played: Any, times: Any, options: dict[str, Any], fitted: int | None) -> None:
     """Print the trials' figures, the assumptions behind them, and the next command."""
-    from schedtrace.present.phrases import plain
+    from schedtrace.model.message import plain
     from schedtrace.step_times.roofline import MOST_BLOCKS
     from schedtrace.whatif.replays import gathering_notes
 

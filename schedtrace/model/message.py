@@ -1,7 +1,7 @@
 """A sentence as data: a template and typed arguments. A renderer styles, links and escapes the arguments.
 
 ``Message("{request} waited {wait}", {"request": Request("t1-3"), "wait": Duration(1_200)})``, as ``say``
-makes it. An argument states what it is, not how it is written; only ``present/`` formats numbers.
+makes it. An argument states what it is; ``pieces`` alone decides how each kind of argument is written.
 """
 
 from collections.abc import Iterator
@@ -9,6 +9,8 @@ from string import Formatter
 from typing import Any
 
 import msgspec
+
+from schedtrace.model.printable import counted, duration, integer, number, percent
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="is", tag="request"):
@@ -188,3 +190,85 @@ def joined(messages: "list[Message]", between: str = " ") -> Message:
     nonempty = [message for message in messages if message]
     template = between.replace("{", "{{").replace("}", "}}").join(f"{{m{at}}}" for at in range(len(nonempty)))
     return Message(template, {f"m{at}": message for at, message in enumerate(nonempty)})
+
+
+MOST_REQUESTS = 3
+MOST_RANGES = 8
+
+
+def plain(text: str | Message) -> str:
+    """Return the whole sentence as one text."""
+    return "".join(words for words, _ in pieces(text))
+
+
+def pieces(text: str | Message) -> Iterator[tuple[str, Value | None]]:
+    """Yield a sentence's pieces: words, and the argument that they represent (None for plain words)."""
+    for part in [text] if isinstance(text, str) else text.parts():
+        if isinstance(part, str):
+            yield part, None
+        elif isinstance(part, Requests):
+            yield from _requests(part)
+        elif isinstance(part, StepList):
+            yield from _step_list(part)
+        else:
+            yield phrase(part), part
+
+
+def phrase(value: Value) -> str:  # noqa: C901, PLR0911  # one kind of argument a line
+    """Return an argument as text."""
+    match value:
+        case Request(request_id):
+            return request_id
+        case Requests():
+            return "".join(words for words, _ in _requests(value))
+        case StepList():
+            return "".join(words for words, _ in _step_list(value))
+        case Steps(first, last, trial):
+            of_trial = "" if trial is None else f" of trial {trial}"
+            return (f"step {first}" if first == last else f"steps {first}-{last}") + of_trial
+        case CauseWord(word) | Setting(word) | Code(word):
+            return word
+        case Duration(us):
+            return duration(us)
+        case Share(fraction, signed):
+            return percent(fraction, signed=signed)
+        case Count(count, noun, plural):
+            return f"{integer(count)} {plural}" if plural and count != 1 else counted(count, noun)
+        case Number(known, decimals):
+            return number(known, decimals)
+        case Slot(name):
+            return f"{{{name}}}"
+
+
+def _requests(value: Requests) -> Iterator[tuple[str, Value | None]]:
+    """Yield ``a, b, c and 61 others``."""
+    ids, count = value.request_ids, value.count
+    shown = ids if len(ids) == count <= MOST_REQUESTS + 1 else ids[:MOST_REQUESTS]
+    rest = count - len(shown)
+    if not shown:
+        yield counted(count, "request"), None
+    for at, request_id in enumerate(shown):
+        if at:
+            yield " and " if at == len(shown) - 1 and not rest else ", ", None
+        yield request_id, Request(request_id)
+    if shown and rest:
+        yield f" and {counted(rest, 'other')}", None
+
+
+def _step_list(value: StepList) -> Iterator[tuple[str, Value | None]]:
+    """Yield ``Steps 3-5, 7 and 9-12``; ``Step 7``; ``Steps 1, 3, 5 and more`` if the list is incomplete."""
+    ranges: list[tuple[int, int]] = []
+    for step in value.steps:
+        if ranges and ranges[-1][1] + 1 == step:
+            ranges[-1] = (ranges[-1][0], step)
+        else:
+            ranges.append((step, step))
+    more = len(ranges) > MOST_RANGES or not value.whole
+    shown = ranges[:MOST_RANGES]
+    yield "Step " if len(value.steps) == 1 and not more else "Steps ", None
+    for at, (first, last) in enumerate(shown):
+        if at:
+            yield " and " if at == len(shown) - 1 and not more else ", ", None
+        yield str(first) if first == last else f"{first}-{last}", Steps(first, last)
+    if more:
+        yield " and more", None

@@ -1,34 +1,16 @@
-"""Wording of messages, severities and states, with one function per kind of argument, and pictures.
+"""Wording and style of severities, states and parts of time, and pictures.
 
-Pictures over time are rows of characters.
+Pictures over time are rows of characters. ``model/message.pieces`` writes the arguments of sentences.
 """
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import TypeVar
 
 from schedtrace.model.causes import interruption
-from schedtrace.model.message import (
-    NOTHING,
-    CauseWord,
-    Code,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Requests,
-    Setting,
-    Share,
-    Slot,
-    StepList,
-    Steps,
-    Value,
-    joined,
-)
-from schedtrace.model.printable import counted, duration, integer, number, percent, settled
+from schedtrace.model.message import NOTHING, Message, Steps
+from schedtrace.model.printable import counted, integer, settled
 from schedtrace.model.report import Finding, LatencyTail, TailPart
 from schedtrace.model.say import say
 from schedtrace.present.sections import Bars, State, States, Strip, Style, Styled, Text
@@ -52,88 +34,6 @@ def series(values: list[int], most: int = 6) -> str:
     """Return the values as ``1, 15``, or shortened with their number as ``8, 8, 8, 8, 8, 8 ... (40)``."""
     shown = ", ".join(f"{value:,}" for value in values[:most])
     return shown if len(values) <= most else f"{shown} ... ({len(values)})"
-
-
-MOST_REQUESTS = 3
-MOST_RANGES = 8
-
-
-def plain(text: str | Message) -> str:
-    """Return the whole sentence as one text."""
-    return "".join(words for words, _ in pieces(text))
-
-
-def pieces(text: str | Message) -> Iterator[tuple[str, Value | None]]:
-    """Yield a sentence's pieces: words, and the argument that they represent (None for plain words)."""
-    for part in [text] if isinstance(text, str) else text.parts():
-        if isinstance(part, str):
-            yield part, None
-        elif isinstance(part, Requests):
-            yield from _requests(part)
-        elif isinstance(part, StepList):
-            yield from _step_list(part)
-        else:
-            yield phrase(part), part
-
-
-def phrase(value: Value) -> str:  # noqa: C901, PLR0911  # one kind of argument a line
-    """Return an argument as text."""
-    match value:
-        case Request(request_id):
-            return request_id
-        case Requests():
-            return "".join(words for words, _ in _requests(value))
-        case StepList():
-            return "".join(words for words, _ in _step_list(value))
-        case Steps(first, last, trial):
-            of_trial = "" if trial is None else f" of trial {trial}"
-            return (f"step {first}" if first == last else f"steps {first}-{last}") + of_trial
-        case CauseWord(word) | Setting(word) | Code(word):
-            return word
-        case Duration(us):
-            return duration(us)
-        case Share(fraction, signed):
-            return percent(fraction, signed=signed)
-        case Count(count, noun, plural):
-            return f"{integer(count)} {plural}" if plural and count != 1 else counted(count, noun)
-        case Number(known, decimals):
-            return number(known, decimals)
-        case Slot(name):
-            return f"{{{name}}}"
-
-
-def _requests(value: Requests) -> Iterator[tuple[str, Value | None]]:
-    """Yield ``a, b, c and 61 others``."""
-    ids, count = value.request_ids, value.count
-    shown = ids if len(ids) == count <= MOST_REQUESTS + 1 else ids[:MOST_REQUESTS]
-    rest = count - len(shown)
-    if not shown:
-        yield counted(count, "request"), None
-    for at, request_id in enumerate(shown):
-        if at:
-            yield " and " if at == len(shown) - 1 and not rest else ", ", None
-        yield request_id, Request(request_id)
-    if shown and rest:
-        yield f" and {counted(rest, 'other')}", None
-
-
-def _step_list(value: StepList) -> Iterator[tuple[str, Value | None]]:
-    """Yield ``Steps 3-5, 7 and 9-12``; ``Step 7``; ``Steps 1, 3, 5 and more`` if the list is incomplete."""
-    ranges: list[tuple[int, int]] = []
-    for step in value.steps:
-        if ranges and ranges[-1][1] + 1 == step:
-            ranges[-1] = (ranges[-1][0], step)
-        else:
-            ranges.append((step, step))
-    more = len(ranges) > MOST_RANGES or not value.whole
-    shown = ranges[:MOST_RANGES]
-    yield "Step " if len(value.steps) == 1 and not more else "Steps ", None
-    for at, (first, last) in enumerate(shown):
-        if at:
-            yield " and " if at == len(shown) - 1 and not more else ", ", None
-        yield str(first) if first == last else f"{first}-{last}", Steps(first, last)
-    if more:
-        yield " and more", None
 
 
 SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
@@ -289,27 +189,6 @@ COLOURS: dict[str, tuple[str, str]] = {
 """Colours on light and dark ground, by cause, state or part of a picture, distinguishable in four kinds of
 colour vision. Causes that are not listed have the colour of ``other``. ``nobody`` is budget that was left
 although no request was refused; ``kv`` is the KV blocks in use."""
-
-
-MOST_NAMES = 6
-
-
-def some(texts: list[Message], *, everything: bool = False) -> Message:
-    """Return ``a, b, c, d, e, f and 9 more``; with ``everything``, all texts."""
-    most = len(texts) if everything or len(texts) == MOST_NAMES + 1 else MOST_NAMES
-    rest = len(texts) - most
-    more = f" and {integer(rest)} more" if rest > 0 else ""
-    return say("{names}{more}", names=joined(texts[:most], ", "), more=more)
-
-
-def trial_suffix(trial: int | None) -> str:
-    """Return `` of trial 1``; nothing for a trace without trials."""
-    return {None: "", 0: " of the warm-up"}.get(trial, f" of trial {trial}")
-
-
-def engine_suffix(rank: int) -> str:
-    """Return ``, engine 2``; nothing for engine 0, the only engine of most runs."""
-    return f", engine {rank}" if rank else ""
 
 
 MOST_NAMED = 6

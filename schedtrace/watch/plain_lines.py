@@ -3,10 +3,9 @@
 import time
 from collections.abc import Callable
 
-from schedtrace.model.message import joined
+from schedtrace.model.message import joined, plain
 from schedtrace.model.printable import integer, visible
 from schedtrace.model.say import say
-from schedtrace.present.phrases import plain
 from schedtrace.watch.seen import LiveFigures, Seen, Slow, Verdict
 from schedtrace.watch.session import WatchSession
 

@@ -9,9 +9,9 @@ import pytest
 from schedtrace.cli.main import main
 from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cause
+from schedtrace.model.message import plain
 from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit, Preemption
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, run_folder, step

@@ -18,7 +18,7 @@ from schedtrace.diagnose.rules.allowed_settings import (
     typed_bytes,
     why_no_async_scheduling,
 )
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import plain
 from schedtrace.read.trace import read_trace
 from schedtrace.record.header import kv_block_bytes
 from schedtrace.simulate.driver import SMALL, engine_config, tiny_model

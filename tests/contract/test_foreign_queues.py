@@ -12,7 +12,7 @@ from schedtrace.diagnose.analyze import analyze
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.step import StepStories
 from schedtrace.model.causes import Cause
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.record.vllms_own import vllm_version

@@ -11,7 +11,7 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules import never_fits
 from schedtrace.diagnose.run_statistics import engine_sums, statistics
 from schedtrace.diagnose.time_split import request_time
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver

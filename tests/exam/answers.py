@@ -13,9 +13,9 @@ from typing import Any
 from unittest.mock import patch
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.model.message import plain
 from schedtrace.model.report import Finding, Report, RunReport
 from schedtrace.present.pages.report import report_page
-from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
 from tests.exam.cases import CASES, Case

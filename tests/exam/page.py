@@ -6,7 +6,7 @@
 import sys
 from pathlib import Path
 
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import plain
 from tests.exam.answers import report_of
 from tests.exam.cases import CASES
 

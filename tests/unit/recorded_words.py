@@ -4,9 +4,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from schedtrace.model.message import Message
+from schedtrace.model.message import Message, plain
 from schedtrace.model.report import Advice, Finding
-from schedtrace.present.phrases import plain
 
 TESTS = Path(__file__).parent
 WORDS = TESTS / "golden" / "words"

@@ -33,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.records import described
 from schedtrace.errors import SchedtraceError
+from schedtrace.model.message import plain
 from schedtrace.model.records import Statement, WeakRecord
 from schedtrace.model.report import RunReport
-from schedtrace.present.phrases import plain
 from schedtrace.read.kinds import kind_of
 from schedtrace.read.run import find_runs, read_run
 from tests.e2e import warm

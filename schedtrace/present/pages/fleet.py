@@ -26,12 +26,11 @@ from schedtrace.model.fleet import (
     PeerDifference,
     SummaryTenantWait,
 )
-from schedtrace.model.message import NOTHING, Message, joined
+from schedtrace.model.message import NOTHING, Message, joined, plain
 from schedtrace.model.printable import integer, number, percent
 from schedtrace.model.report import Report
 from schedtrace.model.say import say
 from schedtrace.present.pages.report import report_page, time_parts
-from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
     Bars,
     Commands,

@@ -11,7 +11,7 @@ from schedtrace.diagnose.rules import KINDS
 from schedtrace.diagnose.run_statistics import survivors
 from schedtrace.diagnose.throughput import counted_time
 from schedtrace.model.fleet import FleetTimePart
-from schedtrace.model.message import NOTHING, Message, Number, joined
+from schedtrace.model.message import NOTHING, Message, Number, joined, plain
 from schedtrace.model.printable import integer
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Report, RunReport, TimePart
@@ -28,7 +28,7 @@ from schedtrace.present.pages.report_details import (
 )
 from schedtrace.present.pages.run_header import header_lines, log_figures, noteworthy
 from schedtrace.present.pages.what_if import tried_changes
-from schedtrace.present.phrases import GAINS, plain, severity_word, tail_sentence, time_part, whose_figures
+from schedtrace.present.phrases import GAINS, severity_word, tail_sentence, time_part, whose_figures
 from schedtrace.present.sections import (
     Commands,
     Content,

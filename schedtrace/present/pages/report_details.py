@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from schedtrace.diagnose.catalogue import Catalogue, FindingKind
-from schedtrace.model.message import NOTHING, Message, StepList, joined
+from schedtrace.model.message import NOTHING, Message, StepList, joined, plain
 from schedtrace.model.printable import counted, integer, number, percent
 from schedtrace.model.report import (
     MAX_STEPS,
@@ -24,15 +24,7 @@ from schedtrace.model.statistics import (
     Statistics,
 )
 from schedtrace.present.pages.run_header import SETTINGS, log_figures, not_judged
-from schedtrace.present.phrases import (
-    ENGINE_STATES,
-    in_brackets,
-    on_engines,
-    plain,
-    series,
-    severity_word,
-    state,
-)
+from schedtrace.present.phrases import ENGINE_STATES, in_brackets, on_engines, series, severity_word, state
 from schedtrace.present.sections import (
     Band,
     Bars,

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from schedtrace.model.message import Message, given, joined
+from schedtrace.model.message import Message, given, joined, phrase
 from schedtrace.model.printable import counted, integer, number, percent
 from schedtrace.model.report import EffectiveSetting, RunReport, SettingValue
 from schedtrace.model.say import say
-from schedtrace.present.phrases import EXITS_VIA, phrase
+from schedtrace.present.phrases import EXITS_VIA
 from schedtrace.present.sections import Content, Field, Note, Section, Style, Styled
 
 MOST_SIZES = 4

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from schedtrace.model.causes import interruption
-from schedtrace.model.message import NOTHING, Count, Message, Number, Steps, Value, joined
+from schedtrace.model.message import NOTHING, Count, Message, Number, Steps, Value, joined, phrase
 from schedtrace.model.printable import counted, integer, number
 from schedtrace.model.say import say
 from schedtrace.model.story import Leaver, Life, LifeEvent, Newcomer, RankTurn, Scheduled, StepStory, Waiter
-from schedtrace.present.phrases import EVENTS, engine_suffix, phrase, some, state, trial_suffix
+from schedtrace.present.phrases import EVENTS, state
 from schedtrace.present.sections import (
     Band,
     Content,
@@ -37,6 +37,27 @@ MOST_LISTED = 20
 LISTED_BY = "--all lists them"
 FEWEST_GROUPED = 4
 """Minimum number of equal decodes that share a line; fewer decodes are listed individually."""
+
+
+MOST_NAMES = 6
+
+
+def some(texts: list[Message], *, everything: bool = False) -> Message:
+    """Return ``a, b, c, d, e, f and 9 more``; with ``everything``, all texts."""
+    most = len(texts) if everything or len(texts) == MOST_NAMES + 1 else MOST_NAMES
+    rest = len(texts) - most
+    more = f" and {integer(rest)} more" if rest > 0 else ""
+    return say("{names}{more}", names=joined(texts[:most], ", "), more=more)
+
+
+def trial_suffix(trial: int | None) -> str:
+    """Return `` of trial 1``; nothing for a trace without trials."""
+    return {None: "", 0: " of the warm-up"}.get(trial, f" of trial {trial}")
+
+
+def engine_suffix(rank: int) -> str:
+    """Return ``, engine 2``; nothing for engine 0, the only engine of most runs."""
+    return f", engine {rank}" if rank else ""
 
 
 def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content | Table]:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from schedtrace.model.message import Message, given, joined
+from schedtrace.model.message import Message, given, joined, phrase
 from schedtrace.model.printable import integer, number, percent
 from schedtrace.model.say import say
 from schedtrace.model.what_if import CONCURRENCY, Bound, Configuration, Figure, Replays, as_options
-from schedtrace.present.phrases import change_range, phrase
+from schedtrace.present.phrases import change_range
 from schedtrace.present.sections import (
     Cell,
     Commands,

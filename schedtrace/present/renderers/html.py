@@ -17,9 +17,20 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-from schedtrace.model.message import CauseWord, Code, Duration, Request, Setting, Share, Steps, Value
+from schedtrace.model.message import (
+    CauseWord,
+    Code,
+    Duration,
+    Request,
+    Setting,
+    Share,
+    Steps,
+    Value,
+    pieces,
+    plain,
+)
 from schedtrace.model.printable import counted, percent, settled
-from schedtrace.present.phrases import COLOURS, highest, pieces, plain, state_characters, states_of
+from schedtrace.present.phrases import COLOURS, highest, state_characters, states_of
 from schedtrace.present.sections import Bars, Headline, Page, Section, States, Style, Styled, Text
 
 HERE = Path(__file__).parent

@@ -5,9 +5,8 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.model.message import Message
+from schedtrace.model.message import Message, plain
 from schedtrace.model.printable import json_of
-from schedtrace.present.phrases import plain
 from schedtrace.present.sections import Page
 
 _VALUE = r'(?:"(?:[^"\\]|\\.)*"|[-+.\w]+)'

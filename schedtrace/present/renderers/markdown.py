@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from schedtrace.model.message import CauseWord, Code, Message, Request, Setting
+from schedtrace.model.message import CauseWord, Code, Message, Request, Setting, pieces, plain
 from schedtrace.model.printable import percent
-from schedtrace.present.phrases import bar_characters, legend_with_key, pieces, plain, state_characters
+from schedtrace.present.phrases import bar_characters, legend_with_key, state_characters
 from schedtrace.present.sections import (
     Bars,
     Cell,

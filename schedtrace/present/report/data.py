@@ -13,11 +13,10 @@ import polars as pl
 
 from schedtrace.diagnose.analyze import Timelines
 from schedtrace.model.causes import CAUSES
-from schedtrace.model.message import Message, Request, Requests
+from schedtrace.model.message import Message, Request, Requests, plain
 from schedtrace.model.printable import visible
 from schedtrace.model.report import Finding, RunReport
 from schedtrace.model.trace_facts import Fact
-from schedtrace.present.phrases import plain
 from schedtrace.present.report.packed import Packed
 from schedtrace.present.report.step_sentences import add_words
 from schedtrace.read.run import Run

@@ -17,7 +17,7 @@ from schedtrace.diagnose.verdict import leading
 from schedtrace.explain.request import request_life
 from schedtrace.explain.step import StepStories
 from schedtrace.model.comparison import Comparison
-from schedtrace.model.message import joined
+from schedtrace.model.message import joined, plain
 from schedtrace.model.printable import printable, visible
 from schedtrace.model.report import Report, RunReport
 from schedtrace.model.say import say
@@ -25,7 +25,6 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.story import request_page, step_page
-from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import html
 from schedtrace.present.report.data import (
     BY_STEP,

@@ -21,10 +21,9 @@ from schedtrace.explain.step import (
     stop_values,
     victim_values,
 )
-from schedtrace.model.message import Message, Slot, with_slots
+from schedtrace.model.message import MOST_REQUESTS, Message, Slot, pieces, with_slots
 from schedtrace.model.printable import visible
 from schedtrace.present.pages.story import budget_use, crowd
-from schedtrace.present.phrases import MOST_REQUESTS, pieces
 from schedtrace.present.report.packed import Packed
 from schedtrace.timeline.timeline import Timeline
 

@@ -7,7 +7,7 @@ pytest.importorskip("vllm")
 from schedtrace.balance import balanced
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.model.causes import Cause
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import plain
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.driver import tiny_model
 from tests.contract.causes.scenes import running, waiting

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.rules import RULES
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.facts.told import Traced

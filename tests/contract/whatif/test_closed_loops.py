@@ -5,9 +5,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.model.message import Count
+from schedtrace.model.message import Count, plain
 from schedtrace.model.what_if import CONCURRENCY
-from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import predict, recorded_load
 from schedtrace.whatif.search import menu

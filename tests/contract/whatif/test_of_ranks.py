@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.cli.main import main
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import plain
 from schedtrace.read.run import read_run
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.roofline import gpu

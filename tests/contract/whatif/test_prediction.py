@@ -9,9 +9,9 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError, NeverEndsError, UsageError
+from schedtrace.model.message import plain
 from schedtrace.model.report import Gain
 from schedtrace.model.what_if import Objective
-from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.part import require_baseline
 from schedtrace.whatif.prediction import Predictor, predict, recorded_load

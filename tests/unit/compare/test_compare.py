@@ -12,11 +12,10 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
 from schedtrace.model.comparison import FindingChange, MetricChange, Outcome, Sample
-from schedtrace.model.message import Count
+from schedtrace.model.message import Count, plain
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace import Exit
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import STEP_EVERY_US, arrival, finish, manifest, result, run_folder, step, workload

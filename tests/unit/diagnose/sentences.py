@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.model.message import plain
 from schedtrace.model.report import Finding
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 
 

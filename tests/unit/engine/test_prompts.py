@@ -14,7 +14,7 @@ from schedtrace.engine.prompts import (
 )
 from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import InputError, UsageError
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import plain
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "workloads"
 

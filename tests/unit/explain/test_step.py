@@ -8,11 +8,10 @@ import pytest
 from schedtrace.errors import UsageError
 from schedtrace.explain.step import explain_step, step_stops, stop_values, victim_values, victims
 from schedtrace.model.causes import Cap, Cause
-from schedtrace.model.message import Code, Count, Number, Requests, Setting, filled
+from schedtrace.model.message import Code, Count, Number, Requests, Setting, filled, plain
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import DummyBatch
 from schedtrace.present.pages.story import step_page
-from schedtrace.present.phrases import plain
 from schedtrace.present.report.step_sentences import step_words
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline

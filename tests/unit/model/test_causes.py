@@ -20,8 +20,7 @@ from schedtrace.model.causes import (
     reason,
     reasoned_details,
 )
-from schedtrace.model.message import CauseWord, Code, Number, Setting
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import CauseWord, Code, Number, Setting, plain
 from schedtrace.record.marks import guards
 from tests.makers import header
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from schedtrace.model.comparison import Comparison, Decisions, FindingChange
+from schedtrace.model.message import plain
 from schedtrace.model.say import say
 from schedtrace.model.statistics import (
     ClassLatency,
@@ -19,7 +20,6 @@ from schedtrace.model.what_if import Baseline, Bound, Configuration, Figure
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report_details import statistics_sections
 from schedtrace.present.pages.what_if import advise_page, replay_page, sweep_page, tried_changes
-from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import Format
 from schedtrace.present.sections import Page
 from schedtrace.whatif.sweep_rows import objectives, parse_slo, sweep_rows

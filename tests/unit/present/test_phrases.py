@@ -16,10 +16,13 @@ from schedtrace.model.message import (
     Steps,
     given,
     joined,
+    phrase,
+    pieces,
+    plain,
 )
 from schedtrace.model.printable import duration, integer, number, percent
 from schedtrace.model.say import say
-from schedtrace.present.phrases import BARS, bar, phrase, pieces, plain, series
+from schedtrace.present.phrases import BARS, bar, series
 
 
 @pytest.mark.parametrize(

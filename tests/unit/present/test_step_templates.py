@@ -20,13 +20,13 @@ from schedtrace.model.message import (
     Slot,
     Steps,
     filled,
+    pieces,
+    plain,
     with_slots,
 )
-from schedtrace.model.printable import duration
+from schedtrace.model.printable import duration, number, percent
 from schedtrace.model.say import say
-from schedtrace.present import phrases
 from schedtrace.present.pages.story import budget_use, crowd
-from schedtrace.present.phrases import pieces, plain
 from schedtrace.present.report.step_sentences import Words, step_templates, template_parts
 
 SCRIPT = Path(schedtrace.present.__file__).parent / "sentence.js"
@@ -134,9 +134,9 @@ def test_javascript_rounds_as_python_does():
         + [n / 800 for n in range(801)]
         + [0.0049, 0.9951, 0.005, 0.995, 0.165 + 1e-10, 0.165 - 1e-10, 1 - 1e-12, 1e-12, None]
     )
-    assert in_javascript([["number", figure] for figure in figures]) == [*map(phrases.number, figures)]
+    assert in_javascript([["number", figure] for figure in figures]) == [*map(number, figures)]
     assert in_javascript([["duration", us] for us in times]) == [*map(duration, times)]
-    assert in_javascript([["percent", share] for share in shares]) == [*map(phrases.percent, shares)]
+    assert in_javascript([["percent", share] for share in shares]) == [*map(percent, shares)]
 
 
 def test_a_template_is_printable_words_and_slots():

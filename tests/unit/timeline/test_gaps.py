@@ -11,11 +11,11 @@ from schedtrace.diagnose.analyze import analyze
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cause
+from schedtrace.model.message import plain
 from schedtrace.model.trace import Arrival, Events, Exit, Preemption, Present
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.report_details import engine_time_table
 from schedtrace.present.pages.story import request_page, step_page
-from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline

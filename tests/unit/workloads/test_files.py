@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import plain
 from schedtrace.workloads import open_workload, workload_files
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "workloads"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.present.phrases import plain
+from schedtrace.model.message import plain
 from schedtrace.workloads import open_workload
 from schedtrace.workloads.formats import FORMATS, _head
 

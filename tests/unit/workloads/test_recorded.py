@@ -8,9 +8,9 @@ import polars as pl
 import pytest
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model.message import plain
 from schedtrace.model.trace import Events
 from schedtrace.model.trace_facts import Admission, CacheGroup
-from schedtrace.present.phrases import plain
 from schedtrace.read.trace import read_trace
 from schedtrace.workloads import LoadRequest, from_trace, loads_of, token_ids
 from tests.makers import arrival, finish, manifest, step, workload
