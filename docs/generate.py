@@ -131,14 +131,24 @@ def structs() -> dict[str, Struct]:
 
 
 def evidence_of(code: str) -> list[Struct]:
-    """Return the kinds of evidence that the rule of this code makes."""
-    modules = [vars(rules)[code.replace("-", "_")]]
+    """Return the kinds of evidence that the rule of this code makes.
+
+    In a file of several rules, each kind stands above the function of its rule.
+    """
+    find = rules.KINDS[code].find
+    finds = [rule.find for rule in rules.KINDS.values() if rule.find.__module__ == find.__module__]
+    finds.sort(key=lambda function: function.__code__.co_firstlineno)
+    modules = [inspect.getmodule(find)]
     if code == rules.interruption.RULE.code:  # of all ranks: in a file of its own
         modules.append(rules.rank_interruption)
+
+    def rule_of(kind: type) -> Any:
+        begin = inspect.getsourcelines(kind)[1]
+        return next((each for each in finds if each.__code__.co_firstlineno > begin), finds[-1])
+
     kinds = [kind for module in modules for kind in vars(module).values() if inspect.isclass(kind)]
-    return [
-        kind for kind in kinds if issubclass(kind, report.Evidence) and kind not in (report.Evidence, *SHARED)
-    ]
+    evidence = [kind for kind in kinds if issubclass(kind, report.Evidence) and kind is not report.Evidence]
+    return [kind for kind in evidence if kind not in SHARED and rule_of(kind) is find]
 
 
 def nested(hint: Any) -> Struct | None:

@@ -29,7 +29,7 @@ from schedtrace.compare.metric_changes import (
 from schedtrace.compare.significance import fewest_trials, trials_for
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rule import Threshold, share_frac
-from schedtrace.diagnose.rules import KINDS, budget_underused
+from schedtrace.diagnose.rules import KINDS, unused_budget
 from schedtrace.diagnose.run_statistics import survivors
 from schedtrace.diagnose.throughput import counted_time
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
@@ -102,7 +102,7 @@ def _unjudged(base: RunReport, new: RunReport) -> set[str]:
     """Return the findings that one side cannot show, because its record lacks facts."""
     codes = {rule.code for report in (base, new) for rule in report.not_judged}
     differ = bool(base.not_judged) != bool(new.not_judged)
-    only_without_queue = {budget_underused.RULE.code} if differ else set()
+    only_without_queue = {unused_budget.BUDGET_UNDERUSED_RULE.code} if differ else set()
     return codes | only_without_queue
 
 

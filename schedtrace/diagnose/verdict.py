@@ -13,7 +13,7 @@ import polars as pl
 from schedtrace.diagnose.latencies import first_token_wait
 from schedtrace.diagnose.offered_load import OfferedLoad, load_of_all, offered_load
 from schedtrace.diagnose.root_causes import on_engine, quotes_share
-from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES, capped_prefill, client_limited
+from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES, client_limited, prefill_chunks
 from schedtrace.diagnose.rules.allowed_settings import threshold
 from schedtrace.diagnose.rules.prefill_starves_decode import CRITICAL_FROM_FRAC, StretchedDecodes
 from schedtrace.model.causes import Cap, reason
@@ -285,7 +285,7 @@ def _nothing_leads(
     load = loads[0].summary if len(loads) == 1 else load_of_all(loads)
     if load and main.load.grows:
         return [say("The engine is the limit: no setting held requests back for long."), load]
-    is_too_low = any(finding.code == capped_prefill.RULE.code for finding in findings)
+    is_too_low = any(finding.code == prefill_chunks.CAPPED_PREFILL_RULE.code for finding in findings)
     capped = NOTHING if is_too_low else main.capped
     explained = capped or (findings[0].verdict if findings else NOTHING)
     parts = [

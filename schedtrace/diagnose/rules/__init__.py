@@ -1,28 +1,23 @@
-"""Rules for all findings, one per file: pure functions from a timeline, or from all ranks, to findings.
+"""Rules for all findings: pure functions from a timeline, or from all ranks, to findings.
 
-Every rule's definition, with its columns and thresholds, is in ``docs/findings/<code>.md``.
+A finding's rule is in the file of its code, or in ``prefill_chunks``, ``queue_order`` or ``unused_budget``,
+which have several. ``docs/findings/<code>.md`` defines each finding, with its columns and thresholds.
 """
 
-from types import ModuleType
+from collections.abc import Iterable
 from typing import Any
 
 from schedtrace.diagnose.rule import Rule, package_rules
 from schedtrace.diagnose.rules import (
     aborted_requests,
     arrival_limited,
-    batched_prefill,
     better_setting,
-    blocked_budget,
-    budget_underused,
-    capped_prefill,
     client_limited,
     front_end,
-    head_of_line,
     interruption,
     kv_bound,
     kv_held_idle,
     long_context,
-    long_prompt,
     long_tail,
     max_num_seqs_bound,
     never_fits,
@@ -30,10 +25,11 @@ from schedtrace.diagnose.rules import (
     other_limit,
     pipeline_bubbles,
     preemption,
+    prefill_chunks,
     prefill_stall,
     prefill_starves_decode,
     prefix_cache,
-    priority_inversion,
+    queue_order,
     rank_imbalance,
     rank_interruption,
     refused_at_door,
@@ -43,62 +39,61 @@ from schedtrace.diagnose.rules import (
     spec_decode,
     stall,
     token_budget_bound,
+    unused_budget,
 )
 from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.timeline import Timeline
 
 _OF_AN_ENGINE = (
-    never_fits,
-    no_progress,
-    refused_at_door,
-    kv_bound,
-    max_num_seqs_bound,
-    token_budget_bound,
-    long_context,
-    long_prompt,
-    capped_prefill,
-    head_of_line,
-    kv_held_idle,
-    priority_inversion,
-    other_limit,
-    interruption,
-    aborted_requests,
-    long_tail,
-    batched_prefill,
-    slow_steps,
-    scheduler_overhead,
-    pipeline_bubbles,
-    front_end,
-    client_limited,
-    arrival_limited,
-    prefix_cache,
-    spec_decode,
-    blocked_budget,
-    budget_underused,
-    preemption,
-    stall,
-    prefill_starves_decode,
+    never_fits.RULE,
+    no_progress.RULE,
+    refused_at_door.RULE,
+    kv_bound.RULE,
+    max_num_seqs_bound.RULE,
+    token_budget_bound.RULE,
+    long_context.RULE,
+    prefill_chunks.LONG_PROMPT_RULE,
+    prefill_chunks.CAPPED_PREFILL_RULE,
+    queue_order.HEAD_OF_LINE_RULE,
+    kv_held_idle.RULE,
+    queue_order.PRIORITY_INVERSION_RULE,
+    other_limit.RULE,
+    interruption.RULE,
+    aborted_requests.RULE,
+    long_tail.RULE,
+    prefill_chunks.BATCHED_PREFILL_RULE,
+    slow_steps.RULE,
+    scheduler_overhead.RULE,
+    pipeline_bubbles.RULE,
+    front_end.RULE,
+    client_limited.RULE,
+    arrival_limited.RULE,
+    prefix_cache.RULE,
+    spec_decode.RULE,
+    unused_budget.BLOCKED_BUDGET_RULE,
+    unused_budget.BUDGET_UNDERUSED_RULE,
+    preemption.RULE,
+    stall.RULE,
+    prefill_starves_decode.RULE,
 )
 
-_OF_ALL_RANKS = (slow_rank, rank_imbalance, prefill_stall)
-_OF_REPLAYS = (better_setting,)
+_OF_ALL_RANKS = (slow_rank.RULE, rank_imbalance.RULE, prefill_stall.RULE)
+_OF_REPLAYS = (better_setting.RULE,)
 """Kinds of findings that only replays yield; their ``find`` yields nothing."""
 
 
-def _rules(modules: tuple[ModuleType, ...]) -> dict[str, Rule[Any]]:
-    return {module.RULE.code: module.RULE for module in modules}
+def _by_code(rules: Iterable[Rule[Any]]) -> dict[str, Rule[Any]]:
+    return {rule.code: rule for rule in rules}
 
 
-_OWN: dict[str, Rule[Any]] = _rules((*_OF_AN_ENGINE, *_OF_ALL_RANKS, *_OF_REPLAYS))
+_OWN = _by_code((*_OF_AN_ENGINE, *_OF_ALL_RANKS, *_OF_REPLAYS))
 PACKAGES = package_rules(_OWN)
 """Rules that other packages register (``diagnose/rule.py``)."""
-RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE) | PACKAGES.rules
+RULES: dict[str, Rule[Timeline]] = _by_code(_OF_AN_ENGINE) | PACKAGES.rules
 """Rules that judge each engine separately, by code."""
-RANK_RULES: dict[str, Rule[RecordedRanks]] = {
-    **_rules(_OF_ALL_RANKS),
-    client_limited.RULE.code: client_limited.RANKS_RULE,
-    interruption.RULE.code: rank_interruption.RANKS_RULE,
-}
+RANK_RULES: dict[str, Rule[RecordedRanks]] = _by_code(
+    (*_OF_ALL_RANKS, client_limited.RANKS_RULE, rank_interruption.RANKS_RULE)
+)
 """Rules that judge all ranks of a run together, by code."""
 KINDS: dict[str, Rule[Any]] = _OWN | PACKAGES.rules
 """All rules by code."""

@@ -1,7 +1,7 @@
 import pytest
 
 from schedtrace.diagnose.rules import RULES
-from schedtrace.diagnose.rules.head_of_line import held_up_requests
+from schedtrace.diagnose.rules.queue_order import held_up_requests
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
 from schedtrace.model.trace_facts import CacheGroup
