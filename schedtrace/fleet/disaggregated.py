@@ -121,22 +121,16 @@ def place_request(request: MatchedRequest, offset: ClockOffset) -> PlacedRequest
         if not request.in_order and output_there + offset.half_us > begin:
             begin = max(begin, output_there)
             uncertain |= dict.fromkeys(("decode_queue", "transfer"), offset.half_us)
-    parts |= _on_decode(decode, begin)
+    names, moments = ON_DECODE, [begin, decode.scheduled_us or 0, decode.first_token_us or 0]
+    if decode.load_begun_us is None or decode.load_ended_us is None:
+        names = ("decode_queue", "first_step")
+    else:
+        moments[1:1] = [decode.load_begun_us, decode.load_ended_us]
+    lengths = [end - start for start, end in pairwise(accumulate(moments, max))]  # none below 0
+    parts |= {**dict.fromkeys(ON_DECODE), **dict(zip(names, lengths, strict=True))}
     if ahead_us is None and not request.in_order:
         parts["decode_queue"] = parts["transfer"] = None
     return PlacedRequest(request, parts, uncertain)
-
-
-def _on_decode(decode: SummaryTransfer, begin: float) -> dict[TransferPartName, float | None]:
-    """Return the parts on a decode engine; no part ends before it begins."""
-    scheduled, first = decode.scheduled_us or 0, decode.first_token_us or 0
-    if decode.load_begun_us is None or decode.load_ended_us is None:
-        moments = list(accumulate((begin, scheduled, first), max))
-        queue, step = (end - start for start, end in pairwise(moments))
-        return {"decode_queue": queue, "transfer": None, "decode_requeue": None, "first_step": step}
-    events = (begin, decode.load_begun_us, decode.load_ended_us, scheduled, first)
-    lengths = [end - start for start, end in pairwise(accumulate(events, max))]
-    return dict(zip(ON_DECODE, lengths, strict=True))
 
 
 def _total(placed: Sequence[PlacedRequest], part: TransferPartName) -> float:
@@ -200,8 +194,7 @@ def _verdict(placed: Sequence[PlacedRequest], leading: TransferPartName) -> Mess
     for each in placed:
         by_pair[each.request.prefill.engine, each.request.decode.engine] += each.parts[leading] or 0.0
     prefill, decode = max(by_pair, key=by_pair.__getitem__)
-    total = _total(placed, leading)
-    whole = sum(each.known_us for each in placed)
+    total, whole = _total(placed, leading), sum(each.known_us for each in placed)
     is_most = len(by_pair) > 1 and by_pair[prefill, decode] >= MOSTLY_FRAC * total
     return say(
         "{share:%} of the time to first token of {matched:n request} across prefill and decode engines is "
@@ -235,48 +228,48 @@ def _held(
     of_prefill = {id(request.prefill.row): request for request in fleet.requests}
     of_decode = {id(request.decode.row): request for request in fleet.requests}
     for name, summary in engines.items():
+        end_us = summary.length_us
+        # Finished requests keep their blocks until they are sent, as far as the trace shows.
+        finished = [
+            _Holder(row, row.kept_us, end_us if row.sent_us is None else row.sent_us, row.kept_blocks)
+            for row in summary.transfers
+            if row.kept_us is not None and row.kept_blocks and row.remote != "prefill"
+        ]
         by_other: dict[str, list[_Holder]] = defaultdict(list)
-        for holder in _at_peak(_keepers(summary)):
+        for holder in _at_peak(finished):
             request = of_prefill.get(id(holder.row))
             by_other["" if request is None else request.decode.engine].append(holder)
         for other_engine, holders in by_other.items():
             requests = [of_prefill[id(holder.row)] for holder in holders] if other_engine else []
             waits_for = _waits_for(requests, offsets.get((name, other_engine)))
             yield _held_blocks(name, summary, other_engine, holders, "prefill", waits_for)
+        loading = [
+            _Holder(
+                row,
+                row.load_begun_us,
+                end_us if row.load_ended_us is None else row.load_ended_us,
+                row.load_blocks,
+            )
+            for row in summary.transfers
+            if row.load_begun_us is not None and row.load_blocks and id(row) in of_decode
+        ]
         by_other = defaultdict(list)
-        for holder in _at_peak(_loaders(summary, of_decode)):
+        for holder in _at_peak(loading):
             by_other[of_decode[id(holder.row)].prefill.engine].append(holder)
         for other_engine, holders in by_other.items():
             yield _held_blocks(name, summary, other_engine, holders, "decode", "transfer")
 
 
-def _keepers(summary: EngineSummary) -> Iterator[_Holder]:
-    """Yield finished requests that keep blocks until they are sent, as far as the trace shows."""
-    for row in summary.transfers:
-        if row.kept_us is not None and row.kept_blocks and row.remote != "prefill":
-            end_us = summary.length_us if row.sent_us is None else row.sent_us
-            yield _Holder(row, row.kept_us, end_us, row.kept_blocks)
-
-
-def _loaders(summary: EngineSummary, matched: Mapping[int, MatchedRequest]) -> Iterator[_Holder]:
-    """Yield matched requests that hold blocks while their KV cache is on its way."""
-    for row in summary.transfers:
-        if row.load_begun_us is not None and row.load_blocks and id(row) in matched:
-            end_us = summary.length_us if row.load_ended_us is None else row.load_ended_us
-            yield _Holder(row, row.load_begun_us, end_us, row.load_blocks)
-
-
-def _at_peak(holders: Iterator[_Holder]) -> list[_Holder]:
+def _at_peak(holders: Sequence[_Holder]) -> list[_Holder]:
     """Return the holders at the first moment at which they hold the most blocks together."""
-    spans = list(holders)
-    begins = [(each.begin_us, each.blocks) for each in spans]
-    ends = [(each.end_us, -each.blocks) for each in spans]
+    begins = [(each.begin_us, each.blocks) for each in holders]
+    ends = [(each.end_us, -each.blocks) for each in holders]
     peak_us, most, blocks = 0, 0, 0
     for at_us, change in sorted(begins + ends):  # at one time, ends first
         blocks += change
         if blocks > most:
             peak_us, most = at_us, blocks
-    return [each for each in spans if each.begin_us <= peak_us < each.end_us]
+    return [each for each in holders if each.begin_us <= peak_us < each.end_us]
 
 
 def _waits_for(requests: Sequence[MatchedRequest], offset: ClockOffset | None) -> TransferPartName | None:
@@ -287,9 +280,7 @@ def _waits_for(requests: Sequence[MatchedRequest], offset: ClockOffset | None) -
             parts = place_request(request, offset).parts
             for part in HELD_WORDS:
                 totals[part] += parts[part] or 0.0
-    if not totals:
-        return None
-    return max(totals, key=totals.__getitem__)
+    return max(totals, key=totals.__getitem__, default=None)
 
 
 KEPT = (

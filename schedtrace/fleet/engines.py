@@ -6,16 +6,8 @@ from pathlib import Path
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError, SchedtraceError, reason_of
-from schedtrace.fleet.inputs import EngineSource, FleetInputs
-from schedtrace.fleet.stores import (
-    VANISHED,
-    SourceFile,
-    StagedTrace,
-    chosen_parts,
-    digests_of,
-    staged,
-    store_for,
-)
+from schedtrace.fleet.inputs import EngineSource, FleetInputs, StagedTrace, staged
+from schedtrace.fleet.stores import SourceFile, chosen_parts, store_for
 from schedtrace.fleet.summary import message_from, message_json, summarize_run
 from schedtrace.fleet.summary_cache import SummaryCache, content_hash
 from schedtrace.fleet.tenants import TenantKey
@@ -23,11 +15,12 @@ from schedtrace.fleet.workers import Lost, WorkerPool, call_outcomes
 from schedtrace.model.fleet import EngineRead, EngineSummary, FleetManifest, LeftOut
 from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
-from schedtrace.read.cache import remove_temporary
+from schedtrace.read.cache import digest_of, remove_temporary
 from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import Run, read_run
 from schedtrace.timeline.window import Window
 
+VANISHED = "it vanished before it was read"
 DIED = "the process that read it ended twice without a result (for lack of memory?)"
 
 
@@ -145,41 +138,33 @@ def read_engine(task: EngineTask) -> EngineResult:
         InputError: If its trace cannot be read.
         UsageError: If the window contains no step, or the record has no times.
     """
-    source, cache = task.source, SummaryCache(task.cache_folder)
-    store = store_for(source.address)
+    source, window, cache = task.source, task.window, SummaryCache(task.cache_folder)
     try:
-        parts = tuple(chosen_parts(store, source.parts, task.window))
+        parts = tuple(chosen_parts(store_for(source.address), source.parts, window))
         if (summary := _from_cache(task, parts, cache)) is not None:
             return EngineResult(summary, {}, cached=True)
-        whole = len(parts) == len(source.parts)
-        with staged(store, source.trace_name, parts, source.beside, whole=whole) as trace:
-            return _read(task, trace, cache)
+        with staged(source, parts) as trace:
+            if not {file.name for file in trace.files} & {part.file_name for part in source.parts}:
+                msg = f"{source.address}: {VANISHED}"
+                raise InputError(msg)
+            digests = [(path.name, digest_of(path)) for path in trace.files]
+            paths = {file.file_name: file.path for file in source.files}
+            by_path = {paths[name]: digest for name, digest in digests}
+            content = content_hash(digests, window, source.engines, task.tenant_key)
+            if (summary := cache.cached_summary(content)) is not None:  # of a copy of this trace
+                return EngineResult(summary, by_path, cached=True)
+            summary = summarize_run(_run(trace, source, window), window, content, task.tenant_key)
+        folders = (str(trace.path.parent), source.address.rpartition("/")[0])
+        summary.problems = [problem.replace(*folders) for problem in summary.problems]
+        summary.problems += [
+            message_json(say("{file:code}: {why}.", file=name, why=VANISHED)) for name in trace.vanished
+        ]
+        return EngineResult(summary, by_path, cached=False)
     except OSError as error:
         msg = f"{source.address}: cannot be read ({error.strerror or error})"
         raise InputError(msg) from error
     finally:
         remove_temporary()
-
-
-def _read(task: EngineTask, trace: StagedTrace, cache: SummaryCache) -> EngineResult:
-    """Summarize a trace in local files, unless the cache has a summary of the same content."""
-    source, window = task.source, task.window
-    if not any(file.name in {part.file_name for part in source.parts} for file in trace.files):
-        msg = f"{source.address}: {VANISHED}"
-        raise InputError(msg)
-    digests = digests_of(trace.files)
-    paths = {file.file_name: file.path for file in source.files}
-    by_path = {paths[name]: digest for name, digest in digests}
-    content = content_hash(digests, window, source.engines, task.tenant_key)
-    if (summary := cache.cached_summary(content)) is not None:
-        return EngineResult(summary, by_path, cached=True)
-    summary = summarize_run(_run(trace, source, window), window, content, task.tenant_key)
-    folder = (str(trace.path.parent), source.address.rpartition("/")[0])
-    summary.problems = [problem.replace(*folder) for problem in summary.problems]
-    summary.problems += [
-        message_json(say("{file:code}: {why}.", file=name, why=VANISHED)) for name in trace.vanished
-    ]
-    return EngineResult(summary, by_path, cached=False)
 
 
 def _run(trace: StagedTrace, source: EngineSource, window: Window | None) -> Run:
@@ -196,10 +181,8 @@ def engine_report(source: EngineSource, window: Window | None) -> RunReport:
         InputError: If its trace cannot be read.
         UsageError: If the window contains no step, or the record has no times.
     """
-    store = store_for(source.address)
-    parts = chosen_parts(store, source.parts, window)
-    whole = len(parts) == len(source.parts)
-    with staged(store, source.trace_name, parts, source.beside, whole=whole) as trace:
+    parts = chosen_parts(store_for(source.address), source.parts, window)
+    with staged(source, parts) as trace:
         report = analyze_run(_run(trace, source, window), window)
     report.path = source.address
     return report
@@ -217,21 +200,27 @@ def _gathered(
         if not isinstance(result, EngineResult):
             fleet.read.left_out.append(LeftOut(path=source.address, why=_why(source, result)))
             continue
-        identity = _identity(result.summary)
+        summary = result.summary
+        # Copies of a recording have the same identity.
+        identity: object = (
+            (summary.host, summary.pid, summary.engine_rank, summary.clock_id, summary.begin_unix_us)
+            if summary.clock != "virtual" and summary.pid is not None
+            else summary.content
+        )
         if identity in seen:
             why = f"the same recording as {seen[identity]}, which is counted"
             fleet.read.left_out.append(LeftOut(path=source.address, why=why))
             continue
         seen[identity] = source.name
-        fleet.by_name[source.name] = result.summary
+        fleet.by_name[source.name] = summary
         fleet.read.engines.append(
             EngineRead(
                 engine=source.name,
                 path=source.address,
                 files=len(source.files),
-                size_bytes=source.size_bytes,
+                size_bytes=sum(file.size for file in source.files),
                 cached=result.cached,
-                problems=[message_from(problem) for problem in result.summary.problems],
+                problems=[message_from(problem) for problem in summary.problems],
             )
         )
     if not fleet.by_name:
@@ -239,13 +228,6 @@ def _gathered(
         msg = f"{first.path}: {first.why}"
         raise InputError(msg, *(f"{entry.path}: {entry.why}" for entry in fleet.read.left_out[1:]))
     return fleet
-
-
-def _identity(summary: EngineSummary) -> object:
-    """Return a key that is equal for copies of a recording and differs between engines."""
-    if summary.clock == "virtual" or summary.pid is None:
-        return summary.content
-    return summary.host, summary.pid, summary.engine_rank, summary.clock_id, summary.begin_unix_us
 
 
 def _why(source: EngineSource, error: BaseException) -> str:

@@ -1,15 +1,20 @@
-"""Engines at the paths that a user named: which files belong to which trace, and the trace's name."""
+"""Engines at the paths that a user named: which files belong to which trace, and the trace's name.
+
+While a remote trace is read, the parts that the window needs are copied into a temporary folder.
+"""
 
 import re
+import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 
 from schedtrace.errors import InputError
-from schedtrace.fleet.stores import SourceFile, TraceStore, store_for
+from schedtrace.fleet.stores import LocalStore, SourceFile, TraceStore, store_for
 from schedtrace.model.fleet import LeftOut
 from schedtrace.model.manifest import FILE_NAME, is_trace, part_number, plain_of, trace_of
 from schedtrace.read.run import FRONT_END_PATTERN
@@ -45,11 +50,6 @@ class EngineSource:
     def files(self) -> tuple[SourceFile, ...]:
         """All files on which the summary depends."""
         return (*self.parts, *self.beside)
-
-    @property
-    def size_bytes(self) -> int:
-        """Total size of these files."""
-        return sum(file.size for file in self.files)
 
 
 @dataclass
@@ -88,20 +88,31 @@ def find_fleet(addresses: Sequence[str]) -> FleetInputs:
     engines = [
         replace(engine, name=engine.address) if several[engine.name] > 1 else engine for engine in engines
     ]
-    inputs.engines = sorted(engines, key=lambda engine: _natural(engine.name))
+    inputs.engines = sorted(
+        engines,
+        key=lambda engine: [  # engine-2 before engine-10
+            (text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", engine.name)
+        ],
+    )
     return inputs
 
 
 def _add(inputs: FleetInputs, address: str) -> None:
+    """Add the engines at an address, and what else is there.
+
+    Raises:
+        InputError: If there is nothing to add.
+    """
     store = store_for(address)
     listing = store.listing(address)
     inputs.left_out += listing.left_out
     folders: dict[str, list[SourceFile]] = defaultdict(list)
     for file in listing.files:
         folders[file.folder].append(file)
-    for folder, files in folders.items() if listing.of_files else ():
-        beside = (_listed(store, store.location(f"{folder}/{pattern}")) for pattern in BESIDE)
-        files += [file for listed in beside for file in listed]
+    for folder, pattern in product(folders, BESIDE) if listing.of_files else ():
+        with suppress(InputError):  # a folder that cannot be listed
+            there = store.listing(store.location(f"{folder}/{pattern}")).files
+            folders[folder] += [file for file in there if _is_beside(file)]
     engines = [
         engine
         for folder, files in folders.items()
@@ -124,40 +135,26 @@ def _engines_in(store: TraceStore, root: str, folder: str, files: Sequence[Sourc
             traces[trace_of(Path(file.file_name)).name].append(file)
     beside = tuple(file for file in files if _is_beside(file))
     is_run = any(file.file_name == FILE_NAME for file in beside)
-    return [
-        EngineSource(
-            name=_name(root, folder, None if is_run and len(traces) == 1 else trace),
-            address=store.location(f"{folder}/{trace}" if folder else trace),
-            parts=tuple(sorted(parts, key=lambda part: part_number(Path(part.file_name)))),
-            beside=beside,
-            engines=len(traces),
+    inside = folder.removeprefix(root).strip("/") if folder.startswith(root) else folder
+    engines = []
+    for trace, parts in traces.items():
+        # The name is the folder below the root and, unless the trace is a whole run, the trace's.
+        last = "" if is_run and len(traces) == 1 else plain_of(Path(trace)).removesuffix(".jsonl")
+        name = "/".join(part for part in (inside, last) if part)
+        engines.append(
+            EngineSource(
+                name=name or folder.rpartition("/")[2] or folder or ".",
+                address=store.location(f"{folder}/{trace}" if folder else trace),
+                parts=tuple(sorted(parts, key=lambda part: part_number(Path(part.file_name)))),
+                beside=beside,
+                engines=len(traces),
+            )
         )
-        for trace, parts in traces.items()
-    ]
+    return engines
 
 
 def _is_beside(file: SourceFile) -> bool:
     return any(fnmatchcase(file.file_name, pattern) for pattern in BESIDE)
-
-
-def _listed(store: TraceStore, address: str) -> list[SourceFile]:
-    """Return the files that an address matches; an empty list if it cannot be listed."""
-    try:
-        return [file for file in store.listing(address).files if _is_beside(file)]
-    except InputError:
-        return []
-
-
-def _name(root: str, folder: str, trace: str | None) -> str:
-    """Return an engine's name: its folder below the root and, if needed, the trace's name without suffix."""
-    inside = folder.removeprefix(root).strip("/") if folder.startswith(root) else folder
-    last = "" if trace is None else plain_of(Path(trace)).removesuffix(".jsonl")
-    return "/".join(part for part in (inside, last) if part) or folder.rpartition("/")[2] or folder or "."
-
-
-def _natural(name: str) -> tuple[tuple[str, int], ...]:
-    """Return a sort key that puts ``engine-2`` before ``engine-10``."""
-    return tuple((text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", name))
 
 
 def engine_named(inputs: FleetInputs, name: str) -> EngineSource:
@@ -175,3 +172,45 @@ def engine_named(inputs: FleetInputs, name: str) -> EngineSource:
     some = ", ".join(engine.name for engine in (endings or inputs.engines)[:3])
     msg = f"--engine {name}: {len(endings) or 'no'} engines have this name; there are {some}, ..."
     raise InputError(msg)
+
+
+@dataclass(frozen=True)
+class StagedTrace:
+    """Trace whose files are available on this machine."""
+
+    path: Path
+    files: list[Path]
+    """Staged files, including those beside the trace."""
+    vanished: list[str]
+    """Names of the files that have vanished since they were listed."""
+
+
+@contextmanager
+def staged(source: EngineSource, parts: Sequence[SourceFile]) -> Iterator[StagedTrace]:
+    """Make a trace readable as local files, in a context.
+
+    Args:
+        source: The engine.
+        parts: Files of its trace to read, in order.
+
+    Raises:
+        FileNotFoundError: If all parts vanished.
+        OSError: If a file cannot be read.
+    """
+    store, needed = store_for(source.address), (*parts, *source.beside)
+    if isinstance(store, LocalStore) and len(parts) == len(source.parts):
+        paths = [Path(file.path) for file in needed]
+        there = [path for path in paths if path.exists()]
+        vanished = [path.name for path in paths if path not in there]
+        yield StagedTrace(paths[0].with_name(source.trace_name), there, vanished)
+        return
+    with tempfile.TemporaryDirectory(prefix="schedtrace-fleet-") as name:
+        folder = Path(name)
+        files, vanished = [], []
+        for file in needed:
+            try:
+                store.copy(file, folder / file.file_name)
+                files.append(folder / file.file_name)
+            except FileNotFoundError:
+                vanished.append(file.file_name)
+        yield StagedTrace(folder / source.trace_name, files, vanished)

@@ -43,14 +43,13 @@ PAUSED = str(Cause.PAUSED)
 HOST_WORK = ("between_steps", "front_end", "next_step")
 """Parts of the requests' time that processes on the host take."""
 WAITS = ("waiting", "stalled")
-LIMITS = {"max_num_seqs": "max_num_seqs", "token_budget": "token_budget", "kv_blocks": "kv_blocks"}
-"""Field of the summary with the limit behind each cause of a wait."""
-SETTINGS = {
+LIMITS = {
     "max_num_seqs": "max_num_seqs",
     "token_budget": "max_num_batched_tokens",
     "kv_blocks": "KV blocks",
 }
-"""Name of the setting for each limit in ``LIMITS``."""
+"""Name of the setting behind each cause of a wait; the summary has its value in a field named like the cause.
+"""
 Summaries = Mapping[str, EngineSummary]
 Key = tuple[str, str | None]
 
@@ -224,16 +223,6 @@ class PeerMeasures:
 
     def differences(self) -> list[PeerDifference]:
         """Return the engines that differ, grouped by cause, with the largest deviations first."""
-        differences = [
-            difference for name in self._peers if (difference := self._difference(name)) is not None
-        ]
-        kinds = list(FaultKind.__args__)  # type: ignore[attr-defined]  # of a Literal
-        return sorted(
-            differences,
-            key=lambda each: (kinds.index(each.kind), -max(abs(m.deviations) for m in each.measures)),
-        )
-
-    def _difference(self, name: str) -> PeerDifference | None:
         rules = (
             self._interrupted,
             self._slow_steps,
@@ -242,21 +231,29 @@ class PeerMeasures:
             self._more_load,
             self._no_arrivals,
         )
-        causes = [evidence for rule in rules if (evidence := rule(name)) is not None]
-        if not causes and (evidence := self._unexplained(name)) is not None:
-            causes = [evidence]
-        if not causes:
-            return None
-        first = causes[0]
-        return PeerDifference(
-            engine=name,
-            host=self._peers[name].host,
-            kind=first.kind,
-            also=[each.kind for each in causes[1:]],
-            where=self._where(name, first.kind),
-            message=first.message,
-            effect=say("[{frac:%} of its requests' time beyond its peers'.]", frac=first.effect_frac),
-            measures=[each for evidence in causes for each in evidence.measures],
+        differences = []
+        for name, summary in self._peers.items():
+            causes = [evidence for rule in rules if (evidence := rule(name)) is not None]
+            if not causes and (evidence := self._unexplained(name)) is not None:
+                causes = [evidence]
+            if not causes:
+                continue
+            first = causes[0]
+            difference = PeerDifference(
+                engine=name,
+                host=summary.host,
+                kind=first.kind,
+                also=[each.kind for each in causes[1:]],
+                where=self._where(name, first.kind),
+                message=first.message,
+                effect=say("[{frac:%} of its requests' time beyond its peers'.]", frac=first.effect_frac),
+                measures=[each for evidence in causes for each in evidence.measures],
+            )
+            differences.append(difference)
+        kinds = list(FaultKind.__args__)  # type: ignore[attr-defined]  # of a Literal
+        return sorted(
+            differences,
+            key=lambda each: (kinds.index(each.kind), -max(abs(m.deviations) for m in each.measures)),
         )
 
     def _where(self, name: str, kind: FaultKind) -> Literal["host", "engine", "router", "client"]:
@@ -319,8 +316,8 @@ class PeerMeasures:
         return _Evidence("slow-host-work", sentence, list(parts.values()), most.value - most.median)
 
     def _smaller_limit(self, name: str) -> _Evidence | None:
-        for cause, limit in LIMITS.items():
-            each = self._excess(name, ("waiting", cause))
+        for limit, setting in LIMITS.items():
+            each = self._excess(name, ("waiting", limit))
             value = getattr(self._peers[name], limit)
             limits = [
                 peer for summary in self._peers.values() if (peer := getattr(summary, limit)) is not None
@@ -331,7 +328,7 @@ class PeerMeasures:
             sentence = say(
                 "{setting}: {value:n}, its peers' {usual:n}. Its requests wait for it {share:%} of their "
                 "time, its peers' {median:%}.",
-                setting=SETTINGS[limit],
+                setting=setting,
                 value=value,
                 usual=usual,
                 share=each.value,

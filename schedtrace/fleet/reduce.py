@@ -15,11 +15,9 @@ from schedtrace.model.fleet import (
     FaultKind,
     FleetEngine,
     FleetHost,
-    FleetLatency,
     FleetReport,
     FleetRootCause,
     FleetTimePart,
-    PeerDifference,
     PeerGroup,
     SummaryFinding,
 )
@@ -62,6 +60,11 @@ def fleet_report(
     comparison = compare_peers(engines)
     split = list(_time_split(engines))
     roots = sorted(_root_causes(engines), key=lambda root: (-root.share_frac, root.code))
+    by_metric = [
+        [sketch for summary in engines.values() for sketch in summary.sketches if sketch.metric == metric]
+        for metric in METRICS
+    ]
+    latencies = [merged_latency(sketches) for sketches in by_metric if sketches]
     verdict, across = list(_verdict(engines, comparison, split)), disaggregated(engines)
     if across is not None and across.verdict:
         verdict.append(across.verdict)
@@ -72,7 +75,7 @@ def fleet_report(
         differences=comparison.differences,
         groups=comparison.groups,
         time_split=split,
-        latencies=list(_latencies(engines)),
+        latencies=[latency for latency in latencies if latency is not None],
         root_causes=roots,
         hosts=_hosts(engines, comparison),
         engines=_engine_rows(engines, comparison),
@@ -105,16 +108,6 @@ def _time_split(engines: Summaries) -> Iterator[FleetTimePart]:
             most=most,
             most_frac=fracs[most],
         )
-
-
-def _latencies(engines: Summaries) -> Iterator[FleetLatency]:
-    for metric in METRICS:
-        sketches = [
-            sketch for summary in engines.values() for sketch in summary.sketches if sketch.metric == metric
-        ]
-        merged = merged_latency(sketches) if sketches else None
-        if merged is not None:
-            yield merged
 
 
 def _root_causes(engines: Summaries) -> Iterator[FleetRootCause]:
@@ -217,7 +210,23 @@ def _verdict(
     """Yield sentences on differing engines, uneven load, the largest wait, and what is not compared."""
     compared = sum(group.engines for group in comparison.groups if group.compared)
     if comparison.differences:
-        yield _who_differs(comparison.differences, compared)
+        counts = Counter(difference.kind for difference in comparison.differences)
+        parts = []
+        for kind, count in counts.items():
+            single, words = count == 1, KIND_WORDS[kind]
+            verbs = {"were": "was" if single else "were", "have": "has" if single else "have"}
+            verbs |= {"get": "gets" if single else "get", "wait": "waits" if single else "wait"}
+            used = {verb: form for verb, form in verbs.items() if f"{{{verb}}}" in words}
+            parts.append(say(words, n=count, **used))
+        single = len(comparison.differences) == 1
+        yield say(
+            "{differ:n} of {compared:n engine} {verb} from {their} peers: {parts}.",
+            differ=len(comparison.differences),
+            compared=compared,
+            verb="differs" if single else "differ",
+            their="its" if single else "their",
+            parts=joined(parts, ", "),
+        )
     elif compared:
         yield say("None of {compared:n engine} differs from its peers.", compared=compared)
     yield from _load_or_capacity([group for group in comparison.groups if group.compared], comparison)
@@ -231,24 +240,6 @@ def _verdict(
     if alone := len(engines) - compared:
         have = "has" if alone == 1 else "have"
         yield say("{alone:n engine} {have} too few peers to be compared.", alone=alone, have=have)
-
-
-def _who_differs(differences: Sequence[PeerDifference], compared: int) -> Message:
-    counts = Counter(difference.kind for difference in differences)
-    parts = []
-    for kind, count in counts.items():
-        single, words = count == 1, KIND_WORDS[kind]
-        verbs = {"were": "was" if single else "were", "have": "has" if single else "have"}
-        verbs |= {"get": "gets" if single else "get", "wait": "waits" if single else "wait"}
-        parts.append(say(words, n=count, **{verb: verbs[verb] for verb in verbs if f"{{{verb}}}" in words}))
-    return say(
-        "{differ:n} of {compared:n engine} {verb} from {their} peers: {parts}.",
-        differ=len(differences),
-        compared=compared,
-        verb="differs" if len(differences) == 1 else "differ",
-        their="its" if len(differences) == 1 else "their",
-        parts=joined(parts, ", "),
-    )
 
 
 def _load_or_capacity(groups: Sequence[PeerGroup], comparison: PeerComparison) -> Iterator[Message]:

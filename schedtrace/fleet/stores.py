@@ -1,12 +1,9 @@
-"""Storage of traces: local folders, and file systems of fsspec (``s3://``, ``gs://``, ``memory://``).
-
-While a remote trace is summarized, the parts that the window needs are copied into a temporary folder.
-"""
+"""Storage of traces: local folders, and file systems of fsspec (``s3://``, ``gs://``, ``memory://``)."""
 
 import glob
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any, Protocol
 
 from schedtrace.errors import InputError, MissingExtraError, reason_of
 from schedtrace.model.fleet import LeftOut
-from schedtrace.read.cache import digest_of, stamp_of
+from schedtrace.read.cache import stamp_of
 from schedtrace.read.part_files import BLOCK, HEAD_LINES, began_us, head_of
 from schedtrace.timeline.window import Window
 
@@ -89,10 +86,15 @@ class LocalStore:
         names = [pattern] if is_literal else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
         matches = [Path(name) for name in names]
         left_out: list[LeftOut] = []
-        files = {str(file): _local_file(file) for match in matches for file in _files_below(match, left_out)}
+        files: dict[str, SourceFile] = {}
+        for file in (file for match in matches for file in _files_below(match, left_out)):
+            with suppress(OSError):  # it has vanished
+                stamp = stamp_of(file)
+                stamp_text = "" if stamp is None else repr(stamp)
+                files[str(file)] = SourceFile(str(file), file.stat().st_size, stamp_text)
         of_files = not all(match.is_dir() for match in matches)
         root = _fixed_part(pattern) if not is_literal else str(path.parent if of_files else path)
-        return StoreListing(root, [file for file in files.values() if file is not None], left_out, of_files)
+        return StoreListing(root, [*files.values()], left_out, of_files)
 
     def copy(self, file: SourceFile, target: Path, most_bytes: int | None = None) -> None:  # noqa: ARG002  # a link costs nothing
         """Link to the file instead of copying it."""
@@ -123,15 +125,6 @@ def _files_below(path: Path, left_out: list[LeftOut]) -> Iterator[Path]:
         left_out += [LeftOut(path=str(link), why=LINKED) for link in links]
         folders += [child for child in reversed(inner) if child not in links]
         yield from (child for child in children if child not in inner)
-
-
-def _local_file(path: Path) -> SourceFile | None:
-    """Return a file with its stamp; None if the file has vanished."""
-    try:
-        stamp = stamp_of(path)
-        return SourceFile(str(path), path.stat().st_size, "" if stamp is None else repr(stamp))
-    except OSError:
-        return None
 
 
 def _fixed_part(pattern: str) -> str:
@@ -188,11 +181,14 @@ class RemoteStore:
             raise InputError(msg) from error
         of_files = any(match in details for match in matches)
         root = _fixed_part(path) if glob.has_magic(path) else path.rpartition("/")[0] if of_files else path
-        files = [
-            SourceFile(name, int(about.get("size") or 0), _stamp(about))
-            for name, about in sorted(details.items())
-            if about.get("type") == "file"
-        ]
+        files = []
+        for name, about in sorted(details.items()):
+            if about.get("type") != "file":
+                continue
+            stamps = [f"{stamp}={about[stamp]}" for stamp in _STAMPS if about.get(stamp) is not None]
+            if stamps:  # the size alone does not identify a version
+                stamps.insert(0, f"size={about.get('size')}")
+            files.append(SourceFile(name, int(about.get("size") or 0), " ".join(stamps)))
         return StoreListing(root, files, [], of_files)
 
     def copy(self, file: SourceFile, target: Path, most_bytes: int | None = None) -> None:
@@ -212,67 +208,9 @@ class RemoteStore:
         return str(self._files.unstrip_protocol(path))
 
 
-def _stamp(about: dict[str, Any]) -> str:
-    """Return the store's description of a file's version; empty if it contains only the size."""
-    stamps = [f"{name}={about[name]}" for name in _STAMPS if about.get(name) is not None]
-    return " ".join([f"size={about.get('size')}", *stamps]) if stamps else ""
-
-
 def store_for(address: str) -> TraceStore:
     """Return the store of a path or an address."""
     return RemoteStore(address) if SEPARATOR in address else LocalStore()
-
-
-@dataclass(frozen=True)
-class StagedTrace:
-    """Trace whose files are available on this machine."""
-
-    path: Path
-    files: list[Path]
-    """Staged files, including those beside the trace."""
-    vanished: list[str]
-    """Names of the files that have vanished since they were listed."""
-
-
-@contextmanager
-def staged(
-    store: TraceStore,
-    trace_name: str,
-    parts: Sequence[SourceFile],
-    beside: Sequence[SourceFile],
-    *,
-    whole: bool,
-) -> Iterator[StagedTrace]:
-    """Make a trace readable as local files, in a context.
-
-    Args:
-        store: Place of the files.
-        trace_name: Name of the trace, with ``*`` for the numbers of its parts.
-        parts: Files of the trace to read, in order.
-        beside: Manifest and records of front ends.
-        whole: Whether these are all parts of the trace.
-
-    Raises:
-        FileNotFoundError: If all parts vanished.
-        OSError: If a file cannot be read.
-    """
-    if isinstance(store, LocalStore) and whole:
-        paths = [Path(file.path) for file in (*parts, *beside)]
-        there = [path for path in paths if path.exists()]
-        yield StagedTrace(
-            paths[0].with_name(trace_name), there, [path.name for path in paths if path not in there]
-        )
-        return
-    with tempfile.TemporaryDirectory(prefix="schedtrace-fleet-") as name:
-        folder = Path(name)
-        files, vanished = [], []
-        for file in (*parts, *beside):
-            try:
-                store.copy(file, folder / file.file_name)
-                files.append(folder / file.file_name)
-            except FileNotFoundError:
-                vanished.append(file.file_name)
-        yield StagedTrace(folder / trace_name, files, vanished)
 
 
 def chosen_parts(
@@ -314,12 +252,3 @@ def needed_parts(begins: Sequence[int | None], window: Window) -> list[int]:
         if not ends_before and not begins_after:
             needed.append(place)
     return needed
-
-
-def digests_of(staged_files: Sequence[Path]) -> list[tuple[str, str]]:
-    """Return the name and the hash of the content of each file.
-
-    Raises:
-        OSError: If a file cannot be read.
-    """
-    return [(path.name, digest_of(path)) for path in staged_files]

@@ -161,7 +161,10 @@ def paces(steps: pl.DataFrame) -> list[SummaryPace]:
     """
     if not {"execution_us", *FEATURES} <= {*steps.columns}:
         return []
-    classes = [_work_class(pl.col(name)) for name in FEATURES]
+    classes = []
+    for tokens in map(pl.col, FEATURES):  # class 0, or the rounded logarithm of the number of tokens
+        logarithm = (tokens.clip(1).log(2) * CLASSES_PER_DOUBLING).round().cast(pl.Int64) + 1
+        classes.append(pl.when(tokens <= 0).then(0).otherwise(logarithm).cast(pl.String))
     rows = (
         steps.filter(pl.col("total_requests") > 0)
         .with_columns(us="execution_us")
@@ -173,12 +176,6 @@ def paces(steps: pl.DataFrame) -> list[SummaryPace]:
         .sort("work")
     )
     return [SummaryPace(**row) for row in rows.to_dicts()]
-
-
-def _work_class(tokens: pl.Expr) -> pl.Expr:
-    """Return the class of a number of tokens: 0 or the rounded logarithm."""
-    logarithm = (tokens.clip(1).log(2) * CLASSES_PER_DOUBLING).round().cast(pl.Int64) + 1
-    return pl.when(tokens <= 0).then(0).otherwise(logarithm).cast(pl.String)
 
 
 def message_json(message: Message) -> str:
@@ -217,26 +214,21 @@ def sketch_of(metric: str, values_ms: Iterable[float]) -> SummarySketch | None:
     values = [max(0.0, value) for value in values_ms]
     if not values:
         return None
-    bins = list(_bins(sorted(values)))
+    ascending, mapping, bins = sorted(values), LogarithmicMapping(ERROR_FRAC), []
+    begin = bisect_right(ascending, mapping.min_possible)
+    while begin < len(ascending):
+        key = mapping.key(ascending[begin])
+        end = bisect_right(ascending, key, begin, key=mapping.key)
+        bins.append((key, end - begin))
+        begin = end
     return SummarySketch(
         metric=metric,
         keys=[key for key, _ in bins],
         counts=[float(count) for _, count in bins],
         zeros=float(len(values) - sum(count for _, count in bins)),
         sum_ms=sum(values),
-        max_ms=max(values),
+        max_ms=ascending[-1],
     )
-
-
-def _bins(ascending: Sequence[float]) -> Iterator[tuple[int, int]]:
-    """Yield key and count of each bin of ascending values, in ascending order of keys."""
-    mapping = LogarithmicMapping(ERROR_FRAC)
-    begin = bisect_right(ascending, mapping.min_possible)
-    while begin < len(ascending):
-        key = mapping.key(ascending[begin])
-        end = bisect_right(ascending, key, begin, key=mapping.key)
-        yield key, end - begin
-        begin = end
 
 
 def _loaded(stored: SummarySketch) -> BaseDDSketch:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,12 @@ _PLAIN: dict[type, pl.DataType] = {
 }
 
 
-def summary_schema() -> dict[str, pl.DataType]:
-    """Return the columns of a file of summaries."""
-    struct = msgspec.inspect.type_info(EngineSummary)
-    assert isinstance(struct, msgspec.inspect.StructType)  # noqa: S101  # of a struct
-    return {field.name: _dtype(field.type) for field in struct.fields}
-
-
 def summary_frame(summaries: Iterable[EngineSummary]) -> pl.DataFrame:
     """Return summaries as a table."""
-    return pl.DataFrame([msgspec.to_builtins(summary) for summary in summaries], schema=summary_schema())
+    struct = msgspec.inspect.type_info(EngineSummary)
+    assert isinstance(struct, msgspec.inspect.StructType)  # noqa: S101  # of a struct
+    columns = {field.name: _dtype(field.type) for field in struct.fields}
+    return pl.DataFrame([msgspec.to_builtins(summary) for summary in summaries], schema=columns)
 
 
 def summaries_in(frame: pl.DataFrame) -> list[EngineSummary]:
@@ -82,8 +79,6 @@ def write_summaries(path: Path, names: Sequence[str], summaries: Sequence[Engine
 
 
 def _parquet(frame: pl.DataFrame) -> bytes:
-    from io import BytesIO  # noqa: PLC0415  # only here
-
     buffer = BytesIO()
     frame.write_parquet(buffer)
     return buffer.getvalue()

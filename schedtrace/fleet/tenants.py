@@ -130,25 +130,20 @@ def gpus_of(header: Header) -> int | None:
 
 def tenant_fields(timeline: Timeline, key: TenantKey) -> dict[str, Any]:
     """Return the fields of an engine's summary that are about tenants."""
-    division = _Division(timeline, _tenants(timeline, key))
-    return {
-        "tenant_key": str(key),
-        "divided_by": division.divided_by,
-        "tenants": division.use(),
-        "tenant_waits": division.tenant_waits(),
-    }
-
-
-def _tenants(timeline: Timeline, key: TenantKey) -> pl.DataFrame:
-    """Return ``request_id`` and ``tenant`` of every known request; small tenants become ``FURTHER``."""
     requests = timeline.known_requests
     named = requests.select("request_id").with_columns(key.names(requests, timeline.header).alias("tenant"))
     times = timeline.request_states.group_by("request_id").agg(us=LENGTH_US.sum())
     sums = named.join(times, on="request_id", how="left").group_by("tenant").agg(pl.col("us").sum())
     largest = sums.sort("us", "tenant", descending=[True, False])["tenant"].head(MOST_TENANTS)
-    return named.with_columns(
-        tenant=pl.when(pl.col("tenant").is_in(largest.implode())).then("tenant").otherwise(pl.lit(FURTHER))
-    )
+    is_large = pl.col("tenant").is_in(largest.implode())
+    tenants = named.with_columns(tenant=pl.when(is_large).then("tenant").otherwise(pl.lit(FURTHER)))
+    division = _Division(timeline, tenants)
+    return {
+        "tenant_key": str(key),
+        "divided_by": TOKENS if timeline.step_time is None else MODEL,
+        "tenants": division.use(),
+        "tenant_waits": division.tenant_waits(),
+    }
 
 
 @dataclass
@@ -157,17 +152,12 @@ class _Division:
 
     timeline: Timeline
     tenants: pl.DataFrame
-    """Table with ``request_id`` and ``tenant``."""
+    """Table with ``request_id`` and ``tenant`` of every known request."""
 
     @cached_property
     def names(self) -> list[str]:
         """Tenants in alphabetical order; ``UNKNOWN``, for unknown requests, is last."""
         return [*sorted({*self.tenants["tenant"]} - {UNKNOWN}), UNKNOWN]
-
-    @property
-    def divided_by(self) -> str:
-        """Weights by which a step's device time is divided."""
-        return TOKENS if self.timeline.step_time is None else MODEL
 
     def _named(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows of requests with an added ``tenant`` column."""
@@ -284,27 +274,20 @@ class _Division:
         rows = self._named(self.timeline.charges.filter(pl.col("charge") != RECOMPUTE))
         by_cause = pl.col("charge").is_in([PRIORITY_INVERSION, ABORTED_WORK])
         rows = rows.with_columns(reason=pl.when(by_cause).then("cause").otherwise("charge"))
-        sums: dict[tuple[str, str], int] = defaultdict(int)
+        waits: list[tuple[str, str, int]] = []
         for (reason,), part in rows.group_by("reason", maintain_order=True):
-            for waiter, holder, us in self._holders(str(reason), part).iter_rows():
-                sums[waiter, holder] += us
-        ordered = sorted(sums.items(), key=lambda entry: (-entry[1], entry[0]))
-        return [
-            SummaryTenantWait(waiter=waiter, holder=holder, us=us) for (waiter, holder), us in ordered if us
-        ]
-
-    def _holders(self, reason: str, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return ``waiter``, ``holder`` and ``us`` of the waits that have one reason."""
-        if reason == HEAD_OF_LINE:
-            heads = self.timeline.held_up.select("request_id", head="head").unique("request_id", keep="last")
-            of_head = self.tenants.select(head="request_id", holder="tenant")
-            with_heads = rows.join(heads, on="request_id", how="left").join(of_head, on="head", how="left")
-            return with_heads.select(
-                waiter="tenant", holder=pl.col("holder").fill_null(UNKNOWN), us="time_us"
-            )
-        if reason in RESOURCES:
-            return self._divided(rows, self._shares(RESOURCES[reason]))
-        return rows.select(waiter="tenant", holder=pl.lit(NOBODY), us="time_us")
+            if reason == HEAD_OF_LINE:
+                held_up = self.timeline.held_up.select("request_id", head="head")
+                heads = held_up.unique("request_id", keep="last")
+                of_head = self.tenants.select(head="request_id", holder="tenant")
+                held = part.join(heads, on="request_id", how="left").join(of_head, on="head", how="left")
+                held = held.select("tenant", pl.col("holder").fill_null(UNKNOWN), "time_us")
+            elif str(reason) in RESOURCES:
+                held = self._divided(part, self._shares(RESOURCES[str(reason)]))
+            else:
+                held = part.select("tenant", holder=pl.lit(NOBODY), us="time_us")
+            waits += held.iter_rows()
+        return _longest_first(waits)
 
     def _divided(self, rows: pl.DataFrame, shares: pl.DataFrame) -> pl.DataFrame:
         """Return the waits, divided by the tenants' shares of a resource in the steps of each wait.
@@ -407,7 +390,9 @@ def fleet_tenants(
     return FleetTenants(
         key=summaries[0].tenant_key,
         tenants=tenants,
-        waits=_waits(summaries),
+        waits=_longest_first(
+            (wait.waiter, wait.holder, wait.us) for summary in summaries for wait in summary.tenant_waits
+        ),
         by_model=sum(summary.divided_by == MODEL for summary in summaries),
         price_per_gpu_hour=price_per_gpu_hour,
         gpu_us=gpu_us,
@@ -445,11 +430,14 @@ def _gpu_us(times: Iterable[tuple[int, int | None]]) -> int | None:
     return total
 
 
-def _waits(summaries: Sequence[EngineSummary]) -> list[SummaryTenantWait]:
-    """Return the waits between tenants over all engines, the longest first."""
+def _longest_first(waits: Iterable[tuple[str, str, int]]) -> list[SummaryTenantWait]:
+    """Return waiting time by waiter and holder, the longest first.
+
+    Args:
+        waits: Waiter, holder and microseconds of each wait.
+    """
     sums: dict[tuple[str, str], int] = defaultdict(int)
-    for summary in summaries:
-        for wait in summary.tenant_waits:
-            sums[wait.waiter, wait.holder] += wait.us
+    for waiter, holder, us in waits:
+        sums[waiter, holder] += us
     ordered = sorted(sums.items(), key=lambda entry: (-entry[1], entry[0]))
-    return [SummaryTenantWait(waiter=waiter, holder=holder, us=us) for (waiter, holder), us in ordered]
+    return [SummaryTenantWait(waiter=waiter, holder=holder, us=us) for (waiter, holder), us in ordered if us]

@@ -205,7 +205,16 @@ def match_requests(engines: Mapping[str, EngineSummary]) -> MatchedFleet:
     fleet = MatchedFleet()
     bounds = [each.transfers_below for each in engines.values() if each.transfers_below is not None]
     fleet.below = min(bounds, default=None)
-    prefills, decodes = _halves(engines, fleet.below)
+    prefills, decodes = defaultdict(list), []
+    for name, summary in engines.items():
+        for row in summary.transfers:
+            if fleet.below is not None and key_hash(row) >= fleet.below:
+                continue
+            half = Half(name, summary.role, row)
+            if half.decodes:
+                decodes.append(half)
+            else:
+                prefills[transfer_key(row)].append(half)
     used: set[int] = set()
     for half in decodes:
         candidates, key = _candidates(half, prefills.get(transfer_key(half.row), ()))
@@ -224,23 +233,6 @@ def match_requests(engines: Mapping[str, EngineSummary]) -> MatchedFleet:
         fleet.unmatched["ambiguous"] += [request.decode for request in shared]
         fleet.requests = [request for request in fleet.requests if uses[id(request.prefill)] <= 1]
     return fleet
-
-
-def _halves(
-    engines: Mapping[str, EngineSummary], below: int | None
-) -> tuple[dict[str, list[Half]], list[Half]]:
-    """Return the halves on prefill engines by key, and the halves on decode engines."""
-    prefills, decodes = defaultdict(list), []
-    for name, summary in engines.items():
-        for row in summary.transfers:
-            if below is not None and key_hash(row) >= below:
-                continue
-            half = Half(name, summary.role, row)
-            if half.decodes:
-                decodes.append(half)
-            else:
-                prefills[transfer_key(row)].append(half)
-    return prefills, decodes
 
 
 def _candidates(decode: Half, prefills: Sequence[Half]) -> tuple[list[Half], Key]:

@@ -80,7 +80,13 @@ def call_outcomes(
             running[pool.submit(function, argument)] = argument
         if not running:  # only suspects are left: each alone
             argument = suspects.popleft()
-            yield _alone(pool, function, argument)
+            future = pool.submit(function, argument)
+            wait([future])
+            lost = _is_lost(pool, future)
+            if lost:
+                pool.restart()
+            value = Lost() if lost else future.exception() or future.result()
+            yield CallOutcome(argument, value, again=True)
             continue
         ended, _ = wait(running, return_when=FIRST_COMPLETED)
         if any(_is_lost(pool, future) for future in ended):
@@ -91,7 +97,7 @@ def call_outcomes(
             if _is_lost(pool, future):
                 suspects.append(argument)
             else:
-                yield CallOutcome(argument, _value(future), again=False)
+                yield CallOutcome(argument, future.exception() or future.result(), again=False)
 
 
 def _is_lost(pool: WorkerPool, future: "Future[Any]") -> bool:
@@ -99,21 +105,6 @@ def _is_lost(pool: WorkerPool, future: "Future[Any]") -> bool:
         return True
     error = future.exception()
     return error is not None and pool.is_loss(error)
-
-
-def _value(future: "Future[Any]") -> Any:
-    """Return the result of a call, or the error that it raised."""
-    return future.exception() or future.result()
-
-
-def _alone(pool: WorkerPool, function: Callable[[_A], _R], argument: _A) -> CallOutcome[_A, _R]:
-    """Execute a call again while no other call runs."""
-    future = pool.submit(function, argument)
-    wait([future])
-    if _is_lost(pool, future):
-        pool.restart()
-        return CallOutcome(argument, Lost(), again=True)
-    return CallOutcome(argument, _value(future), again=True)
 
 
 class HereOnly:

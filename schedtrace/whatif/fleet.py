@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.fleet.inputs import EngineSource, FleetInputs
-from schedtrace.fleet.stores import staged, store_for
+from schedtrace.fleet.inputs import FleetInputs, staged
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
@@ -51,7 +50,7 @@ def fleet_load(inputs: FleetInputs, *, most_s: float = MOST_S) -> tuple[Recorded
         InputError: If a trace cannot be read, the traces are too large, or the engines are not of one kind.
         UsageError: If the engines are data-parallel ranks in lock-step.
     """
-    size = sum(source.size_bytes for source in inputs.engines)
+    size = sum(file.size for source in inputs.engines for file in source.files)
     if size > MOST_BYTES:
         msg = (
             f"{size / 1e6:,.0f} MB of traces: a replay keeps all of them in memory, at most "
@@ -59,7 +58,10 @@ def fleet_load(inputs: FleetInputs, *, most_s: float = MOST_S) -> tuple[Recorded
         )
         raise InputError(msg)
     with ExitStack() as stack:
-        named = [_run(stack, source) for source in inputs.engines]
+        named = []
+        for source in inputs.engines:  # files of remote runs are local until the stack is closed
+            trace = stack.enter_context(staged(source, source.parts))
+            named.append(read_run(trace.path, ReadOptions(cache=False)))
         runs = [*{_identity(run.traces[0]): run for run in reversed(named)}.values()][::-1]
         headers = [run.traces[0].header for run in runs]
         _require_one_kind(headers)
@@ -98,13 +100,6 @@ def fleet_replay(
     document.settings = {"data_parallel_size": len(base.timelines), "router": "as recorded"}
     document.notes += notes
     return document
-
-
-def _run(stack: ExitStack, source: EngineSource) -> Run:
-    """Return an engine's run; files of a remote run are local until the stack is closed."""
-    store = store_for(source.address)
-    trace = stack.enter_context(staged(store, source.trace_name, source.parts, source.beside, whole=True))
-    return read_run(trace.path, ReadOptions(cache=False))
 
 
 def _identity(trace: Trace) -> object:
