@@ -76,11 +76,12 @@ def balanced(base: type) -> type:
     if issubclass(base, _Gate):
         return base
 
-    def describe_class(namespace: dict[str, Any]) -> None:
-        namespace["__module__"] = __name__
-        namespace["__doc__"] = f"{base.__module__}.{base.__qualname__} behind the gate of balance scheduling."
-
-    return types.new_class(f"Balanced{base.__name__}", (_Gate, base), exec_body=describe_class)
+    about = f"{base.__module__}.{base.__qualname__} behind the gate of balance scheduling."
+    return types.new_class(
+        f"Balanced{base.__name__}",
+        (_Gate, base),
+        exec_body=lambda namespace: namespace.update(__module__=__name__, __doc__=about),
+    )
 
 
 SCHEDULER_CLS = "schedtrace.balance.BalanceScheduler"
@@ -123,7 +124,11 @@ class _InEngine:
             msg = "balance scheduling does not support diffusion models: leave out --scheduler-cls"
             raise ValueError(msg)
         super().__init__(vllm_config=vllm_config, **kwargs)  # type: ignore[call-arg]  # vLLM's scheduler
-        why_not = _no_ranks(vllm_config.parallel_config)
+        parallel, why_not = vllm_config.parallel_config, None
+        if parallel.data_parallel_size == 1:  # vLLM 0.14 and newer also says so to each rank of a dense model
+            why_not = "this engine runs in lock-step with no other rank"
+        elif getattr(parallel, "enable_elastic_ep", False):
+            why_not = "with elastic expert parallelism ranks come and go, which it does not support"
         self.counts_gathered = why_not is None
         if why_not:
             logger.warning("schedtrace: balance scheduling has no effect: {}", why_not)
@@ -137,15 +142,6 @@ def _in_engine(base: type) -> type:
     return types.new_class(
         name, (_InEngine, balanced(base)), exec_body=lambda namespace: namespace.update(__module__=__name__)
     )
-
-
-def _no_ranks(parallel: Any) -> str | None:
-    """Return why this engine has no ranks to gather counts from; None if it has."""
-    if parallel.data_parallel_size == 1:  # vLLM 0.14 and newer also says so to each rank of a dense model
-        return "this engine runs in lock-step with no other rank"
-    if getattr(parallel, "enable_elastic_ep", False):
-        return "with elastic expert parallelism ranks come and go, which it does not support"
-    return None
 
 
 def gather_in_every_loop() -> None:

@@ -6,7 +6,7 @@ pace.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -83,12 +83,9 @@ def judged(
         for place, trial in enumerate(best, 1):
             configuration = predictor.predict(trial.configuration.changes)
             configurations[trial.changes] = msgspec.structs.replace(configuration, place=place)
-        advised = [
-            _with_misfit(_advised(trial, configurations[trial.changes], predictor, name, base), search)
-            for trial in best
-        ]
+        advised = [_advised(trial, configurations[trial.changes], search, base) for trial in best]
         document = predictor.document([*configurations.values()], baseline)
-        document.no_advice = None if chosen else _no_advice(search, predictor)
+        document.no_advice = None if chosen else _no_advice(search)
     document.objective = name
     if search.misfit_frac and not chosen:
         return [_without_estimate(finding, search) for finding in findings], document
@@ -98,11 +95,12 @@ def judged(
     return ranked, document
 
 
-def _no_advice(search: Search, predictor: Predictor) -> str:
+def _no_advice(search: Search) -> str:
     """Return why no change is advised: no gain is large enough, or larger than the replay's misfit."""
     settings = sum(CONCURRENCY not in dict(changes) for changes in search.tried)
     if search.misfit_frac:
-        return f"{predictor.misfit_words(search.name)}; no change of a setting gains more ({settings} tried)"
+        words = search.predictor.misfit_words(search.name)
+        return f"{words}; no change of a setting gains more ({settings} tried)"
     least = f"{100 * LEAST_FRAC:.0f} %"
     return f"no change of a setting is expected to improve {search.name} by {least} ({settings} tried)"
 
@@ -147,46 +145,40 @@ class Advised:
     gain: Gain
 
 
-def _advised(
-    trial: Trial, configuration: Configuration, predictor: Predictor, name: str, base: RecordedLoad
-) -> Advised:
+def _advised(trial: Trial, configuration: Configuration, search: Search, base: RecordedLoad) -> Advised:
     """Return advice with its gain, the gain's interval and other effects.
 
     Args:
         trial: The change as the search judged it.
         configuration: The same change with intervals.
-        predictor: Predictor of the load.
-        name: Figure to improve.
+        search: The search that tried it.
         base: The recorded load.
     """
+    name, predictor = search.name, search.predictor
     figure = next(figure for figure in configuration.figures if figure.name == name)
     was = next((was for was in predictor.recorded.figures if was.name == name), None)
     single = len(trial.changes) == 1
     setting, value = trial.changes[0]
     outcome = _outcome(configuration, name, base)
+    tested = joined([outcome, _unsure(figure, base) if trial.unsure else NOTHING])
+    if search.misfit_frac:
+        tested = say(
+            "{tested} The replay as recorded is {off:%} off, which its interval includes.",
+            tested=tested,
+            off=search.misfit_frac,
+        )
+    worse = [_changed(figure) for figure in _felt(configuration, name) if _is_worse(figure)]
     return Advised(
         trial,
         Advice(
             message=joined([_change(*change, predictor, base) for change in trial.changes], " with "),
             setting=setting if single else None,
             value=value if single else None,
-            costs=_costs(configuration, name),
-            tested=joined([outcome, _unsure(figure, base) if trial.unsure else NOTHING]),
+            costs=say("[{worse}.]", worse=joined(worse, ", ")),
+            tested=tested,
         ),
         _gain(figure, was.before if was else None),
     )
-
-
-def _with_misfit(advised: Advised, search: Search) -> Advised:
-    """Add the misfit of the unchanged replay to the sentences, because the interval includes it."""
-    if not search.misfit_frac:
-        return advised
-    tested = say(
-        "{tested} The replay as recorded is {off:%} off, which its interval includes.",
-        tested=advised.advice.tested,
-        off=search.misfit_frac,
-    )
-    return replace(advised, advice=msgspec.structs.replace(advised.advice, tested=tested))
 
 
 def _gain(figure: Figure, was: float | None) -> Gain:
@@ -246,9 +238,11 @@ def _change(name: str, value: Any, predictor: Predictor, base: RecordedLoad) -> 
 def attach_advice(findings: list[Finding], advised: list[Advised], search: Search) -> list[Finding]:
     """Attach advice to the first finding whose limit it changes, or else to the finding that gave it."""
     placed = [_without_tried(finding, search) for finding in findings]
+    families = [{name for advice in each.advice for name in _families(advice)} for each in findings]
     order = sorted(range(len(placed)), key=lambda at: placed[at].place)  # without the estimates
     for advised_trial in advised:
-        place = next((at for at in order if _is_about(findings[at], advised_trial.trial)), None)
+        affected = advised_trial.trial.family
+        place = next((at for at in order if findings[at].title and affected in families[at]), None)
         if place is None:
             settings = dict(advised_trial.trial.changes)
             placed.append(
@@ -281,11 +275,6 @@ def _explained(before: Finding, now: Finding, search: Search) -> Finding:
     if best is None or best.helps:
         return now
     return msgspec.structs.replace(now, refuted=[*now.refuted, _refuted(best, search)])
-
-
-def _is_about(finding: Finding, trial: Trial) -> bool:
-    """Return whether the finding is a root cause whose advice names a setting of the trial's family."""
-    return bool(finding.title) and any(trial.family in _families(advice) for advice in finding.advice)
 
 
 def _families(advice: Advice) -> set[str]:
@@ -363,12 +352,6 @@ def _new_output(configuration: Configuration, name: str, base: RecordedLoad) -> 
         shown=shown,
         after=round(output.value),
     )
-
-
-def _costs(configuration: Configuration, name: str) -> Message:
-    """Return the figures that get worse."""
-    worse = [_changed(figure) for figure in _felt(configuration, name) if _is_worse(figure)]
-    return say("[{worse}.]", worse=joined(worse, ", "))
 
 
 def _felt(configuration: Configuration, name: str) -> list[Figure]:

@@ -1,20 +1,28 @@
-"""Figures of a prediction: those that scheduling determines, times with intervals, and the misfit."""
+"""Figures of a prediction: those that scheduling determines, and times with intervals.
+
+An interval covers the error of the fit, the drift between trials, another start of the engine, and steps
+outside the recorded range. Two more parts judge the figures: bounds on the output rate from the recorded use
+of processors by front end and clients, and the misfit of the unchanged replay.
+"""
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
+from scipy import stats
 
 from schedtrace.compare.metric_changes import METRICS as COMPARED
 from schedtrace.compare.metric_changes import Metric
+from schedtrace.diagnose.rules.front_end import STARVED_FRAC, is_offline
 from schedtrace.model.report import TrialReport
+from schedtrace.model.trace import Header
 from schedtrace.model.what_if import Figure
 from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.step_time import FEWEST_STEPS
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.whatif.interval import ratio_interval, with_leaned
 
 if TYPE_CHECKING:
     from schedtrace.whatif.prediction import RecordedLoad
@@ -39,15 +47,16 @@ class DecidedMetric:
     ranks."""
 
 
-def _preemptions(timeline: Timeline, steps: pl.DataFrame) -> float:
-    return float(timeline.preemptions.join(steps.select("step"), on="step", how="semi").height)
-
-
 DECIDED = (
     DecidedMetric("steps", "", None, lambda _, steps: steps.height),
     DecidedMetric("requests a step", "", None, lambda _, steps: _mean(steps, "total_requests"), False),
     DecidedMetric("waiting requests", "", False, lambda _, steps: _mean(steps, "num_waiting_after"), False),
-    DecidedMetric("preemptions", "", False, _preemptions),
+    DecidedMetric(
+        "preemptions",
+        "",
+        False,
+        lambda timeline, steps: timeline.preemptions.join(steps, on="step", how="semi").height,
+    ),
     DecidedMetric(
         "recomputed tokens", "", False, lambda _, steps: float(steps["recomputed_tokens"].sum() or 0)
     ),
@@ -178,6 +187,170 @@ def compositions(ranks: Sequence[Timeline]) -> dict[tuple[int, int | None, int],
 
 def _mean(steps: pl.DataFrame, column: str) -> float:
     return float(steps.filter(pl.col("total_requests") > 0)[column].mean() or 0.0)  # type: ignore[arg-type]  # a column of numbers
+
+
+COVERAGE = 0.9
+RESTARTED_CPU = 0.1
+"""Standard deviation of the logarithm of the ratio of the same steps' times in two starts of a CPU engine.
+
+Measured, as is that of an H100, which is 0.002 and left out: ``docs/what-if.md``, "Another start of the
+engine".
+"""
+
+
+def restart_factor(header: Header, seed: int) -> float:
+    """Return by how much longer steps take in another start of the engine: a deviation up or down, in turn.
+
+    The recording is of one start, so it cannot show this.
+
+    Args:
+        header: Header of the engine's trace.
+        seed: Number of the replay.
+    """
+    if header.device != "cpu" or header.clock == "virtual":
+        return 1.0
+    return math.exp(RESTARTED_CPU if seed % 2 else -RESTARTED_CPU)
+
+
+def ratio_interval(
+    ratio: float, resampled: list[float], was: list[float], replayed: list[float]
+) -> tuple[float | None, float | None]:
+    """Return the 90 % interval of a ratio minus 1.
+
+    The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
+    trials of log(recorded / replayed). The changed run will be another start of the engine, which differs at
+    least as much as one trial from another; more trials do not reduce this. The interval uses Student's t
+    with the trials' degrees of freedom. The drift includes the square of the replays' mean error.
+    """
+    trials = min(len(was), len(replayed))
+    if len(resampled) < 2 or not trials:  # noqa: PLR2004  # for a spread
+        return None, None
+    variance = statistics.variance(map(math.log, resampled)) + 2 * drift(was, replayed)
+    deviation = math.sqrt(variance)
+    width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
+    return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1
+
+
+def drift(recorded: Sequence[float], replayed: Sequence[float]) -> float:
+    """Return the variance of the trials' misfits (log ratios) plus the square of their mean."""
+    off = [math.log(was / ours) for was, ours in zip(recorded, replayed, strict=False)]
+    spread = statistics.variance(off) if len(off) > 1 else 0.0
+    return spread + statistics.fmean(off) ** 2
+
+
+def with_leaned(
+    ratio: float, interval: tuple[float | None, float | None], leaned: Sequence[float]
+) -> tuple[float | None, float | None]:
+    """Return the interval of a ratio minus 1, widened by the error of steps outside the recorded range.
+
+    On either side, the widths add as independent errors do: as the root of the sum of their squares.
+
+    Args:
+        ratio: Ratio by the fit.
+        interval: Interval of the ratio from all other errors.
+        leaned: Ratios at both ends of the interval of the time of steps outside the range.
+    """
+    high = interval[1]
+    if high is None:
+        return interval
+    width = math.log((1 + high) / ratio)
+    below, above = (
+        math.hypot(width, max([0.0, *(sign * math.log(end / ratio) for end in leaned)])) for sign in (-1, 1)
+    )
+    return ratio * math.exp(-below) - 1, ratio * math.exp(above) - 1
+
+
+@dataclass(frozen=True)
+class Processors:
+    """Usage of processors beside a server's engine.
+
+    Front end and clients are not replayed. A server's front end detokenizes and streams every token, and its
+    clients receive them; on a small machine, both take processors from the engine.
+    """
+
+    most_output: int
+    """Maximum number of output tokens in a second."""
+    waited_frac: float | None = None
+    """Largest share of its ready time in which a front end's main thread waited for a processor; None: not
+    recorded."""
+    ran_frac: float | None = None
+    """Largest share of the time in which a front end's main thread ran; None: not recorded."""
+
+    @property
+    def are_short(self) -> bool:
+        """Whether the front end waited long for a processor."""
+        return self.waited_frac is not None and self.waited_frac >= STARVED_FRAC
+
+
+def recorded_processors(timelines: Sequence[Timeline]) -> Processors | None:
+    """Return the recorded usage of processors; None without an API server, or in virtual time."""
+    if timelines[0].header.clock == "virtual" or any(is_offline(timeline) for timeline in timelines):
+        return None
+    second = (pl.col("output_us") // 1_000_000).alias("second")
+    steps = pl.concat(timeline.steps["output_us", "decode_tokens"] for timeline in timelines)
+    each = steps.drop_nulls("output_us").group_by(second).agg(pl.col("decode_tokens").sum())
+    most_output = int(each["decode_tokens"].max() or 0)  # type: ignore[arg-type]  # of integers
+    if not most_output:
+        return None
+    main_threads = []
+    for timeline in timelines:
+        outputs = timeline.steps.filter(pl.col("total_requests") > 0)["output_us"].drop_nulls().sort()
+        seen = timeline.cpu.filter(pl.col("role") == "front_end").sort("at_us")
+        seen = seen.with_columns(outputs=outputs.search_sorted(seen["at_us"]).cast(pl.Int64))
+        columns = ("at_us", "ran_us", "waited_us", "outputs")
+        passed = (pl.col(name).diff().over("pid", "tid") for name in columns)
+        main_threads.append(
+            seen.select("pid", "tid", *passed)
+            .filter(pl.col("outputs") > 0)  # intervals in which a step of the engine ended
+            .group_by("pid", "tid", maintain_order=True)
+            .sum()
+            .filter((pl.col("outputs") >= FEWEST_STEPS) & (pl.col("ran_us") > 0))
+        )
+    threads = pl.concat(main_threads)
+    if threads.is_empty():
+        return Processors(most_output)
+    waited, ran = threads.select(
+        (pl.col("waited_us") / (pl.col("ran_us") + pl.col("waited_us"))).max(),
+        (pl.col("ran_us") / pl.col("at_us")).max().alias("ran"),
+    ).row(0)
+    return Processors(most_output, waited, ran)
+
+
+def bound_output(figures: Iterable[Figure], processors: Processors) -> None:
+    """Bound the output and the makespan of a change, and their intervals.
+
+    If processors were short, there may be none for more output, so the interval begins at most at the highest
+    output that front end and clients handled in any second of the recording. It ends at the output at which
+    the front end's main thread would run all the time, if each step's output takes as much of its time as
+    recorded (with more requests in a step, it takes more).
+    """
+    by_name = {figure.name: figure for figure in figures}
+    output, makespan, steps = (by_name.get(name) for name in ("output", "makespan", "steps"))
+    if output is None or not output.before:
+        return
+    shown = most = math.inf
+    if processors.are_short:
+        shown = max(1.0, processors.most_output / output.before)
+    if processors.ran_frac:
+        fewer = steps.value / steps.before if steps and steps.value and steps.before else 1.0
+        most = max(1.0, 1 / (processors.ran_frac * min(fewer, 1.0)))
+    least = min(shown, most)
+    _bound(output, min, least, most, most)
+    if makespan is not None:
+        _bound(makespan, max, 1 / most, 1 / most, 1 / least)
+
+
+def _bound(
+    figure: Figure, pick: Callable[[float, float], float], low: float, middle: float, high: float
+) -> None:
+    """Bound a figure and the ends of its interval, by ratios to its present value."""
+    if figure.low_frac is not None:
+        figure.low_frac = pick(figure.low_frac, low - 1)
+    if figure.high_frac is not None:
+        figure.high_frac = pick(figure.high_frac, high - 1)
+    if figure.change_frac is not None and figure.before is not None:
+        figure.change_frac = pick(figure.change_frac, middle - 1)
+        figure.value = figure.before * (1 + figure.change_frac)
 
 
 REPRODUCES_WITHIN = 0.05

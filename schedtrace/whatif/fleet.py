@@ -65,11 +65,14 @@ def fleet_load(inputs: FleetInputs, *, most_s: float = MOST_S) -> tuple[Recorded
         runs = [*{_identity(run.traces[0]): run for run in reversed(named)}.values()][::-1]
         headers = [run.traces[0].header for run in runs]
         _require_one_kind(headers)
-        usual, notes = _usual(headers)
+        [(usual, count)] = Counter(map(_limits, headers)).most_common(1)
+        notes = []
+        if different := len(headers) - count:
+            words = "{different:n engine} with other limits are replayed with those of the rest."
+            notes.append(say(words, different=different))
         if copies := len(named) - len(runs):
             notes.append(say("Left out as copies: {copies:n recording}.", copies=copies))
-        ordered = sorted(runs, key=lambda run: _limits(run.traces[0].header) != usual)
-        base = _recorded([(run, _as_rank(run.traces[0], rank)) for rank, run in enumerate(ordered)])
+        base = _recorded(sorted(runs, key=lambda run: _limits(run.traces[0].header) != usual))
         part = part_of(base, most_s=most_s)
     return replace(part, loads=[_with_own_ids(load) for load in part.loads]), notes
 
@@ -125,31 +128,15 @@ def _limits(header: Header) -> tuple[int | None, ...]:
     return header.token_budget, header.max_num_running_reqs, header.kv_blocks_total, header.max_model_len
 
 
-def _usual(headers: Sequence[Header]) -> tuple[tuple[int | None, ...], list[Message]]:
-    """Return the most common limits, and a note on engines with different limits."""
-    [(usual, count)] = Counter(map(_limits, headers)).most_common(1)
-    different = len(headers) - count
-    if not different:
-        return usual, []
-    return usual, [
-        say(
-            "{different:n engine} with other limits are replayed with those of the rest.", different=different
-        )
-    ]
-
-
-def _as_rank(trace: Trace, rank: int) -> Trace:
-    """Return a trace as that of a rank; simulated engines have no common clock and begin together."""
-    header = msgspec.structs.replace(trace.header, engine_rank=rank)
-    if header.clock == "virtual":
-        header = msgspec.structs.replace(header, wall_anchor_us=0, clock_id=None)
-    return replace(trace, header=header)
-
-
-def _recorded(engines: Sequence[tuple[Run, Trace]]) -> RecordedLoad:
+def _recorded(engines: Sequence[Run]) -> RecordedLoad:
     """Return the load of the engines, each as a rank; see ``prediction.recorded_load``."""
-    traces = [trace for _, trace in engines]
-    timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for run, trace in engines]
+    traces, timelines = [], []
+    for rank, engine in enumerate(engines):
+        header = msgspec.structs.replace(engine.traces[0].header, engine_rank=rank)
+        if header.clock == "virtual":  # simulated engines have no common clock and begin together
+            header = msgspec.structs.replace(header, wall_anchor_us=0, clock_id=None)
+        traces.append(replace(engine.traces[0], header=header))
+        timelines.append(make_timeline(traces[-1], engine.manifest, front_end=engine.front_end))
     for timeline in timelines:
         timeline.offset_us = offset(timeline.header, timelines[0].header).us
     run = Run(Path("fleet"), None, Traces(traces), len(traces))

@@ -29,16 +29,18 @@ from schedtrace.whatif.figures import (
     METRICS,
     MOST_FRAC,
     REPRODUCES_WITHIN,
+    Processors,
     baseline_figures,
+    bound_output,
     compositions,
     decided_figures,
     likely_causes,
+    recorded_processors,
+    restart_factor,
     run_trials,
     timing_figures,
     trial_values,
 )
-from schedtrace.whatif.interval import restart_factor
-from schedtrace.whatif.processors import Processors, bound_output, recorded_processors
 from schedtrace.whatif.replays import (
     RecordedEngine,
     Replayed,
@@ -192,14 +194,6 @@ def _written(value: float, unit: str) -> str:
     return f"{number(value)} {unit}" if us is None else duration(us * value)
 
 
-def _without_present(timeline: Timeline) -> Timeline:
-    """Leave out the ends of requests that were present when recording began, because the load lacks them."""
-    if timeline.present.is_empty():
-        return timeline
-    there = pl.col("request_id").is_in(timeline.present["request_id"].implode())
-    return replace(timeline, finishes=timeline.finishes.filter(~there), ready_tables=timeline.tables)
-
-
 class Predictor:
     """Predictor of several changes of one recorded load, which replays the unchanged load only once.
 
@@ -246,10 +240,18 @@ class Predictor:
 
     @cached_property
     def _reports(self) -> list[TrialReport]:
-        """Reports of the recorded trials."""
-        return pooled_reports(
-            [_without_present(timeline) for timeline in self._base.timelines], self._base.manifest
-        )
+        """Reports of the recorded trials, without requests that were present when recording began.
+
+        The load lacks these requests.
+        """
+        timelines = []
+        for timeline in self._base.timelines:
+            if not timeline.present.is_empty():
+                there = pl.col("request_id").is_in(timeline.present["request_id"].implode())
+                rest, ready = timeline.finishes.filter(~there), timeline.tables
+                timeline = replace(timeline, finishes=rest, ready_tables=ready)  # noqa: PLW2901  # a copy
+            timelines.append(timeline)
+        return pooled_reports(timelines, self._base.manifest)
 
     @cached_property
     def recorded(self) -> Configuration:

@@ -52,21 +52,16 @@ def menu(base: RecordedLoad, now: Mapping[str, Any]) -> list[Change]:
         now: Options of the recorded engine, as ``engine_options`` returns them.
     """
     changes: dict[Change, None] = {}
-    if not now.get("enable_prefix_caching") and _begin_alike(base):
+    first_blocks = [request.prefix[0] for load in base.loads for request in load if request.prefix]
+    if not now.get("enable_prefix_caching") and len(set(first_blocks)) < len(first_blocks):
         changes["enable_prefix_caching", True] = None
     if now.get("drafts") and base.times.has_draft_cost:
         changes["speculative_config", None] = None
-    for part in (_seats, _budget, _blocks, _thresholds, _switches, _cadence):
+    for part in (_seats, _budget, _blocks, _thresholds, _switches):
         for name, value in part(base.timelines, now):
             if now.get("num_blocks" if name == BLOCKS else name) != value:
                 changes[name, value] = None
     return list(changes)
-
-
-def _begin_alike(base: RecordedLoad) -> bool:
-    """Return whether any two prompts have the same first block."""
-    firsts = [request.prefix[0] for load in base.loads for request in load if request.prefix]
-    return len(set(firsts)) < len(firsts)
 
 
 def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
@@ -129,7 +124,7 @@ def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[C
 
 
 def _switches(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield changes of settings that are on or off."""
+    """Yield changes of settings that are on or off, and intervals between prefills of ranks."""
     header = timelines[0].header
     preempted = any(timeline.preemptions.height for timeline in timelines)
     priorities = {
@@ -147,11 +142,8 @@ def _switches(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Cha
         yield "watermark", 0.05
     if preempted and "scheduler_reserve_full_isl" in header.scheduler_config:
         yield "scheduler_reserve_full_isl", not now.get("scheduler_reserve_full_isl")
-
-
-def _cadence(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield intervals at which data-parallel ranks prefill in the same steps (vLLM 0.24 and newer)."""
-    if len(timelines) > 1 and now.get("lockstep") and prefill_interval(timelines[0].header) is not None:
+    if len(timelines) > 1 and now.get("lockstep") and prefill_interval(header) is not None:
+        # From vLLM 0.24 on, data-parallel ranks can prefill in the same steps.
         yield from (("prefill_schedule_interval", every) for every in (1, 4, 16))
 
 
@@ -225,7 +217,7 @@ class Search:
     """
 
     def __init__(self, predictor: Predictor, name: str, progress: Progress = lambda *_: None) -> None:
-        self._predictor, self.name, self._progress = predictor, name, progress
+        self.predictor, self.name, self._progress = predictor, name, progress
         self.misfit_frac = abs(predictor.misfit_frac(name))
         """Misfit of the baseline replay; a change that saves no more than this counts as no saving."""
         self._expected = 0
@@ -262,33 +254,31 @@ class Search:
         return {trial.family for trial in self.tried.values() if trial is not None}
 
     def trial(self, *changes: Change) -> Trial | None:
-        """Replay changes once; None if vLLM refuses them, or a replay cannot make them."""
-        if changes not in self.tried:
-            self._progress(len(self.tried) + 1, max(self._expected, len(self.tried) + 1))
-            self.tried[changes] = self._replayed(changes)
-        return self.tried[changes]
+        """Replay changes once; None if they cannot be replayed, or the replay lacks the figure."""
+        if changes in self.tried:
+            return self.tried[changes]
+        self._progress(len(self.tried) + 1, max(self._expected, len(self.tried) + 1))
+        configuration, trial = Configuration(changes=dict(changes)), None
+        try:
+            configuration = self.predictor.predict(dict(changes), resamples=0)
+        except UsageError as error:
+            configuration.refused = str(error)
+            if isinstance(error, NeverEndsError):
+                trial = Trial(configuration, -math.inf, -math.inf, -math.inf)
+        else:
+            figure = configuration.figure(self.name)
+            if figure is not None and figure.change_frac is not None:
+                middle, ends = figure.change_frac, (figure.low_frac, figure.high_frac)
+                ends_saved = [saved_frac(figure, middle if end is None else end) for end in ends]
+                trial = Trial(configuration, max(ends_saved), min(ends_saved), saved_frac(figure, middle))
+        self.tried[changes], self.configurations[changes] = trial, configuration
+        return trial
 
     def refuted(self, change: Change) -> Trial | None:
         """Return the trial of a change that does not help; None if it helps, or could not be tried."""
         trial = self.tried.get((change,))
         least_frac = max(LEAST_FRAC, self.misfit_frac)
         return trial if trial is not None and trial.saved_frac < least_frac else None
-
-    def _replayed(self, changes: tuple[Change, ...]) -> Trial | None:
-        """Return the trial of a replay with changes; None if it cannot be replayed, or lacks the figure."""
-        configuration = self.configurations[changes] = Configuration(changes=dict(changes))
-        try:
-            configuration = self.configurations[changes] = self._predictor.predict(dict(changes), resamples=0)
-        except UsageError as error:
-            configuration.refused = str(error)
-            never = Trial(configuration, -math.inf, -math.inf, -math.inf)
-            return never if isinstance(error, NeverEndsError) else None
-        figure = configuration.figure(self.name)
-        if figure is None or figure.change_frac is None:
-            return None
-        ends = [figure.change_frac if end is None else end for end in (figure.low_frac, figure.high_frac)]
-        least, most = sorted(saved_frac(figure, change_frac) for change_frac in ends)
-        return Trial(configuration, most, least, saved_frac(figure, figure.change_frac))
 
     def _best_by_family(self) -> list[Trial]:
         """Return the trial with the largest possible gain for each family of settings that helps.
@@ -313,7 +303,7 @@ class Search:
     def _between(self, change: Change) -> list[int]:
         """Return values midway to the next tried values on a logarithmic scale; empty for a switch."""
         name, best = change
-        now = self._predictor.now(name)
+        now = self.predictor.now(name)
         if isinstance(best, bool) or not isinstance(best, int) or not best or not isinstance(now, int):
             return []
         values = {
@@ -332,7 +322,7 @@ class Search:
     def _least_of(self, best: Trial) -> Trial:
         """Return the smallest change of the same setting that gains nearly as much."""
         name = best.changes[0][0]
-        now = self._predictor.now(name) or 0
+        now = self.predictor.now(name) or 0
         enough_frac = ENOUGH_UNSURE_FRAC if best.unsure else ENOUGH_FRAC
         enough = [
             trial

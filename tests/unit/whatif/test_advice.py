@@ -14,7 +14,7 @@ from schedtrace.model.say import say
 from schedtrace.model.what_if import Configuration
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.whatif.advice import Advised, _advised, _change, _outcome, attach_advice
-from schedtrace.whatif.processors import Processors, recorded_processors
+from schedtrace.whatif.figures import Processors, recorded_processors
 from schedtrace.whatif.proposals import _commands, _not_in_commands, _proposals
 from schedtrace.whatif.search import Trial
 from tests.makers import step
@@ -143,7 +143,8 @@ def test_what_may_be_a_loss_is_a_gain_with_an_interval(decode_us, recorded_words
     base = SimpleNamespace(times=times, load_words="this load", processors=None)
     figures = [a_figure("makespan", -0.3, low=-0.6, high=0.1)]
     configuration = Configuration(changes={"max_num_seqs": 8}, figures=figures)
-    stated = _advised(trial, configuration, predictor, "makespan", base)
+    search = SimpleNamespace(predictor=predictor, name="makespan", misfit_frac=0.0)
+    stated = _advised(trial, configuration, search, base)
     assert (stated.gain.low_frac, stated.gain.high_frac) == pytest.approx((1 / 1.1 - 1, 1.5))
     recorded_words(stated.advice.tested)
 

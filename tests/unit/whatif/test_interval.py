@@ -7,11 +7,12 @@ import pytest
 from scipy import stats
 
 from schedtrace.model.report import TrialReport
-from schedtrace.whatif.figures import MAKESPAN, timing_figures
-from schedtrace.whatif.interval import (
+from schedtrace.whatif.figures import (
+    MAKESPAN,
     RESTARTED_CPU,
     ratio_interval,
     restart_factor,
+    timing_figures,
     with_leaned,
 )
 

@@ -5,7 +5,7 @@ import pytest
 from schedtrace.model.manifest import Configured
 from schedtrace.model.trace import Cpu, ThreadTime
 from schedtrace.read.run import FrontEndRecord
-from schedtrace.whatif.processors import Processors, bound_output, recorded_processors
+from schedtrace.whatif.figures import Processors, bound_output, recorded_processors
 from tests.makers import step
 from tests.unit.whatif.conftest import a_figure
 
