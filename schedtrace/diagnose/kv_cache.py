@@ -19,7 +19,7 @@ from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import MARK_CHARACTERS, blocks_until
 from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.timeline import Timeline, made_once
-from schedtrace.workloads.prefixes import prefix_block
+from schedtrace.workloads.recorded_load import prefix_block
 
 
 def usable_blocks(header: Header) -> int | None:

@@ -33,8 +33,7 @@ from schedtrace.simulate.ranks import Ranks
 from schedtrace.simulate.simulation import NoProgressError, Simulation, TimedEngine, VirtualEngines
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.workloads.clients import Clients
-from schedtrace.workloads.prefixes import token_ids
-from schedtrace.workloads.workload import LoadRequest, Pass, Workload
+from schedtrace.workloads.workload import LoadRequest, Pass, Workload, token_ids
 
 
 @dataclass

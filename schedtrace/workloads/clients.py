@@ -225,9 +225,15 @@ class _History:
             waited_us = [max(ends_us) - min(ends_us) for ends_us in rounds]
             if len(rounds) < FEWEST_EVENTS - 1 or _size(self.round_starts) <= 1:
                 return False
-            # If all requests of a round are answered together, a loop sends them together only if each client
-            # thinks equally long every time.
-            return median(waited_us) > AT_ONCE_FRAC * self.took_us or self._rounds_are_sent_together()
+            if median(waited_us) > AT_ONCE_FRAC * self.took_us:
+                return True
+            # All requests of a round are answered together, so a loop sends them together if each client
+            # thinks equally long every time; a barrier's pauses vary by more than twice the time to send one.
+            spans_us = [
+                self.sent_us[end - 1] - self.sent_us[start] for start, end in pairwise(self.round_starts)
+            ]
+            low_us, _, high_us = quantiles(self.round_lags_us, n=4)
+            return median(spans_us) < (high_us - low_us) / 2
         if pattern == "limit":
             lags_us = self.thinks_us(self.most_open)
             at_once = sum(lag <= AT_ONCE_FRAC * self.took_us for lag in lags_us)
@@ -235,12 +241,6 @@ class _History:
         if pattern == "sessions":  # simultaneous requests have no think times of their own
             return median(us - before for _, before, us in _gaps(self)) > SAME_FRAC * self.took_us
         return pattern != "retries" or len(self.gave_up_us) >= FEWEST_EVENTS
-
-    def _rounds_are_sent_together(self) -> bool:
-        """Return whether pauses between rounds vary by more than twice the time it takes to send a round."""
-        spans_us = [self.sent_us[end - 1] - self.sent_us[start] for start, end in pairwise(self.round_starts)]
-        low_us, _, high_us = quantiles(self.round_lags_us, n=4)
-        return median(spans_us) < (high_us - low_us) / 2
 
     @property
     def round_lags_us(self) -> list[float]:
@@ -462,7 +462,15 @@ _VARIANTS: dict[Pattern, list[_Variant]] = {
 def _clients(pattern: Pattern, history: _History) -> Clients:
     """Return the clients of an accepted pattern, with their number and think times."""
     if pattern == "sessions":
-        sessions, mean_us = max(map(partial(_session_fit, history), TIMES_OPEN))[1:]
+        fits = []
+        for times_open in TIMES_OPEN:
+            spells = [*_sessions(history, times_open)]
+            thinking_us = sum(spell.weight * (spell.end_us - spell.begin_us) for spell in spells)
+            weights = [spell.weight for spell in spells if spell.comes]
+            nats = sum(map(math.log, weights)) - len(weights) * math.log(max(thinking_us, 1.0))
+            sessions = max(1, round(times_open * history.most_open))
+            fits.append((nats, sessions, thinking_us / len(weights)))
+        _, sessions, mean_us = max(fits)
         return Clients(pattern, sessions, (mean_us,))
     if pattern == "retries":
         lags = [spell.end_us for spell in _retries(history) if spell.comes and spell.state == _AFTER]
@@ -470,12 +478,3 @@ def _clients(pattern: Pattern, history: _History) -> Clients:
     if pattern == "barrier":
         return Clients(pattern, round(_size(history.round_starts)), tuple(history.round_lags_us))
     return Clients(pattern, history.most_open, history.thinks_us(history.most_open))
-
-
-def _session_fit(history: _History, times_open: float) -> tuple[float, int, float]:
-    """Return the log-likelihood of a number of sessions, that number, and their mean think time (us)."""
-    spells = [*_sessions(history, times_open)]
-    thinking_us = sum(spell.weight * (spell.end_us - spell.begin_us) for spell in spells)
-    weights = [spell.weight for spell in spells if spell.comes]
-    nats = sum(map(math.log, weights)) - len(weights) * math.log(max(thinking_us, 1.0))
-    return nats, max(1, round(times_open * history.most_open)), thinking_us / len(weights)

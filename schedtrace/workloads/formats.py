@@ -12,8 +12,11 @@
   tokens to generate.
 * ShareGPT is one JSON list of conversations (``sharegpt.py``); ``chats.py`` has OpenAI's own formats.
 * ServeGen (github.com/alibaba/ServeGen) writes CSV, too: ``timestamp`` is seconds since the beginning.
-* Sessions of AIPerf and Dynamo (``sessions.py``), and requests of a benchmark that was run
-  (``benchmark_results.py``).
+* Sessions are those of AIPerf and Dynamo (``sessions.py``).
+* Requests of a finished benchmark have the times at which they were sent, and their lengths. ``vllm bench
+  serve --save-detailed`` writes an object with a list for each fact: ``input_lens``, ``output_lens`` and, in
+  newer releases, ``start_times`` in seconds. AIPerf's ``profile_export.jsonl`` has a line for each request,
+  and names its units (``request_start_ns``; ``{"value": 550, "unit": "tokens"}``).
 
 ``FORMATS`` is the table of all formats; each recognizes a file by fields that only its files have.
 """
@@ -24,6 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +46,6 @@ from schedtrace.read.kinds import (
     kind_of,
     look_of,
 )
-from schedtrace.workloads.benchmark_results import aiperf_rows, serve_has_times, serve_rows
 from schedtrace.workloads.chats import batch_prompts, chat_prompts, sharegpt_prompts
 from schedtrace.workloads.rows import (
     BYTE_ORDER_MARK,
@@ -111,16 +114,6 @@ WITHOUT_REQUESTS = {
 }
 """Advice on files of kinds without requests; for a kind without advice, the message only states that it has
 none."""
-
-
-def _unknown(path: Path) -> InputError:
-    kind = kind_of(path)
-    if kind is None or kind in (EMPTY, OTHER_JSON, OTHER_REQUESTS):
-        return InputError(f"{path}: {'unknown format' if kind is None else look_of(kind)}; expected {KNOWN}")
-    advice = WITHOUT_REQUESTS.get(
-        kind.name, kind.advice if "no requests" in kind.advice else "it has no requests"
-    )
-    return InputError(f"{path}: {look_of(kind)}: {advice} (docs/workloads.md)")
 
 
 def _read_csv(
@@ -221,6 +214,91 @@ def own_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptR
         )
 
 
+FAILED = "failed"
+"""Key that counts requests that failed or were cancelled, which are left out."""
+
+
+class ServeResult(msgspec.Struct):
+    """Result of ``vllm bench serve --save-detailed``."""
+
+    input_lens: list[float]
+    output_lens: list[float]
+    start_times: list[float] = []
+
+
+def serve_has_times(path: Path) -> bool:
+    """Return whether a result of ``vllm bench serve`` has the times at which requests were sent."""
+    return all(result.start_times for _, result in json_rows(path, ServeResult))
+
+
+def serve_rows(path: Path, counts: Counter[str]) -> Iterator[Row]:
+    """Yield the requests in a result of ``vllm bench serve``; requests without output failed."""
+    for place, (number, result) in enumerate(json_rows(path, ServeResult)):
+        if place:
+            raise unreadable_row(path, number, "a second result: keep the one whose requests are to be sent")
+        times = result.start_times or [0.0] * len(result.input_lens)
+        if not len(times) == len(result.input_lens) == len(result.output_lens):
+            raise unreadable_row(path, number, "input_lens, output_lens and start_times differ in length")
+        requests = zip(times, result.input_lens, result.output_lens, strict=True)
+        for at_s, prompt, output in sorted(requests, key=itemgetter(0)):
+            if not output:
+                counts[FAILED] += 1
+                continue
+            yield Row(
+                line=number,
+                prompt_tokens=token_count(path, number, "input_lens", prompt),
+                output_tokens=token_count(path, number, "output_lens", output),
+                at_us=at_s * 1e6 if result.start_times else None,
+            )
+
+
+class SequenceLength(msgspec.Struct):
+    """Figure of a request, with its unit."""
+
+    value: float
+    unit: str
+
+
+class SequenceLengths(msgspec.Struct):
+    """Figures of a request in AIPerf's export that are used here."""
+
+    input_sequence_length: SequenceLength | None = None
+    output_sequence_length: SequenceLength | None = None
+
+
+class Metadata(msgspec.Struct):
+    """Metadata of a request in AIPerf's export that are used here."""
+
+    request_start_ns: float
+    was_cancelled: bool = False
+
+
+class ExportedRequest(msgspec.Struct):
+    """Line of AIPerf's ``profile_export.jsonl``."""
+
+    metadata: Metadata
+    metrics: SequenceLengths | None = None
+
+
+def aiperf_rows(path: Path, counts: Counter[str]) -> Iterator[Row]:
+    """Yield the requests of AIPerf's export, in the order in which they were sent."""
+    requests = sorted(json_rows(path, ExportedRequest), key=lambda pair: pair[1].metadata.request_start_ns)
+    for number, row in requests:
+        metrics = row.metrics or SequenceLengths()
+        prompt, output = metrics.input_sequence_length, metrics.output_sequence_length
+        if prompt is None or output is None or row.metadata.was_cancelled:
+            counts[FAILED] += 1
+            continue
+        if {prompt.unit, output.unit} != {"tokens"}:
+            raise unreadable_row(path, number, "sequence lengths are not in tokens")
+        yield Row(
+            line=number,
+            prompt_tokens=token_count(path, number, "input_sequence_length", prompt.value),
+            output_tokens=token_count(path, number, "output_sequence_length", output.value),
+            at_us=row.metadata.request_start_ns / 1e3,
+        )
+
+
 @dataclass(frozen=True)
 class FormatOptions:
     """Options that a user set for a file, as in ``open_workload``."""
@@ -296,16 +374,6 @@ def _sessions(path: Path, options: FormatOptions) -> WorkloadFormat:
     )
 
 
-def _claims_own(sample: FileSample) -> bool:
-    keys = sample.row.keys()
-    return not keys.isdisjoint(_OwnLine.__struct_fields__) and keys.isdisjoint(_OF_OTHERS)
-
-
-def _claims_timed_trace(sample: FileSample) -> bool:
-    is_timed = sample.has("timestamp", "input_length") or sample.has("timestamp", "hash_ids")
-    return is_timed and not _claims_sessions(sample)
-
-
 def _claims_sessions(sample: FileSample) -> bool:
     """Return whether rows are turns or sessions, or have AIPerf's lengths without times."""
     first, some = sample.row.keys(), {key for row in sample.rows for key in row}
@@ -313,11 +381,6 @@ def _claims_sessions(sample: FileSample) -> bool:
     is_session = bool(some & {"session_id", "delay", "context_mode"}) and bool(prompts)
     is_alone = bool(first & {"input_length", "text_input"}) and "timestamp" not in first
     return is_session or is_alone or sample.has("turns")
-
-
-def _claims_sharegpt(sample: FileSample) -> bool:
-    is_list = sample.first_line.startswith("[") and not sample.rows
-    return sample.has("conversations") or is_list
 
 
 AS_MEASURED = say("Requests are sent at the benchmark's times, however long answers take here.")
@@ -337,7 +400,15 @@ FORMATS: tuple[FileFormat, ...] = (
         lambda sample: not sample.is_json and sample.first_cells == {"request_id", *SERVEGEN_COLUMNS},
         _csv_format("servegen", SERVEGEN_COLUMNS, _seconds_us)[1],
     ),
-    FileFormat("a timed trace", _claims_timed_trace, _timed_trace, has_units=True),
+    FileFormat(
+        "a timed trace",
+        lambda sample: (
+            (sample.has("timestamp", "input_length") or sample.has("timestamp", "hash_ids"))
+            and not _claims_sessions(sample)
+        ),
+        _timed_trace,
+        has_units=True,
+    ),
     FileFormat("sessions of AIPerf or Dynamo", _claims_sessions, _sessions, has_units=True),
     FileFormat(
         "chat messages",
@@ -365,8 +436,19 @@ FORMATS: tuple[FileFormat, ...] = (
         ),
         lambda _path, _options: WorkloadFormat("aiperf", aiperf_rows, notes=[AS_MEASURED]),
     ),
-    FileFormat("conversations of ShareGPT", _claims_sharegpt, _prompt_format("sharegpt", sharegpt_prompts)),
-    FileFormat("JSON Lines of one's own", _claims_own, _prompt_format("jsonl", own_prompts)),
+    FileFormat(
+        "conversations of ShareGPT",
+        lambda sample: sample.has("conversations") or (sample.first_line.startswith("[") and not sample.rows),
+        _prompt_format("sharegpt", sharegpt_prompts),
+    ),
+    FileFormat(
+        "JSON Lines of one's own",
+        lambda sample: (
+            not sample.row.keys().isdisjoint(_OwnLine.__struct_fields__)
+            and sample.row.keys().isdisjoint(_OF_OTHERS)
+        ),
+        _prompt_format("jsonl", own_prompts),
+    ),
 )
 """All formats, no two of which claim the same file."""
 
@@ -381,9 +463,7 @@ def format_of(path: Path, options: FormatOptions) -> WorkloadFormat:
     if not path.is_file() and path.exists():
         msg = f"{path}: not a regular file; a workload is read more than once"
         raise InputError(msg)
-    number, line = _first_line(path)
-    if line.startswith((b"{", b"[")):
-        _check_first_object(path, number, line)
+    _check_beginning(path)
     sample = _head(path)
     claiming = [kind for kind in FORMATS if kind.claims(sample)]
     if len(claiming) > 1:
@@ -396,9 +476,15 @@ def format_of(path: Path, options: FormatOptions) -> WorkloadFormat:
             if value is not None:
                 msg = f"{option} is for timed traces in JSON, and {path} is none"
                 raise UsageError(msg)
-    if not claiming:
-        raise _unknown(path)
-    return claiming[0].make(path, options)
+    if claiming:
+        return claiming[0].make(path, options)
+    kind = kind_of(path)
+    if kind is None or kind in (EMPTY, OTHER_JSON, OTHER_REQUESTS):
+        msg = f"{path}: {'unknown format' if kind is None else look_of(kind)}; expected {KNOWN}"
+    else:
+        advice = kind.advice if "no requests" in kind.advice else "it has no requests"
+        msg = f"{path}: {look_of(kind)}: {WITHOUT_REQUESTS.get(kind.name, advice)} (docs/workloads.md)"
+    raise InputError(msg)
 
 
 def _head(path: Path) -> FileSample:
@@ -407,24 +493,22 @@ def _head(path: Path) -> FileSample:
         return FileSample(content, whole=not file.read(1))
 
 
-def _check_first_object(path: Path, number: int, line: bytes) -> None:
-    """Refuse a file whose first JSON object is cut or broken, unless the reader of lists reports it."""
-    if keys_of(line) is not None:
+def _check_beginning(path: Path) -> None:
+    """Refuse an empty file, and one whose first JSON object is cut or broken.
+
+    The reader of lists reports a broken list.
+    """
+    number, line = 0, b""
+    with opened_file(path) as file:
+        while not line and (read := file.readline(LONGEST_LINE)):
+            number, line = number + 1, read.removeprefix(BYTE_ORDER_MARK).strip()
+    if not line:
+        msg = f"{path}: empty; expected {KNOWN}"
+        raise InputError(msg)
+    if not line.startswith((b"{", b"[")) or keys_of(line) is not None:
         return
     try:
         next(json_values(path), None)
     except BrokenValueError as error:
         if not line.startswith(b"["):
             raise unreadable_row(path, number if error.line == 1 else error.line, error.why) from error
-
-
-def _first_line(path: Path) -> tuple[int, bytes]:
-    """Return the first line that is not blank, with its number."""
-    with opened_file(path) as file:
-        number = 1
-        while line := file.readline(LONGEST_LINE):
-            if stripped := line.removeprefix(BYTE_ORDER_MARK).strip():
-                return number, stripped
-            number += 1
-    msg = f"{path}: empty; expected {KNOWN}"
-    raise InputError(msg)

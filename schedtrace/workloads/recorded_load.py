@@ -1,11 +1,15 @@
 """Loads of recorded trials: their requests at their times and, for a replay by step, at their steps.
 
 The load of several engines has the requests of all engines on one clock, each with its rank. Notes state what
-a trace does not record about a load, and the assumptions.
+a trace does not record about a load, and the assumptions. Hashes of prompts in a trace are converted to
+identities of blocks.
 """
 
+import math
+from base64 import b64decode
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -15,13 +19,75 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Count, Message
 from schedtrace.model.say import say
-from schedtrace.model.trace_facts import FIRST_BLOCKS, MARK_CHARACTERS, MARKED_BLOCKS
+from schedtrace.model.trace import Header
+from schedtrace.model.trace_facts import FIRST_BLOCKS, MARK_CHARACTERS, MARKED_BLOCKS, marks_within
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.frames import make_gone, offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL, make_timeline
 from schedtrace.workloads.clients import clients_of
-from schedtrace.workloads.prefixes import found_elsewhere, identities, prefix_block
 from schedtrace.workloads.workload import LoadRequest, Pass, Workload, make_workload
+
+MARK_BYTES = 3
+"""Number of bytes of a mark's hash."""
+
+
+def identities(hashes: str | None) -> tuple[int, ...]:
+    """Return a number for each block up to the last mark; the same in every trial of a trace.
+
+    The number of a marked block is its hash. For a block between two marks, only the next mark shows whether
+    two prompts share the block, so its number encodes that mark's hash and the distance from it.
+    """
+    digests = b64decode(hashes or "")
+    marks = [int.from_bytes(digests[at : at + MARK_BYTES]) for at in range(0, len(digests), MARK_BYTES)]
+    blocks = marks[:FIRST_BLOCKS]
+    for mark, end in zip(marks[FIRST_BLOCKS:], MARKED_BLOCKS[FIRST_BLOCKS:], strict=False):
+        blocks += [mark | before << 8 * MARK_BYTES for before in reversed(range(end - len(blocks)))]
+    return tuple(blocks)
+
+
+def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
+    """Return the tokens of a hashed block: the size with which all prompts have their number of hashes.
+
+    vLLM hashes blocks of ``block_size`` or, if cache groups differ, smaller blocks. None if no hashes are
+    recorded, or no size in the header fits.
+    """
+    hashed = requests.filter(pl.col("prefix_hashes").is_not_null())
+    if not hashed.height:
+        return None
+    groups = [group.block_size for group in header.cache_groups]
+    unit = header.settings.get("cache_config.prefix_match_unit")
+    sizes = [
+        size
+        for size in (unit, header.block_size, *groups, math.gcd(*groups))
+        if isinstance(size, int) and size > 0
+    ]
+    marks = pl.col("prefix_hashes").str.len_bytes() // MARK_CHARACTERS
+    for size in dict.fromkeys(sizes):
+        blocks = pl.col("prompt_tokens") // size
+        marked = pl.lit(pl.Series(MARKED_BLOCKS)).search_sorted(blocks, side="right")
+        first_only = pl.min_horizontal(blocks, FIRST_BLOCKS)  # as trace schema 3 has it
+        if hashed.select(((marks == marked) | (marks == first_only)).all()).item():
+            return size
+    return None
+
+
+def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> int:
+    """Return how many requests found more of their prompt in a cache than any other prompt shares.
+
+    Args:
+        requests: Requests of one trial, with ``prefix_hashes`` and ``cached_tokens``.
+        every: All arrivals of the trace.
+        block: Number of tokens of a hashed block.
+    """
+    texts = sorted(every["prefix_hashes"].drop_nulls().to_list())
+    hits = requests.filter(pl.col("prefix_hashes").is_not_null() & (pl.col("cached_tokens") >= block))
+    count = 0
+    for text, cached in hits.select("prefix_hashes", "cached_tokens").iter_rows():
+        key = text[: marks_within(cached // block) * MARK_CHARACTERS]
+        second = bisect_left(texts, key) + 1
+        count += second >= len(texts) or not texts[second].startswith(key)
+    return count
+
 
 CUT_SHORT = ("ABORTED", "ERROR")
 """Statuses of requests that did not end normally."""
@@ -92,8 +158,7 @@ def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workloa
     prequeue = manifest is not None and manifest.workload is not None and manifest.workload.prequeue
     requests = _requests(trace, trial)
     block = prefix_block(trace.header, requests)
-    steps = _Steps.from_trial(trace, trial)
-    rows = _timed(requests, steps, room=trace.header.max_model_len, prequeue=prequeue)
+    rows = _timed(requests, trace, trial, prequeue=prequeue)
 
     def recorded_requests() -> Iterator[LoadRequest]:
         for row in rows.iter_rows(named=True):
@@ -149,67 +214,46 @@ def _requests(trace: Trace, trial: int | None) -> pl.DataFrame:
     )
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """Calls of ``schedule()`` in a trial."""
-
-    frame: pl.DataFrame
-    first: int
-    count: int
-    """Number of calls, including those whose lines are missing."""
-    end_us: int | None
-    """Time at which the record of the trial ends."""
-
-    @classmethod
-    def from_trial(cls, trace: Trace, trial: int | None) -> "_Steps":
-        of_trial = trace.steps.filter(pl.col("trial").eq_missing(trial)).sort("step")
-        if not of_trial.height:
-            return cls(of_trial, 0, 0, None)
-        first, last = of_trial["step"][0], of_trial["step"][-1]
-        ends = of_trial.select(pl.max_horizontal("start_us", "output_us").max()).item()
-        return cls(of_trial, first, last - first + 1, ends)
-
-    def begun_before(self, us: pl.Series) -> pl.Series:
-        """Return the number of calls that had begun before each of these times; null for null."""
-        begun = pl.concat([pl.Series([0]), self.frame["step"] - self.first + 1])
-        places = self.frame["start_us"].search_sorted(us.fill_null(0), side="left")
-        counts = begun.gather(places)
-        return pl.select(pl.when(us.is_not_null()).then(counts)).to_series()
-
-
 def _arrived() -> pl.Expr:
     return pl.min_horizontal("arrived_us", "input_queue_us", "queued_us")
 
 
-def _timed(requests: pl.DataFrame, steps: _Steps, *, room: int | None, prequeue: bool) -> pl.DataFrame:
+def _timed(requests: pl.DataFrame, trace: Trace, trial: int | None, *, prequeue: bool) -> pl.DataFrame:
     """Return times since the load began, and numbers of steps since the trial's first step.
 
     If clocks disagree, the order of the queue is kept: no request reaches the engine before the one ahead of
     it.
     """
+    steps = trace.steps.filter(pl.col("trial").eq_missing(trial)).sort("step")
+    first, count, end_us = 0, 0, None
+    if steps.height:
+        first = steps["step"][0]
+        count = steps["step"][-1] - first + 1  # including steps whose lines are missing
+        end_us = steps.select(pl.max_horizontal("start_us", "output_us").max()).item()
     reached = pl.coalesce("input_queue_us", "queued_us").cum_max()
     if prequeue:
         reached = reached.max()
     began = _arrived().min()
-    most = pl.coalesce("max_tokens", pl.lit(room, pl.Int64) - pl.col("prompt_tokens"), "output_tokens")
+    room = pl.lit(trace.header.max_model_len, pl.Int64) - pl.col("prompt_tokens")
+    most = pl.coalesce("max_tokens", room, "output_tokens")
     output = pl.when("cut_short").then(pl.max_horizontal(most, "output_tokens")).otherwise("output_tokens")
-    dropped = pl.when("cut_short").then(pl.coalesce("finished_us", "gone_us", pl.lit(steps.end_us, pl.Int64)))
+    dropped = pl.when("cut_short").then(pl.coalesce("finished_us", "gone_us", pl.lit(end_us, pl.Int64)))
     left = pl.when("cut_short").then(pl.coalesce("abort_us", dropped))
     rows = requests.with_columns(
         arrived=(_arrived() - began).cast(pl.Float64),
         front_end=(reached - _arrived()).cast(pl.Float64),
-        queued_step=(pl.col("step").fill_null(steps.first + steps.count) - steps.first).clip(0),
+        queued_step=(pl.col("step").fill_null(first + count) - first).clip(0),
         output=output.fill_null(1).clip(1),
         dropped=dropped,
         abort=(left - began).cast(pl.Float64),
         answered=(pl.coalesce(left, "finished_us") - began).cast(pl.Float64),
         accepted=pl.when(pl.col("drafts") > 0).then(pl.col("drafts_accepted") / pl.col("drafts")),
     )
-    begun = steps.begun_before(rows["dropped"]).alias("abort_step")
+    begun = pl.concat([pl.Series([0]), steps["step"] - first + 1])
+    begun = begun.gather(steps["start_us"].search_sorted(rows["dropped"].fill_null(0), side="left"))
     never_ended = pl.col("cut_short") & pl.col("finished_us").is_null()
-    return rows.with_columns(begun).with_columns(
-        abort_step=pl.when(never_ended).then(steps.count).otherwise("abort_step")
-    )
+    was_dropped = pl.col("dropped").is_not_null()
+    return rows.with_columns(abort_step=pl.when(never_ended).then(count).when(was_dropped).then(begun))
 
 
 ONE_OF_SEVERAL = "One engine of {ranks}: the load is what reached this one."

@@ -238,18 +238,6 @@ def json_values(path: Path) -> Iterator[JsonValue]:
             number, at = number + 1, end
 
 
-def csv_cells(line: bytes) -> list[str]:
-    """Return the cells of one line of CSV, without surrounding blanks.
-
-    Raises:
-        ValueError: If the line is not UTF-8 or not CSV.
-    """
-    try:
-        return [cell.strip() for cell in next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")]), [])]
-    except csv.Error as error:
-        raise ValueError(error) from error
-
-
 def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
     """Yield the cells of these columns with the line's number; no cell may contain a line break.
 
@@ -260,8 +248,9 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
     places: list[int] = []
     for number, line in numbered_lines(path):
         try:
-            line_cells = csv_cells(line)
-        except ValueError as error:
+            text = line.decode("utf-8-sig").rstrip("\r\n")
+            line_cells = [cell.strip() for cell in next(csv.reader([text]), [])]
+        except (ValueError, csv.Error) as error:
             raise unreadable_row(path, number, error) from error
         if header is None:
             header = line_cells

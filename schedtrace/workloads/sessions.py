@@ -146,47 +146,30 @@ class Sessions:
 
     def turn_rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
         """Yield every turn of the file."""
-        sessions: dict[str, _Session] = {}
+        us, sessions = UNITS_US[self.unit], dict[str, _Session]()
         for number, key, turn in turns_of(path):
             is_first = key not in sessions
             session = (
                 _Session(len(sessions)) if key is None else sessions.setdefault(key, _Session(len(sessions)))
             )
-            yield self._row(path, number, turn, session, counts, key=key, is_first=is_first)
-
-    def _row(
-        self,
-        path: Path,
-        number: int,
-        turn: SessionTurn,
-        session: _Session,
-        counts: Counter[str],
-        *,
-        key: str | None,
-        is_first: bool,
-    ) -> Row:
-        """Return a turn as a row, and remember it for the next turn of its session."""
-        new, output = self._lengths(path, number, turn, counts)
-        before = 0 if is_first or self._has_whole_prompt(turn) else session.prompt
-        session.prompt = new + before + (session.answer if before and not self.has_answers else 0)
-        session.answer = self.output_len or output
-        us = UNITS_US[self.unit]
-        delay_us = (turn.delay or 0.0) * us
-        at_us = 0.0 if is_first else session.at_us + delay_us
-        session.at_us = (
-            at_us if turn.timestamp is None else max(turn.timestamp * us, 0.0 if is_first else at_us)
-        )
-        if not math.isfinite(session.at_us):
-            raise unreadable_row(path, number, "timestamp or delay is too large")
-        return Row(
-            line=number,
-            prompt_tokens=session.prompt,
-            output_tokens=output,
-            at_us=session.at_us,
-            prefix=self._prefix(turn, session, is_first=is_first, is_alone=key is None),
-            session=key,
-            delay_us=0.0 if is_first else delay_us,
-        )
+            new, output = self._lengths(path, number, turn, counts)
+            before = 0 if is_first or self._has_whole_prompt(turn) else session.prompt
+            session.prompt = new + before + (session.answer if before and not self.has_answers else 0)
+            session.answer = self.output_len or output
+            delay_us = 0.0 if is_first else (turn.delay or 0.0) * us
+            earliest_us = 0.0 if is_first else session.at_us + delay_us
+            session.at_us = earliest_us if turn.timestamp is None else max(turn.timestamp * us, earliest_us)
+            if not math.isfinite(session.at_us):
+                raise unreadable_row(path, number, "timestamp or delay is too large")
+            yield Row(
+                line=number,
+                prompt_tokens=session.prompt,
+                output_tokens=output,
+                at_us=session.at_us,
+                prefix=self._prefix(turn, session, is_first=is_first, is_alone=key is None),
+                session=key,
+                delay_us=delay_us,
+            )
 
     def _lengths(self, path: Path, number: int, turn: SessionTurn, counts: Counter[str]) -> tuple[int, int]:
         """Return the number of tokens of a turn's own input, and of its answer."""

@@ -1,5 +1,9 @@
-"""Load: requests in the order in which they reach the engine; each iteration reads the source again."""
+"""Load: requests in the order in which they reach the engine, and their made-up prompts.
 
+Each iteration over a load reads its source again.
+"""
+
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
@@ -174,3 +178,50 @@ def make_workload(
         clients=clients,
         later_turns=later_turns,
     )
+
+
+ID_BYTES = 8
+"""Number of bytes of the hash of a request's id; two of 20,000 requests share a hash with a probability of
+1e-11."""
+
+
+def token_ids(request: LoadRequest, prefix_block: int | None, vocabulary: int = 2000) -> list[int]:
+    """Return the token ids of a prompt with the request's length and prefix.
+
+    A block with an identity contains that number in base ``vocabulary // 2``, lowest digit first, padded with
+    zeros, so two such blocks are equal exactly if their identities are. The rest of the prompt contains a
+    hash of the request's id, written in the same way with the upper half of the vocabulary, so it equals no
+    block of another request. If a block has fewer tokens than its number has digits, the remaining digits are
+    left out.
+
+    Args:
+        request: Request, whose ``prefix`` may end within a block.
+        prefix_block: Tokens of each block of ``prefix``; None if the prefix is empty.
+        vocabulary: Exclusive upper bound of the ids; at least 4.
+
+    Raises:
+        ValueError: If ``prefix_block`` is missing, or the prefix has more blocks than the prompt.
+    """
+    base = vocabulary // 2
+    if request.prefix and prefix_block is None:
+        msg = f"{request.request_id}: a prefix, but no size of its blocks"
+        raise ValueError(msg)
+    ids: list[int] = []
+    for identity in request.prefix:
+        left = request.prompt_tokens - len(ids)
+        if left <= 0:
+            msg = f"{request.request_id}: {len(request.prefix)} blocks, {request.prompt_tokens} prompt tokens"
+            raise ValueError(msg)
+        ids += _digits(identity, base, min(prefix_block or left, left))
+    digest = hashlib.blake2b(request.request_id.encode(errors="surrogatepass"), digest_size=ID_BYTES).digest()
+    own = _digits(int.from_bytes(digest), base, request.prompt_tokens - len(ids))
+    return ids + [base + digit for digit in own]
+
+
+def _digits(number: int, base: int, length: int) -> list[int]:
+    """Return ``length`` digits of a number, the lowest first."""
+    digits: list[int] = []
+    while number and len(digits) < length:
+        number, digit = divmod(number, base)
+        digits.append(digit)
+    return digits + [0] * (length - len(digits))

@@ -9,9 +9,8 @@ from pathlib import Path
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.workloads.benchmark_results import FAILED
 from schedtrace.workloads.chats import LIMITS, NO_ANSWER, NO_TEXT, OTHER_URL
-from schedtrace.workloads.formats import IGNORED_TIME, FormatOptions, WorkloadFormat, format_of
+from schedtrace.workloads.formats import FAILED, IGNORED_TIME, FormatOptions, WorkloadFormat, format_of
 from schedtrace.workloads.random_load import AT_ONCE, arrivals_s
 from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, unreadable_row
 from schedtrace.workloads.timed_traces import NO_IDS, SPARE_IDS, TimeUnit
@@ -199,10 +198,7 @@ class _File:
         Raises:
             _OutOfOrderError: If a row is earlier than the row before it, and ``unsorted_line`` is unknown.
         """
-        rows = (
-            self._in_order(counts) if self.unsorted_line is None else self._sorted(counts, self.unsorted_line)
-        )
-        timed = self.times.arrivals_us(rows)
+        timed = self.times.arrivals_us(self._rows(counts))
         if self.kind.sessions and self.times.drawn:
             timed = iter(sorted(timed, key=lambda pair: pair[1]))
         latest: dict[str, str] = {}
@@ -224,7 +220,24 @@ class _File:
             )
 
     def _rows(self, counts: Counter[str]) -> Iterator[Row]:
-        return islice(self._usable(counts), self.num_prompts)
+        """Yield the chosen rows in order of time."""
+        rows: Iterator[Row] = islice(self._usable(counts), self.num_prompts)
+        last_us = float("-inf")
+        if self.unsorted_line is not None:
+            held = list(islice(rows, MOST_SORTED + 1))
+            if len(held) > MOST_SORTED:
+                what = (
+                    f"earlier than the row before it, and more than {MOST_SORTED:,} requests are not sorted: "
+                    "sort the file by time"
+                )
+                raise unreadable_row(self.path, self.unsorted_line, what)
+            rows = iter(sorted(held, key=lambda row: row.at_us or 0.0))
+        for row in rows:
+            at_us = row.at_us or 0.0
+            if at_us < last_us and not self.times.drawn:
+                raise _OutOfOrderError(row.line)
+            last_us = at_us
+            yield row
 
     def _usable(self, counts: Counter[str]) -> Iterator[Row]:
         """Yield rows with tokens; repeat the file for ``num_prompts`` if its times are not used."""
@@ -239,25 +252,6 @@ class _File:
                 yield row
             if self.num_prompts is None or not self.times.drawn or usable == before:
                 return
-
-    def _in_order(self, counts: Counter[str]) -> Iterator[Row]:
-        last = float("-inf")
-        for row in self._rows(counts):
-            at_us = row.at_us or 0.0
-            if at_us < last and not self.times.drawn:
-                raise _OutOfOrderError(row.line)
-            last = at_us
-            yield row
-
-    def _sorted(self, counts: Counter[str], line: int) -> Iterator[Row]:
-        rows = list(islice(self._rows(counts), MOST_SORTED + 1))
-        if len(rows) > MOST_SORTED:
-            what = (
-                f"earlier than the row before it, and more than {MOST_SORTED:,} requests are not sorted: "
-                "sort the file by time"
-            )
-            raise unreadable_row(self.path, line, what)
-        return iter(sorted(rows, key=lambda row: row.at_us or 0.0))
 
 
 class _OutOfOrderError(Exception):
