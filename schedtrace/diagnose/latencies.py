@@ -15,7 +15,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.report import LatencyTail, TailPart
 from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.timeline.events import INTERRUPTED, STARVED
-from schedtrace.timeline.pieces import place_of, with_work
+from schedtrace.timeline.pieces import place_of
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us
 from schedtrace.timeline.timeline import Timeline, made_once
 
@@ -176,7 +176,7 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
     silent = (-(-(tokens_known - pl.col("computed_tokens")) // each) - 1).clip(0)
     of_prompt = pl.col("computed_tokens") + pl.col("silent") * each < pl.col("prompt_tokens")
     outputs = (
-        with_work(timeline, stretches.collect())
+        timeline.with_work(stretches.collect())
         .drop_nulls("prompt_tokens")
         .with_columns(silent=silent)
         .filter(pl.col("step") + pl.col("silent") <= pl.col("last_step"))

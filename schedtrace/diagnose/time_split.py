@@ -9,11 +9,11 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.report import EngineTime, RequestTime, TimePart
 from schedtrace.timeline.charges import CHARGES, OF_KV
 from schedtrace.timeline.engine_states import BUSY, STATES, with_engine_time
-from schedtrace.timeline.events import INTERRUPTED, starved_us
-from schedtrace.timeline.frames import states_outside_gaps
+from schedtrace.timeline.events import DEVICE, INTERRUPTED, STARVED
+from schedtrace.timeline.frames import RECORDED
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.spans import LENGTH_US, overlap_us, total_us, until
+from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, total_us, until
 from schedtrace.timeline.timeline import Timeline
 
 COMPUTING = ("prefill", "decode", "recompute")
@@ -49,7 +49,8 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
     taken = pl.when(own).then(overlap_us(states, timeline.host_spans))
     on_its_way = pl.col("state") == "front_end"
     delayed = pl.when(on_its_way).then(overlap_us(_at_the_engine(timeline, states), timeline.host_spans))
-    starved = pl.when(own).then(starved_us(timeline.events, states)).otherwise(0)
+    waited_for_processor = merged(timeline.events.filter(kind=STARVED, part=DEVICE))
+    starved = pl.when(own).then(overlap_us(states, waited_for_processor)).otherwise(0)
     states = states.with_columns(lost_us=pl.coalesce(taken, delayed, 0), starved_us=starved)
     host = pl.when(computing).then(pl.max_horizontal("host_us", "lost_us")).otherwise(0)
     none = pl.lit(None, pl.String)
@@ -99,7 +100,7 @@ STRIP_CELLS = 40
 
 def request_time(timeline: Timeline) -> list[RequestTime]:
     """Return the time of all requests by state and cause, the longest first, with interruptions cut out."""
-    states = states_outside_gaps(timeline.interrupted_states)
+    states = timeline.interrupted_states.filter(RECORDED)
     total = total_us(states)
     if not total:
         return []

@@ -47,7 +47,7 @@ class Charged:
 
 def charged(timeline: Timeline, *charges: str) -> Charged | None:
     """Return the time charged to these causes; None below ``FOUND_FROM_FRAC`` of the requests' time."""
-    time_us = sum(timeline.charged_us.get(str(charge), 0) for charge in set(charges))
+    time_us = sum(timeline.charge_tables.charged_us.get(str(charge), 0) for charge in set(charges))
     if not timeline.requests_us or time_us / timeline.requests_us < FOUND_FROM_FRAC:
         return None
     rows = timeline.charges.filter(pl.col("charge").is_in([str(charge) for charge in charges]))

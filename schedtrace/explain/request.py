@@ -23,7 +23,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.frames import offset
-from schedtrace.timeline.pieces import NEXT_STEP, with_work
+from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
@@ -137,7 +137,7 @@ def gather_rows(timeline: Timeline, request_id: str) -> RequestRows:
     """Gather a request's rows from a timeline of the whole trace."""
     its = pl.col("request_id") == request_id
     times = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us", "output_us")
-    scheduled = with_work(timeline, timeline.requests_of(its).drop("start_us"))
+    scheduled = timeline.with_work(timeline.requests_of(its).drop("start_us"))
     lost, prompt = pl.col("lost_tokens"), pl.col("prompt_tokens")
     tokens = pl.max_horizontal(
         prompt, pl.when(lost >= prompt).then(lost + 1)

@@ -40,7 +40,6 @@ from schedtrace.read.trace import Trace
 from schedtrace.timeline.events import HUNG, STALLED
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.passes import PASS
-from schedtrace.timeline.pieces import with_work
 from schedtrace.timeline.queue_waits import AdmissionNeed, waiting_after
 from schedtrace.timeline.request_states import waiting_since
 from schedtrace.timeline.timeline import Timeline, make_timeline
@@ -276,7 +275,7 @@ def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
     caps: dict[str, list[Row]] = {}
     for cap in timeline.caps.filter(pl.col("step") == number).to_dicts():
         caps.setdefault(cap["request_id"], []).append(cap)
-    rows = with_work(timeline, timeline.requests_in(number)).to_dicts()
+    rows = timeline.with_work(timeline.requests_in(number)).to_dicts()
     own = set(Scheduled.__struct_fields__) - {"wanted_tokens", "caps"}
     return [
         Scheduled(

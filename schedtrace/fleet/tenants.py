@@ -32,8 +32,6 @@ from schedtrace.timeline.charges import (
     RECOMPUTE,
 )
 from schedtrace.timeline.engine_states import DEVICE, device_spans
-from schedtrace.timeline.frames import states_outside_gaps
-from schedtrace.timeline.pieces import with_work
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level, merged, overlap_us, time_within, total_us
 from schedtrace.timeline.timeline import Timeline, context_tokens
@@ -175,7 +173,7 @@ class _Division:
         waits, runs = state.is_in([*QUEUED, "stalled"]), state.is_in(RUNS)
         parts = [
             self._sums(
-                states_outside_gaps(timeline.request_states),
+                timeline.recorded_states,
                 waiting_us=LENGTH_US.filter(waits).sum(),
                 running_us=LENGTH_US.filter(runs).sum(),
                 front_end_us=LENGTH_US.filter(~waits & ~runs).sum(),
@@ -277,7 +275,7 @@ class _Division:
         waits: list[tuple[str, str, int]] = []
         for (reason,), part in rows.group_by("reason", maintain_order=True):
             if reason == HEAD_OF_LINE:
-                held_up = self.timeline.held_up.select("request_id", head="head")
+                held_up = self.timeline.charge_tables.held_up.select("request_id", head="head")
                 heads = held_up.unique("request_id", keep="last")
                 of_head = self.tenants.select(head="request_id", holder="tenant")
                 held = part.join(heads, on="request_id", how="left").join(of_head, on="head", how="left")
@@ -317,7 +315,7 @@ class _Division:
             resource: ``seats``, ``idle blocks``, ``context`` (tokens in the KV cache) or ``tokens``.
         """
         if resource == "seats":  # running requests when the step begins
-            rows = self._named(states_outside_gaps(self.timeline.request_states))
+            rows = self._named(self.timeline.recorded_states)
             holding = rows.filter(pl.col("state").is_in(HOLDS_SEAT) & (LENGTH_US > 0))
             steps = self.timeline.steps.select("step", "start_us").drop_nulls().sort("start_us")
             tables = []
@@ -332,7 +330,7 @@ class _Division:
                 )
             amounts = pl.concat(tables)
         elif resource == "idle blocks":
-            idle = self._named(self.timeline.idle_holders)
+            idle = self._named(self.timeline.charge_tables.idle_holders)
             blocks = idle.group_by("first_step", "last_step", "tenant").agg(pl.col("blocks").sum())
             places = pl.DataFrame({"tenant": self.names, "place": [*range(len(self.names))]})
             in_steps = blocks.join(places, on="tenant").with_columns(
@@ -370,7 +368,7 @@ class _Division:
 def recomputed(timeline: Timeline) -> pl.DataFrame:
     """Return ``request_id`` and ``recomputed_tokens`` of each stretch that computed lost tokens again."""
     its = pl.col("request_id").is_in(timeline.losses["request_id"].unique().implode())
-    rows = with_work(timeline, timeline.stretches.filter(its).collect()).filter(pl.col("work") == "recompute")
+    rows = timeline.with_work(timeline.stretches.filter(its).collect()).filter(pl.col("work") == "recompute")
     steps = pl.col("last_step") - pl.col("step") + 1
     end = pl.min_horizontal(pl.col("computed_tokens") + steps * pl.col("scheduled_tokens"), "lost_tokens")
     return rows.select("request_id", recomputed_tokens=end - pl.col("computed_tokens"))

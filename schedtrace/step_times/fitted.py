@@ -36,7 +36,6 @@ from schedtrace.step_times.fitting import (
     with_sums,
 )
 from schedtrace.timeline.engine_states import unstarved
-from schedtrace.timeline.pieces import with_work
 from schedtrace.timeline.spans import at_steps, level, overlap_us
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.version import __version__
@@ -122,7 +121,7 @@ def _batches(timeline: Timeline) -> pl.DataFrame:
     length = pl.col("last_step") - pl.col("step") + 1
     missing = pl.max_horizontal("prompt_tokens", "lost_tokens") - computed
     stretches = (
-        with_work(timeline, timeline.stretches.filter(got > 0).collect())
+        timeline.with_work(timeline.stretches.filter(got > 0).collect())
         .filter(pl.col("prompt_tokens").is_not_null())
         .with_columns(prefill_steps=((missing + got - 1) // got).clip(0, length))
     )

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import polars as pl
 
 from schedtrace.timeline.frames import NOT_RECORDED, EngineFrames
-from schedtrace.timeline.spans import LENGTH_US, level, overlap_us, time_within, total_us
+from schedtrace.timeline.spans import LENGTH_US, level, overlap_us, time_within
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 
 DEVICE = "device"
@@ -134,11 +134,6 @@ def _presence(requests: pl.DataFrame) -> pl.DataFrame:
 def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
     """Return ``begin_us``, ``end_us`` and this ``kind`` for each row; an unknown end is null."""
     return frame.select(begin_us=begin.cast(pl.Int64), end_us=end.cast(pl.Int64), kind=pl.lit(kind))
-
-
-def engine_busy_us(engine: pl.DataFrame) -> int:
-    """Return the total time of all ``engine_states`` except ``idle``, in microseconds."""
-    return total_us(engine.filter(pl.col("state").is_in(BUSY)))
 
 
 def with_engine_time(states: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:

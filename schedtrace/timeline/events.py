@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import polars as pl
 
-from schedtrace.timeline.engine_states import MOST_FRAC, SLOW_SCHEMA, engine_busy_us, lost_spans, slow_spans
+from schedtrace.timeline.engine_states import MOST_FRAC, SLOW_SCHEMA, lost_spans, slow_spans
 from schedtrace.timeline.frames import EngineFrames
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.queue_waits import NEVER
@@ -72,7 +72,7 @@ SCHEMA = {
 
 
 def make_events(
-    frames: EngineFrames, engine: pl.DataFrame, starved: pl.DataFrame, starving: pl.Series
+    frames: EngineFrames, engine: pl.DataFrame, busy_us: int, starved: pl.DataFrame, starving: pl.Series
 ) -> pl.DataFrame:
     """Return one row per interruption, in order of time.
 
@@ -96,7 +96,6 @@ def make_events(
       watchdog's sentence; ``open``: it lasted until the trace's end,
     * ``period_steps`` or ``period_us``: for ``periodic``.
     """
-    busy_us = engine_busy_us(engine)
     if not busy_us:
         return _table([_stalled(frames)])
     slow = slow_spans(frames, engine, starving)
@@ -178,32 +177,6 @@ def standstills(engine: pl.DataFrame, interruptions: pl.DataFrame) -> pl.DataFra
         begin_us=pl.max_horizontal("begin_us", states["begin_us"]),
         end_us=pl.min_horizontal("end_us", states["end_us"]),
     )
-
-
-def interrupted_requests(states: pl.DataFrame, spans: pl.DataFrame) -> list[str]:
-    """Return the requests that were open in any of these spans, those with the most lost time first.
-
-    Args:
-        states: ``request_states``.
-        spans: Rows of ``events``.
-    """
-    lost = overlap_us(states, merged(spans))
-    each = states[["request_id"]].with_columns(us=lost).group_by("request_id").agg(pl.col("us").sum())
-    return (
-        each.filter(pl.col("us") > 0)
-        .sort("us", "request_id", descending=[True, False])["request_id"]
-        .to_list()
-    )
-
-
-def make_host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
-    """Return the periods in which an interruption kept the engine's thread from running steps."""
-    return merged(standstills(engine, interruptions.filter(pl.col("part") != DEVICE)))
-
-
-def starved_us(interruptions: pl.DataFrame, rows: pl.DataFrame) -> pl.Series:
-    """Return the time in each row, in microseconds, in which a worker with a batch waited for a processor."""
-    return overlap_us(rows, merged(interruptions.filter(kind=STARVED, part="device")))
 
 
 def _asked(frames: EngineFrames) -> pl.DataFrame:

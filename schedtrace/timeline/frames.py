@@ -52,36 +52,6 @@ class Demand:
         return self.blocks / self.ended if self.blocks else None
 
 
-USUAL_STEPS = 9
-"""Number of the latest steps without prefill whose median is the usual time of the next one."""
-LATE_FROM = 1.5
-"""Factor of the usual time from which the end of a step was seen late."""
-
-
-def with_execution_us(steps: pl.DataFrame) -> pl.DataFrame:
-    """Add ``execution_us``: how long each batch alone kept the worker; ``busy_us`` if not recorded.
-
-    With asynchronous scheduling, the worker takes the next batch before the current one has ended.
-    ``execute_us`` begins there, and so includes that wait. While the worker prepares a batch with prefill, it
-    also sees the end of the batch before late (on an H100, by 30 ms). If that batch only decodes, what it
-    takes beyond the usual time of decodes is time of the batch with prefill, in ``busy_us``, too.
-    """
-    began = pl.col("start_us") + pl.col("execute_after_us")
-    ended = began + pl.col("execute_us")
-    free = ended.cum_max().forward_fill().shift(1).fill_null(0)
-    alone = pl.coalesce((ended - pl.max_horizontal(began, free)).clip(0), "busy_us")
-    prefills = pl.col("prefill_tokens").fill_null(0) > 0
-    before_prefill = prefills.shift(-1) & (pl.col("step").shift(-1) == pl.col("step") + 1)
-    decodes = ~prefills & (pl.col("decode_tokens") > 0)
-    usual = pl.when(decodes & ~before_prefill).then(alone).rolling_median(USUAL_STEPS, min_samples=1)
-    usual = usual.forward_fill()
-    overlap = (ended - began.shift(-1)).fill_null(0).clip(0)
-    is_late = decodes & before_prefill & (alone > LATE_FROM * usual)
-    late = pl.when(is_late).then(pl.min_horizontal(alone - usual, overlap)).fill_null(0).cast(pl.Int64)
-    later = late.shift(1).fill_null(0) - late
-    return steps.with_columns(execution_us=alone + later, busy_us=pl.col("busy_us") + later)
-
-
 @dataclass(eq=False)
 class EngineFrames:
     """Frames of one engine's trace, and values that follow from them alone.
@@ -92,7 +62,7 @@ class EngineFrames:
     * ``end_us``: when ``schedule()`` returned,
     * ``used_tokens``: tokens scheduled (null if not recorded), and ``use_frac``: their share of the budget,
     * ``busy_us``: time from the moment at which the step could begin on the device to its output,
-    * ``execution_us``: time of its batch alone in the worker (``with_execution_us``),
+    * ``execution_us``: time of its batch alone in the worker (``timeline.with_execution_us``),
     * ``context_tokens``: tokens that the step's requests had computed before it (``step_time.py``),
     * ``eligible_after``: waiting requests that are not known to wait for anything but a limit,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_location``, ``waiting_via``:
@@ -267,6 +237,29 @@ class EngineFrames:
             .unique(["request_id", "step"], keep="last", maintain_order=True)
         )
 
+    def with_work(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Add ``prompt_tokens``, ``lost_tokens`` and ``work`` to rows of ``requests``.
+
+        ``lost_tokens`` is the largest number of tokens that a preemption before or in that step discarded, if
+        known. ``work`` is ``recompute`` for tokens below that number, ``prefill`` below the prompt's length,
+        else ``decode``; null if the prompt's length is unknown.
+        """
+        computed, lost = pl.col("computed_tokens"), pl.col("lost_tokens").fill_null(0)
+        return (
+            rows.join(self.prompt_lengths, on="request_id", how="left", maintain_order="left")
+            .sort("step", maintain_order=True)
+            .join_asof(self.losses, on="step", by="request_id", check_sortedness=False)
+            .with_columns(
+                lost_tokens=lost,
+                work=pl.when(computed < lost)
+                .then(pl.lit("recompute"))
+                .when(computed < pl.col("prompt_tokens"))
+                .then(pl.lit("prefill"))
+                .when(pl.col("prompt_tokens").is_not_null())
+                .then(pl.lit("decode")),
+            )
+        )
+
     @cached_property
     def step_begins(self) -> pl.DataFrame:
         """``begin_us`` and ``next_step`` of each step, in order of time."""
@@ -335,11 +328,8 @@ class EngineFrames:
 
 NOT_RECORDED = "not_recorded"
 """State of a request, and of the engine, in a gap."""
-
-
-def states_outside_gaps(states: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``request_states`` or ``engine_states`` outside of gaps."""
-    return states.filter(pl.col("state") != NOT_RECORDED)
+RECORDED = pl.col("state") != NOT_RECORDED
+"""Expression for the rows of ``request_states`` or ``engine_states`` outside of gaps."""
 
 
 def missing_us(frames: EngineFrames) -> int:

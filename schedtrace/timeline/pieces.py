@@ -396,7 +396,7 @@ def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
     their places ``place`` and ``last_place``, ``tokens``, and of the admission's first token ``output_us``
     and the place of its step, ``output_place``; null if there was no token.
     """
-    stretches = with_work(frames, frames.measured_stretches.collect()).sort("request_id", "step")
+    stretches = frames.with_work(frames.measured_stretches.collect()).sort("request_id", "step")
     if stretches.is_empty():
         return pl.DataFrame(schema=NO_PORTIONS)
     stretches = place_of(stretches, steps, "step", "place").with_columns(
@@ -572,27 +572,3 @@ def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
         .select(cause=pl.coalesce("skipped", "ended", OTHER))
     )
     return usual["cause"], named
-
-
-def with_work(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``prompt_tokens``, ``lost_tokens`` and ``work`` to rows of ``timeline.requests``.
-
-    ``lost_tokens`` is the largest number of tokens that a preemption before or in that step discarded, if
-    known. ``work`` is ``recompute`` for tokens below that number, ``prefill`` below the prompt's length, else
-    ``decode``; null if the prompt's length is unknown.
-    """
-    computed, lost = pl.col("computed_tokens"), pl.col("lost_tokens").fill_null(0)
-    return (
-        rows.join(frames.prompt_lengths, on="request_id", how="left", maintain_order="left")
-        .sort("step", maintain_order=True)
-        .join_asof(frames.losses, on="step", by="request_id", check_sortedness=False)
-        .with_columns(
-            lost_tokens=lost,
-            work=pl.when(computed < lost)
-            .then(pl.lit("recompute"))
-            .when(computed < pl.col("prompt_tokens"))
-            .then(pl.lit("prefill"))
-            .when(pl.col("prompt_tokens").is_not_null())
-            .then(pl.lit("decode")),
-        )
-    )

@@ -1,7 +1,5 @@
 """Sums over spans of time or steps: the level at each moment, and the part of a row within spans."""
 
-from typing import Any
-
 import polars as pl
 
 LENGTH_US = pl.col("end_us") - pl.col("begin_us")
@@ -89,18 +87,16 @@ def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Exp
     moments = [rows[name].to_numpy() for name in ("begin_us", "end_us")]
     places = [np.searchsorted(begins, us, side="right") - 1 for us in moments]
     into = [np.minimum(us, lasts[at]) - begins[at] for us, at in zip(moments, places, strict=True)]
-
-    def time_inside(share: Any) -> Any:
+    times = {}
+    for name in kinds:
+        share = np.broadcast_to(shares[name], len(begins))[order]
         before = np.concatenate([[0.0], np.cumsum((lasts - begins) * share)])
         begin, end = (
             np.where((at >= 0) & ~np.isnan(us), before[at] + share[at] * part, 0.0)
             for us, at, part in zip(moments, places, into, strict=True)
         )
-        return (end - begin).round().astype(np.int64)
-
-    return pl.DataFrame(
-        {name: time_inside(np.broadcast_to(shares[name], len(begins))[order]) for name in kinds}
-    )
+        times[name] = (end - begin).round().astype(np.int64)
+    return pl.DataFrame(times)
 
 
 def overlap_us(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:

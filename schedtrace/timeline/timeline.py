@@ -27,15 +27,15 @@ from schedtrace.timeline.charges import (
     work_for_aborted,
 )
 from schedtrace.timeline.engine_states import (
-    engine_busy_us,
+    BUSY,
     find_starved_steps,
     make_engine_states,
     make_starved,
     thread_times,
     unstarved,
 )
-from schedtrace.timeline.events import make_events, make_host_spans, make_interrupted_states
-from schedtrace.timeline.frames import Demand, EngineFrames, make_gone, states_outside_gaps, with_execution_us
+from schedtrace.timeline.events import DEVICE, make_events, make_interrupted_states, standstills
+from schedtrace.timeline.frames import RECORDED, Demand, EngineFrames, make_gone
 from schedtrace.timeline.queue_waits import (
     behind_head,
     heads_by_size,
@@ -44,7 +44,7 @@ from schedtrace.timeline.queue_waits import (
     make_waits,
 )
 from schedtrace.timeline.request_states import make_queue_times, make_request_states
-from schedtrace.timeline.spans import at_steps, level, total_us
+from schedtrace.timeline.spans import at_steps, level, merged, total_us
 from schedtrace.timeline.step_time import StepTime, fit_step_time
 
 
@@ -91,11 +91,30 @@ WARMUP_TRIAL = 0
 FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")
 
 
+@dataclass(frozen=True)
+class ChargeTables:
+    """Charges of every wait, with the tables of those who held what the waits were for."""
+
+    held_up: pl.DataFrame
+    """Requests that would have fitted behind a refused head (``timeline/queue_waits.py``)."""
+    idle_holders: pl.DataFrame
+    """Requests that held KV blocks and got no tokens (``timeline/charges.py``)."""
+    long_prefills: pl.DataFrame
+    """Steps in which a long prompt took at least half of the prefill tokens (``timeline/charges.py``)."""
+    aborted_work: pl.DataFrame
+    """Steps that computed for requests that were aborted later (``timeline/charges.py``)."""
+    charges: pl.DataFrame
+    """Charges of every wait (``timeline/charges.py``)."""
+    charged_us: dict[str, int]
+    """Total time of each charge, in microseconds."""
+
+
 @dataclass(eq=False)
 class Timeline(EngineFrames):
-    """Frames of one engine's trace with its tables, each built on first use.
+    """Frames of one engine's trace with its tables, which are built on first use.
 
-    Each property passes the tables that it needs to a function; no function looks up another table.
+    A property that builds tables passes those that they need to functions; no function looks up another
+    table.
     """
 
     ready_tables: EngineTables | None = None
@@ -129,55 +148,20 @@ class Timeline(EngineFrames):
         """Periods in which the engine was starved of processor time (``timeline/engine_states.py``)."""
         return self.tables.starved
 
-    @cached_property
-    def requests_us(self) -> int:
-        """Total time of all requests in microseconds; shares refer to it."""
-        return total_us(self.recorded_states)
-
-    @cached_property
-    def recorded_states(self) -> pl.DataFrame:
-        """Rows of ``request_states`` outside of gaps."""
-        return states_outside_gaps(self.request_states)
-
-    @cached_property
-    def queue_times(self) -> pl.DataFrame:
-        """Queue time of each request first scheduled in this trace (``timeline/request_states.py``)."""
-        return make_queue_times(self, self.request_states)
-
-    @cached_property
-    def busy_us(self) -> int:
-        """Time of the engine without its idle time, in microseconds."""
-        return engine_busy_us(self.engine_states)
-
-    @cached_property
-    def mismatches(self) -> pl.DataFrame:
-        """Steps after which the reconstructed queue differs in length from the recorded one."""
-        return make_mismatches(self, self.waits)
-
     @property
     def starved_steps(self) -> pl.Series:
         """Numbers of the steps in which the engine was starved."""
         return self.tables.starved_steps
 
     @cached_property
-    def step_time(self) -> StepTime | None:
-        """Model of step times, for estimates of cost; None if too few steps have an output."""
-        return self.longer_step_time or fit_step_time(unstarved(self, self.starved_steps, self.steps))
+    def busy_us(self) -> int:
+        """Time of the engine without its idle time, in microseconds."""
+        return total_us(self.engine_states.filter(pl.col("state").is_in(BUSY)))
 
     @cached_property
-    def events(self) -> pl.DataFrame:
-        """Interruptions (``timeline/events.py``)."""
-        return make_events(self, self.engine_states, self.starved, self.starved_steps)
-
-    @cached_property
-    def host_spans(self) -> pl.DataFrame:
-        """Periods in which an interruption kept the engine's thread from running steps."""
-        return make_host_spans(self.events, self.engine_states)
-
-    @cached_property
-    def interrupted_states(self) -> pl.DataFrame:
-        """``request_states`` with the interruptions cut out (``timeline/events.py``)."""
-        return make_interrupted_states(self, self.request_states, self.events, self.host_spans)
+    def mismatches(self) -> pl.DataFrame:
+        """Steps after which the reconstructed queue differs in length from the recorded one."""
+        return make_mismatches(self, self.waits)
 
     @cached_property
     def refused_heads(self) -> pl.DataFrame:
@@ -185,19 +169,25 @@ class Timeline(EngineFrames):
         return make_refused_heads(self, self.waits, self.mismatches)
 
     @cached_property
-    def held_up(self) -> pl.DataFrame:
-        """Requests that would have fitted behind a refused head (``timeline/queue_waits.py``)."""
-        return behind_head(self, self.waits, heads_by_size(self.refused_heads))
+    def events(self) -> pl.DataFrame:
+        """Interruptions (``timeline/events.py``)."""
+        tables = self.tables
+        return make_events(self, tables.engine_states, self.busy_us, tables.starved, tables.starved_steps)
 
     @cached_property
-    def idle_holders(self) -> pl.DataFrame:
-        """Requests that held KV blocks and got no tokens (``timeline/charges.py``)."""
-        return make_idle_holders(self)
+    def host_spans(self) -> pl.DataFrame:
+        """Periods in which an interruption kept the engine's thread from running steps."""
+        return merged(standstills(self.engine_states, self.events.filter(pl.col("part") != DEVICE)))
 
     @cached_property
-    def long_prefills(self) -> pl.DataFrame:
-        """Steps in which a long prompt took at least half of the prefill tokens (``timeline/charges.py``)."""
-        return make_long_prefills(self, self.prefills)
+    def interrupted_states(self) -> pl.DataFrame:
+        """``request_states`` with the interruptions cut out (``timeline/events.py``)."""
+        return make_interrupted_states(self, self.request_states, self.events, self.host_spans)
+
+    @cached_property
+    def step_time(self) -> StepTime | None:
+        """Model of step times, for estimates of cost; None if too few steps have an output."""
+        return self.longer_step_time or fit_step_time(unstarved(self, self.starved_steps, self.steps))
 
     @cached_property
     def prefills(self) -> pl.DataFrame:
@@ -205,27 +195,44 @@ class Timeline(EngineFrames):
         return make_prefills(self)
 
     @cached_property
-    def aborted_work(self) -> pl.DataFrame:
-        """Steps that computed for requests that were aborted later (``timeline/charges.py``)."""
-        return work_for_aborted(self, self.step_time)
+    def charge_tables(self) -> ChargeTables:
+        """Charges of every wait, with the tables on which they depend."""
+        tables, events, model = self.tables, self.events, self.step_time
+        held_up = behind_head(self, tables.waits, heads_by_size(self.refused_heads))
+        long_prefills = make_long_prefills(self, self.prefills)
+        idle_holders = make_idle_holders(self)
+        aborted_work = work_for_aborted(self, model)
+        charges = make_charges(
+            self,
+            tables.request_states,
+            events=events,
+            held_up=held_up,
+            idle=idle_holders,
+            long=long_prefills,
+            in_vain=aborted_work,
+        )
+        charged_us = dict(charges.group_by("charge").agg(pl.col("time_us").sum()).iter_rows())
+        return ChargeTables(held_up, idle_holders, long_prefills, aborted_work, charges, charged_us)
 
-    @cached_property
+    @property
     def charges(self) -> pl.DataFrame:
         """Charges of every wait (``timeline/charges.py``)."""
-        return make_charges(
-            self,
-            self.request_states,
-            events=self.events,
-            held_up=self.held_up,
-            idle=self.idle_holders,
-            long=self.long_prefills,
-            in_vain=self.aborted_work,
-        )
+        return self.charge_tables.charges
 
     @cached_property
-    def charged_us(self) -> dict[str, int]:
-        """Total time of each charge, in microseconds."""
-        return dict(self.charges.group_by("charge").agg(pl.col("time_us").sum()).iter_rows())
+    def recorded_states(self) -> pl.DataFrame:
+        """Rows of ``request_states`` outside of gaps."""
+        return self.request_states.filter(RECORDED)
+
+    @cached_property
+    def requests_us(self) -> int:
+        """Total time of all requests in microseconds; shares refer to it."""
+        return total_us(self.recorded_states)
+
+    @cached_property
+    def queue_times(self) -> pl.DataFrame:
+        """Queue time of each request first scheduled in this trace (``timeline/request_states.py``)."""
+        return make_queue_times(self, self.request_states)
 
 
 Made = TypeVar("Made")
@@ -418,6 +425,36 @@ def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
         return listed
     is_outside = (place < 0) | (spans["to_us"].gather(place.clip(0)) < listed["at_us"])
     return listed.filter(is_outside)
+
+
+USUAL_STEPS = 9
+"""Number of the latest steps without prefill whose median is the usual time of the next one."""
+LATE_FROM = 1.5
+"""Factor of the usual time from which the end of a step was seen late."""
+
+
+def with_execution_us(steps: pl.DataFrame) -> pl.DataFrame:
+    """Add ``execution_us``: how long each batch alone kept the worker; ``busy_us`` if not recorded.
+
+    With asynchronous scheduling, the worker takes the next batch before the current one has ended.
+    ``execute_us`` begins there, and so includes that wait. While the worker prepares a batch with prefill, it
+    also sees the end of the batch before late (on an H100, by 30 ms). If that batch only decodes, what it
+    takes beyond the usual time of decodes is time of the batch with prefill, in ``busy_us``, too.
+    """
+    began = pl.col("start_us") + pl.col("execute_after_us")
+    ended = began + pl.col("execute_us")
+    free = ended.cum_max().forward_fill().shift(1).fill_null(0)
+    alone = pl.coalesce((ended - pl.max_horizontal(began, free)).clip(0), "busy_us")
+    prefills = pl.col("prefill_tokens").fill_null(0) > 0
+    before_prefill = prefills.shift(-1) & (pl.col("step").shift(-1) == pl.col("step") + 1)
+    decodes = ~prefills & (pl.col("decode_tokens") > 0)
+    usual = pl.when(decodes & ~before_prefill).then(alone).rolling_median(USUAL_STEPS, min_samples=1)
+    usual = usual.forward_fill()
+    overlap = (ended - began.shift(-1)).fill_null(0).clip(0)
+    is_late = decodes & before_prefill & (alone > LATE_FROM * usual)
+    late = pl.when(is_late).then(pl.min_horizontal(alone - usual, overlap)).fill_null(0).cast(pl.Int64)
+    later = late.shift(1).fill_null(0) - late
+    return steps.with_columns(execution_us=alone + later, busy_us=pl.col("busy_us") + later)
 
 
 NO_PROGRESS_US = 10_000_000

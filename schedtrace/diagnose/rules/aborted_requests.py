@@ -27,7 +27,7 @@ from schedtrace.timeline.charges import (
     sent_again,
 )
 from schedtrace.timeline.events import INTERRUPTED
-from schedtrace.timeline.frames import states_outside_gaps
+from schedtrace.timeline.frames import RECORDED
 from schedtrace.timeline.spans import LENGTH_US, total_us
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
@@ -112,13 +112,11 @@ def _aborted(timeline: Timeline) -> Findings:
     theirs = pl.col("request_id").is_in(pl.lit(aborted["request_id"]).implode())
     states = timeline.recorded_states.filter(theirs)
     # What they lost to an interruption is the interruption's: clients that leave meanwhile are its effect.
-    of_engine = states_outside_gaps(timeline.interrupted_states).filter(
-        theirs, pl.col("state") != INTERRUPTED
-    )
+    of_engine = timeline.interrupted_states.filter(RECORDED).filter(theirs, pl.col("state") != INTERRUPTED)
     effects = timeline.charges.filter(theirs, pl.col("charge").is_in(ELSEWHERE))
     time_us = max(0, total_us(of_engine) - int(effects["time_us"].sum()))
     for_them = timeline.charges.filter(pl.col("charge") == ABORTED_WORK, ~theirs)
-    kept_waiting_us, work = int(for_them["time_us"].sum()), timeline.aborted_work
+    kept_waiting_us, work = int(for_them["time_us"].sum()), timeline.charge_tables.aborted_work
     device_us = float(work.select((LENGTH_US * pl.col("in_vain")).sum()).item() or 0.0)
     share = min(1.0, (time_us + kept_waiting_us) / timeline.requests_us)
     if share < FOUND_FROM_FRAC:

@@ -21,6 +21,7 @@ from schedtrace.diagnose.rules.common import (
 )
 from schedtrace.diagnose.rules.front_end import NAMES
 from schedtrace.diagnose.rules.slow_step_remedies import remedies
+from schedtrace.diagnose.waits import totals
 from schedtrace.model.message import NOTHING, Message, Number, Steps
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
@@ -275,7 +276,9 @@ def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
 
 
 def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
-    requests = events.interrupted_requests(timeline.request_states, rows)
+    lost_us = overlap_us(timeline.request_states, merged(rows))
+    lost = timeline.request_states[["request_id"]].with_columns(us=lost_us).filter(pl.col("us") > 0)
+    requests = totals(lost, "us")["request_id"]
     cost_us = events.cost_us(timeline.request_states, timeline.engine_states, rows)
     time_us = total_us(rows)
     share = min(1.0, cost_us / timeline.requests_us)
@@ -300,9 +303,9 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         times=shown.height,
         time_ms=time_us / 1e3,
         requests_ms=cost_us / 1e3,
-        requests=len(requests),
+        requests=requests.len(),
         aborted=_aborted(timeline, rows),
-        longest_request=requests[0] if requests else "",
+        longest_request=requests[0] if requests.len() else "",
         part=str(parts["part"][0]),
         factor=None if (factor := rows["factor"].median()) is None else float(factor),  # type: ignore[arg-type]  # floats
         detail=rows["detail"].drop_nulls().mode().sort().first(),  # type: ignore[arg-type]  # a string

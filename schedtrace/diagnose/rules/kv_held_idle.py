@@ -206,7 +206,7 @@ def _longest(timeline: Timeline) -> dict[str, Any]:
     begins = starts.rename({"step": "first_step", "start_us": "begin_us"})
     over = starts.select(last_step=pl.col("step") - 1, over_us="start_us")
     rows = (
-        timeline.idle_holders.join(begins, on="first_step", maintain_order="left")
+        timeline.charge_tables.idle_holders.join(begins, on="first_step", maintain_order="left")
         .join(over, on="last_step", how="left", maintain_order="left")
         .with_columns(us=pl.col("over_us").fill_null(timeline.end_us) - pl.col("begin_us"))
         .sort("us", "first_step", "blocks", "request_id", descending=[True, False, True, False])

@@ -60,7 +60,9 @@ def _find_long_prompts(timeline: Timeline) -> Findings:
     waits = charged(timeline, LONG_PROMPT)
     if waits is None:
         return
-    steps = timeline.long_prefills.join(waits.steps[["step", "start_us", "output_us"]], on="step")
+    steps = timeline.charge_tables.long_prefills.join(
+        waits.steps[["step", "start_us", "output_us"]], on="step"
+    )
     each = steps.group_by("request_id").agg(
         pl.col("scheduled_tokens", "prefill_tokens").sum(), pl.col("prompt_tokens").first(), steps=pl.len()
     )

@@ -46,9 +46,9 @@ class HeadOfLine(Waited, kw_only=True):
 
 
 def held_up_requests(timeline: Timeline) -> pl.DataFrame:
-    """Return ``timeline.held_up`` with ``waited_us``, each request's additional wait, longest first."""
+    """Return the requests held up behind a head, each with its additional wait (``waited_us``)."""
     starts = timeline.steps[["step", "start_us"]]
-    passed = timeline.held_up.join(starts, on="step", how="left", maintain_order="left").join(
+    passed = timeline.charge_tables.held_up.join(starts, on="step", how="left", maintain_order="left").join(
         starts.rename({"step": "left_step", "start_us": "left_us"}), on="left_step", how="left"
     )
     waited = pl.col("left_us").fill_null(timeline.end_us) - pl.col("start_us")

@@ -180,7 +180,9 @@ def refusing(steps, *, holders=(("a", 30), ("b", 20)), got="b", **fields):
 
 
 def rows(view):
-    return view.idle_holders.select("first_step", "last_step", "request_id", "blocks", "held", "kind").rows()
+    return view.charge_tables.idle_holders.select(
+        "first_step", "last_step", "request_id", "blocks", "held", "kind"
+    ).rows()
 
 
 def test_who_got_nothing_and_keeps_half_of_the_blocks_holds_them_idly(view_of):
@@ -203,17 +205,20 @@ def test_otherwise_the_cache_is_in_use(view_of, lines):
 
 
 def test_nobody_ran(view_of):
-    assert view_of(*refusing(FEWEST_STEPS, got="")).idle_holders["alone"].to_list() == [True, True]
-    assert view_of(*refusing(FEWEST_STEPS)).idle_holders["alone"].to_list() == [False]
+    assert view_of(*refusing(FEWEST_STEPS, got="")).charge_tables.idle_holders["alone"].to_list() == [
+        True,
+        True,
+    ]
+    assert view_of(*refusing(FEWEST_STEPS)).charge_tables.idle_holders["alone"].to_list() == [False]
 
 
 def test_a_session_is_silent_while_its_client_has_not_sent_more(view_of):
     lines = refusing(FEWEST_STEPS)
     lines[3].arrived = [arrival("a", None, 25_000, streaming_update=True)]
-    found = view_of(*lines).idle_holders
+    found = view_of(*lines).charge_tables.idle_holders
     assert found.select("kind", "silent").rows() == [("session", False)]
     lines[2].exits.insert(0, Exit("waiting", "continue", Cause.STREAMING_INPUT_PENDING, "a"))
-    assert view_of(*lines).idle_holders["silent"].to_list() == [True]
+    assert view_of(*lines).charge_tables.idle_holders["silent"].to_list() == [True]
 
 
 @pytest.mark.parametrize(("ended_us", "kind"), [(None, "aborted"), (8_500, "finished")])
@@ -276,20 +281,20 @@ def test_a_long_prompt_exceeds_budget_and_usual_prompts_and_takes_half_of_the_st
 ):
     line = chunks(0, a=(0, mine), b=(0, others))
     line.arrived = come(a=tokens, b=usual)
-    rows = view_of(line).long_prefills.rows()
+    rows = view_of(line).charge_tables.long_prefills.rows()
     assert rows == ([(0, "a", tokens, mine, 1000)] if long else [])
 
 
 def test_of_two_in_a_step_the_larger_chunk_counts(view_of):
     line = chunks(0, b=(0, 400), a=(0, 600))
     line.arrived = come(a=3000, b=2000, c=10, d=10)
-    assert view_of(line).long_prefills["request_id"].to_list() == ["a"]
+    assert view_of(line).charge_tables.long_prefills["request_id"].to_list() == ["a"]
 
 
 def test_many_prompts_of_one_size_are_a_full_device(view_of):
     line = chunks(0, a=(0, 1000))
     line.arrived = come(a=3000, b=3000, c=10)
-    assert view_of(line).long_prefills.is_empty()
+    assert view_of(line).charge_tables.long_prefills.is_empty()
 
 
 STEPS = 10
