@@ -1,6 +1,7 @@
-"""Settings that affect scheduling, and each value's origin: the user, vLLM's default, or other settings.
+"""Settings that affect scheduling: their values, the origin of each value, and what engines made of them.
 
-A value may differ from the user's, and some settings have no effect.
+A value comes from the user, from vLLM's default or from other settings. It may differ from the user's, and
+some settings have no effect.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +11,12 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.reached import Reached, reached_by, reached_message
+from schedtrace.diagnose.batches_in_flight import executed_batches
+from schedtrace.diagnose.kv_cache import cache_use
 from schedtrace.model.causes import Cap
+from schedtrace.model.cuda_graphs import graph_sizes
 from schedtrace.model.manifest import OFFLINE_CONTEXT, Configured
-from schedtrace.model.message import NOTHING, Code, Message, Number, given, joined
+from schedtrace.model.message import NOTHING, Code, Message, given, joined
 from schedtrace.model.report import EffectiveSetting, Finding, Origin
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
@@ -154,24 +157,20 @@ def _not_given(name: str, value: Any, run: Run) -> tuple[Origin, Message]:
     if configured is None:
         return "unknown", NOTHING
     if name in BY_CONTEXT:
-        return _by_context(value, configured.context_defaults.get(name, {}), configured.usage_context)
+        context, defaults = configured.usage_context, configured.context_defaults.get(name, {})
+        defaults_elsewhere = [
+            say("{context:code} {value:n}", context=other_context, value=default)
+            for other_context, default in defaults.items()
+            if other_context != context and default != value
+        ]
+        elsewhere = say("[default elsewhere: {others}]", others=joined(defaults_elsewhere, ", "))
+        is_default = context is not None and value == defaults.get(context)
+        mine = say("[for {context:code}]", context=context)
+        return ("default" if is_default else "derived"), joined([mine, elsewhere], "; ")
     if configured.given.get(STRUCTURES.get(name, "")) is not None:
         structure = Code(STRUCTURES[name])
         return "unknown", say("{structure} was given; its content is not recorded", structure=structure)
     return ("derived" if name in configured.derived or name in CHOSEN else "default"), NOTHING
-
-
-def _by_context(value: Any, defaults: dict[str, int], context: str | None) -> tuple[Origin, Message]:
-    """Return the origin of a setting in ``BY_CONTEXT``: the context's default, or vLLM's choice."""
-    defaults_elsewhere = [
-        say("{context:code} {value:n}", context=other_context, value=default)
-        for other_context, default in defaults.items()
-        if other_context != context and default != value
-    ]
-    elsewhere = say("[default elsewhere: {others}]", others=joined(defaults_elsewhere, ", "))
-    mine = say("[for {context:code}]", context=context)
-    is_default = context is not None and value == defaults.get(context)
-    return ("default" if is_default else "derived"), joined([mine, elsewhere], "; ")
 
 
 def _reserved_for_drafts(header: Header) -> Message:
@@ -190,69 +189,40 @@ def _reserved_for_drafts(header: Header) -> Message:
     return say(sentence, slots=slots, setting=setting)
 
 
+THRESHOLD = "long_prefill_token_threshold"
 LOCAL_INTERVAL_SINCE = (0, 33)
 """First release in which ranks outside lock-step also read ``prefill_schedule_interval``."""
 
 
 def why_inert(setting: EffectiveSetting, header: Header, configured: Configured | None) -> Message:
     """Return why a setting has no effect; nothing if it has one, is at its default, or is switched off."""
-    check = _CHECKS.get(setting.name)
-    return check(setting, header, configured) if check and setting.origin != "overridden" else NOTHING
-
-
-def _partial_prefills(setting: EffectiveSetting, _: Header, __: Configured | None) -> Message:
-    """Explain that no release's V1 scheduler reads these settings, and that vLLM 0.27 removed them."""
-    return NOTHING if setting.value == 1 else say("vLLM's V1 scheduler does not read it")
-
-
-def _threshold(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
-    value, budget = setting.value, header.token_budget
-    if not isinstance(value, int) or not value or budget is None or value < budget:
-        return NOTHING
-    return say("no effect: the token budget of {budget:n} limits chunks first", budget=budget)
-
-
-def _adaptive(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
-    if not setting.value or header.scheduler_config.get("long_prefill_token_threshold"):
-        return NOTHING
-    return say("no effect without {setting:setting}", setting="long_prefill_token_threshold")
-
-
-def _active(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
-    """Explain that ``max_num_active_seqs`` replaces ``max_num_seqs`` only if it is smaller."""
-    if setting.value != header.scheduler_config.get("max_num_seqs"):
-        return NOTHING
-    return say("no effect: {setting:setting} is the same", setting="max_num_seqs")
-
-
-def _watermark(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
-    """Explain a watermark without effect: vLLM reserves ``int(watermark * blocks)``."""
-    value, blocks = setting.value, header.kv_blocks_total
-    if not isinstance(value, int | float) or not value or blocks is None or int(value * blocks) > 0:
-        return NOTHING
-    return say("no effect: of {blocks:n} blocks it keeps 0 free", blocks=blocks)
-
-
-def _interval(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
-    """Explain an interval without effect: a rank that schedules alone has ``data_parallel_size`` 1."""
+    value, budget, blocks = setting.value, header.token_budget, header.kv_blocks_total
+    number = value if isinstance(value, int | float) else 0
+    limits, memory = header.scheduler_config, header.settings.get("cache_config.kv_cache_memory_bytes")
+    is_alone = header.data_parallel_size is not None and header.data_parallel_size <= 1
     release = _release(header.vllm_version)
-    in_lock_step = header.data_parallel_size is None or header.data_parallel_size > 1
-    if setting.value == 1 or in_lock_step or release is None or release >= LOCAL_INTERVAL_SINCE:
-        return NOTHING
-    return say("no effect in this release: only data-parallel ranks in lock-step read it")
-
-
-def _queued(_: EffectiveSetting, __: Header, configured: Configured | None) -> Message:
-    """Explain why this setting does not limit ``LLM``: it never calls ``AsyncLLM.check_admission``."""
-    if configured is None or configured.usage_context != OFFLINE_CONTEXT:
-        return NOTHING
-    return say("no effect offline: only a server's front end checks it")
-
-
-def _utilization(setting: EffectiveSetting, header: Header, __: Configured | None) -> Message:
-    if setting.origin != "given" or header.settings.get("cache_config.kv_cache_memory_bytes") is None:
-        return NOTHING
-    return say("no effect: {setting:setting} decides", setting="kv_cache_memory_bytes")
+    is_older = release is not None and release < LOCAL_INTERVAL_SINCE
+    is_offline = configured is not None and configured.usage_context == OFFLINE_CONTEXT
+    why = NOTHING
+    match setting.name:
+        case "max_num_partial_prefills" | "max_long_partial_prefills" if value != 1:
+            why = say("vLLM's V1 scheduler does not read it")  # in no release; vLLM 0.27 removed them
+        case "long_prefill_token_threshold" if number and budget is not None and number >= budget:
+            why = say("no effect: the token budget of {budget:n} limits chunks first", budget=budget)
+        case "long_prefill_token_threshold_adaptive" if value and not limits.get(THRESHOLD):
+            why = say("no effect without {setting:setting}", setting=THRESHOLD)
+        case "max_num_active_seqs" if value == limits.get("max_num_seqs"):  # the smaller one counts
+            why = say("no effect: {setting:setting} is the same", setting="max_num_seqs")
+        case "watermark" if number and blocks is not None and int(number * blocks) <= 0:  # vLLM's formula
+            why = say("no effect: of {blocks:n} blocks it keeps 0 free", blocks=blocks)
+        case "prefill_schedule_interval" if value != 1 and is_alone and is_older:
+            why = say("no effect in this release: only data-parallel ranks in lock-step read it")
+        case "max_num_queued_reqs" | "max_num_queued_tokens" if is_offline:
+            # ``LLM`` never calls ``AsyncLLM.check_admission``
+            why = say("no effect offline: only a server's front end checks it")
+        case "gpu_memory_utilization" if setting.origin == "given" and memory is not None:
+            why = say("no effect: {setting:setting} decides", setting="kv_cache_memory_bytes")
+    return why
 
 
 def _release(version: str) -> tuple[int, int] | None:
@@ -264,26 +234,18 @@ def _release(version: str) -> tuple[int, int] | None:
         return None
 
 
-_CHECKS: dict[str, Callable[[EffectiveSetting, Header, Configured | None], Message]] = {
-    "max_num_partial_prefills": _partial_prefills,
-    "max_long_partial_prefills": _partial_prefills,
-    "long_prefill_token_threshold": _threshold,
-    "long_prefill_token_threshold_adaptive": _adaptive,
-    "max_num_active_seqs": _active,
-    "watermark": _watermark,
-    "prefill_schedule_interval": _interval,
-    "max_num_queued_reqs": _queued,
-    "max_num_queued_tokens": _queued,
-    "gpu_memory_utilization": _utilization,
-}
-
-
 LITTLE_USED = 0.5
 """Share of a limit below which the peak use shows that the limit does not matter."""
 FEWEST_STEPS = 100
 """Minimum number of steps with work for a statement that a limit was never reached."""
 FEWEST_REQUESTS = 10
 """Minimum number of prompts for a statement that the prefix cache had no hit."""
+
+
+FEWEST_STEPS_OF_USE = 20
+"""Minimum number of steps, or executed batches, that show the use of a setting."""
+MISSED_FRAC = 0.05
+"""Minimum share of the prompts' tokens in cache misses on shared prefixes for these to be reported."""
 
 
 class CappedSteps(NamedTuple):
@@ -295,6 +257,38 @@ class CappedSteps(NamedTuple):
     """Number of tokens that prompts wanted and the budget still had, but the threshold withheld."""
     full_steps: int
     """Number of steps with a full budget that would have computed these steps' tokens, trial by trial."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Sums over one engine; 0 if the engine has no such events or the trace does not record them."""
+
+    depth: int = 0
+    """Configured number of batches in flight in a pipeline."""
+    batches: int = 0
+    """Number of batches whose execution is recorded."""
+    in_flight: int = 0
+    """Number of batches in flight, summed over the recorded batches."""
+    drafts: int = 0
+    """Number of draft tokens of finished requests."""
+    accepted: int = 0
+    """Number of draft tokens of finished requests that were accepted."""
+    round_us: float | None = None
+    """Time to verify the drafts of one decode, by the step-time model; None without a model."""
+    graph_steps: int = 0
+    """Number of steps without prefill that fit into a captured graph."""
+    graph_tokens: int = 0
+    """Number of tokens scheduled in the steps of ``graph_steps``."""
+    padded_tokens: int = 0
+    """Sizes in tokens of the smallest graphs that hold the steps of ``graph_steps``, summed."""
+    larger_steps: int = 0
+    """Number of steps without prefill that are larger than every captured graph."""
+    prompt_tokens: int = 0
+    """Number of prompt tokens of all requests."""
+    shareable_tokens: int = 0
+    """Number of prompt tokens in prefixes of earlier prompts."""
+    cached_tokens: int = 0
+    """Number of prompt tokens found in the prefix cache."""
 
 
 @dataclass(frozen=True)
@@ -334,6 +328,48 @@ def capped_steps(timeline: Timeline) -> CappedSteps:
     )
 
 
+def reached_by(timeline: Timeline) -> Reached:
+    """Return the use that one engine made of its settings."""
+    stages, depth = timeline.header.pipeline_parallel_size, timeline.header.batches_in_flight
+    batches = executed_batches(timeline)
+    if not (stages and depth and min(stages, depth) > 1):  # no pipeline
+        depth, batches = 0, batches.clear()
+    finishes, model = timeline.finishes, timeline.step_time
+    drafts, accepted = (
+        int(finishes[name].sum() or 0) if name in finishes.columns else 0
+        for name in ("drafts", "drafts_accepted")
+    )
+    each = timeline.header.settings.get("speculative_config.num_speculative_tokens")
+    round_us = model.per_decode_token_us * each if model and drafts and isinstance(each, int) else None
+    captured = pl.Series(graph_sizes(timeline.header), dtype=pl.Int64)
+    decodes = pl.Series(dtype=pl.Int64)
+    if not captured.is_empty():
+        steps = timeline.steps.filter((pl.col("prefill_tokens") == 0) & (pl.col("used_tokens") > 0))
+        decodes = steps["used_tokens"].cast(pl.Int64)
+    place = captured.search_sorted(decodes, side="left").cast(pl.Int64)
+    fits = place < captured.len()
+    prompt, shareable, cached = 0, 0, 0
+    if {Fact.CACHE, Fact.REQUESTS, Fact.LIVES} <= timeline.facts:
+        use = cache_use(timeline)
+        names = ("prompt_tokens", "shareable_tokens", "cached_tokens")
+        prompt, shareable, cached = (int(use[name].sum() or 0) for name in names)
+    return Reached(
+        depth=depth,
+        batches=batches.height,
+        in_flight=int(batches["in_flight"].sum()),
+        drafts=drafts,
+        accepted=accepted,
+        round_us=round_us,
+        graph_steps=int(fits.sum()),
+        graph_tokens=int(decodes.filter(fits).sum()),
+        padded_tokens=int(captured.gather(place.filter(fits)).sum()),
+        larger_steps=int((~fits).sum()),
+        prompt_tokens=prompt,
+        shareable_tokens=shareable,
+        cached_tokens=cached,
+    )
+
+
 def use_of(timeline: Timeline) -> Use | None:
     """Return the peak use of an engine; values that are not recorded are None."""
     if not {Fact.QUEUE, Fact.CONFIG} <= timeline.facts:
@@ -367,8 +403,15 @@ def limit_use(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
         requests = max(engine.most_running for engine in engines)
         if _little(requests, setting, engines) is not None:
             return say("at most {requests:n request} ran at once", requests=requests)
-    if setting.name == "long_prefill_token_threshold":
-        return _capped([engine.capped for engine in engines])
+    steps = sum(engine.capped.steps for engine in engines)
+    if setting.name == THRESHOLD and steps:
+        return say(
+            "it capped chunks in {steps:n step}, which left {tokens:n token} unused on average that the "
+            "prompts wanted; full steps would have needed {full_steps:n step} for the same work",
+            steps=steps,
+            tokens=round(sum(engine.capped.withheld_tokens for engine in engines) / steps),
+            full_steps=sum(engine.capped.full_steps for engine in engines),
+        )
     was_reached = reached_message(setting, [engine.reached for engine in engines])
     if setting.name == "enable_prefix_caching" and not was_reached:
         requests = sum(engine.admitted for engine in engines)
@@ -377,18 +420,51 @@ def limit_use(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
     return was_reached
 
 
-def _capped(engines: Sequence[CappedSteps]) -> Message:
-    """Describe the budget that capped chunks left unused; return nothing if no chunk was capped."""
-    steps = sum(engine.steps for engine in engines)
-    if not steps:
-        return NOTHING
-    return say(
-        "it capped chunks in {steps:n step}, which left {tokens:n token} unused on average that the prompts "
-        "wanted; full steps would have needed {full_steps:n step} for the same work",
-        steps=steps,
-        tokens=round(sum(engine.withheld_tokens for engine in engines) / steps),
-        full_steps=sum(engine.full_steps for engine in engines),
-    )
+def reached_message(setting: EffectiveSetting, engines: Sequence[Reached]) -> Message:
+    """Describe the use that all engines made of a setting; ``NOTHING`` if the traces do not show it."""
+    name = setting.name
+
+    def engine_sum(field: str) -> int:
+        return sum(getattr(engine, field) for engine in engines)
+
+    if name == "pipeline_parallel_size" and engine_sum("batches") >= FEWEST_STEPS_OF_USE:
+        return say(
+            "on average {mean:n1} of {depth:n} batches were in flight",
+            mean=engine_sum("in_flight") / engine_sum("batches"),
+            depth=max(engine.depth for engine in engines),
+        )
+    if name == "num_speculative_tokens" and engine_sum("drafts"):
+        return say(
+            "{frac:%} of {drafts:n draft token} were accepted[; those of a decode take {round:us} to verify]",
+            frac=engine_sum("accepted") / engine_sum("drafts"),
+            drafts=engine_sum("drafts"),
+            round=engines[0].round_us,
+        )
+    if (
+        name == "cudagraph_capture_sizes"
+        and engine_sum("graph_steps") + engine_sum("larger_steps") >= FEWEST_STEPS_OF_USE
+    ):
+        padded = engine_sum("padded_tokens")
+        parts = [
+            say(
+                "[{frac:%} of the tokens in graphs of {steps:n decode step} were padding]",
+                frac=1 - engine_sum("graph_tokens") / padded if padded else None,
+                steps=engine_sum("graph_steps"),
+            ),
+            say(
+                "[{larger:n decode step} were larger than every graph]",
+                larger=engine_sum("larger_steps") or None,
+            ),
+        ]
+        return joined(parts, "; ")
+    missed = engine_sum("shareable_tokens") - engine_sum("cached_tokens")
+    if name == "enable_prefix_caching" and missed >= MISSED_FRAC * max(1, engine_sum("prompt_tokens")):
+        return say(
+            "prompts found {cached:n} of {shareable:n token} with which earlier ones began",
+            cached=engine_sum("cached_tokens"),
+            shareable=engine_sum("shareable_tokens"),
+        )
+    return NOTHING
 
 
 def _little(most: int, setting: EffectiveSetting, engines: Sequence[Use]) -> float | None:
@@ -412,20 +488,16 @@ def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveS
         value = value_of(header)
         if name == "data_parallel_size" and value is not None:  # independent ranks know of themselves only
             value = max(value, run.engines)
-        if _is_plain(value):
+        # known, and of a type that vLLM can have written
+        is_list = isinstance(value, list) and all(type(size) is int for size in value)
+        if is_list or isinstance(value, bool | int | float | str):
             settings.append(with_origin(name, value, run))
     for setting in settings:
-        inert = why_inert(setting, header, configured_by(run))
+        is_overridden = setting.origin == "overridden"
+        inert = NOTHING if is_overridden else why_inert(setting, header, configured_by(run))
         setting.inert = bool(inert)
         setting.explanation = joined([setting.explanation, inert, limit_use(setting, engines)], "; ")
     return [setting for setting in settings if _says_something(setting, header)]
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a header's value is known, and of a type that vLLM can have written."""
-    if isinstance(value, list):
-        return all(type(size) is int for size in value)
-    return isinstance(value, bool | int | float | str)
 
 
 def _says_something(setting: EffectiveSetting, header: Header) -> bool:
@@ -446,35 +518,38 @@ def without_followed(findings: list[Finding], settings: Sequence[EffectiveSettin
     left, the finding's ``refuted`` gives the reason.
     """
     overridden = {setting.name: setting for setting in settings if setting.origin == "overridden"}
-    return [_without(finding, overridden) for finding in findings]
+    revised = []
+    for finding in findings:
+        remaining = []
+        for advice in finding.advice:
+            setting = overridden.get(advice.setting or "")
+            if setting is None or advice.value is None or setting.given != advice.value:
+                remaining.append(advice)
+        if len(remaining) == len(finding.advice):
+            revised.append(finding)
+            continue
+        first, refuted = finding.advice[0], finding.refuted
+        revised.append(
+            msgspec.structs.replace(
+                finding,
+                advice=remaining,
+                gain=finding.gain if first in remaining else None,
+                refuted=refuted if remaining else [*refuted, _refusal(overridden[str(first.setting)])],
+            )
+        )
+    return revised
 
 
-def _without(finding: Finding, overridden: dict[str, EffectiveSetting]) -> Finding:
-    remaining = []
-    for advice in finding.advice:
-        setting = overridden.get(advice.setting or "")
-        if setting is None or advice.value is None or setting.given != advice.value:
-            remaining.append(advice)
-    if len(remaining) == len(finding.advice):
-        return finding
-    first = finding.advice[0]
-    return msgspec.structs.replace(
-        finding,
-        advice=remaining,
-        gain=finding.gain if first in remaining else None,
-        refuted=finding.refuted if remaining else [*finding.refuted, _why(overridden[str(first.setting)])],
-    )
-
-
-def _why(setting: EffectiveSetting) -> Message:
+def _refusal(setting: EffectiveSetting) -> Message:
+    """State the user's value of a setting and the value that vLLM uses instead."""
     option = setting.name.replace("_", "-")
     if isinstance(setting.given, bool):
         option = option if setting.given else f"no-{option}"
         sentence = "{option:setting} was given, and vLLM keeps it {state} here."
         return say(sentence, option=f"--{option}", state="on" if setting.value else "off")
+    asked, value = (
+        given(value) if isinstance(value, int | float) else str(value)
+        for value in (setting.given, setting.value)
+    )
     sentence = "{option:setting} {given} was given, and vLLM keeps {value} here."
-    return say(sentence, option=f"--{option}", given=_plain(setting.given), value=_plain(setting.value))
-
-
-def _plain(value: object) -> Number | str:
-    return given(value) if isinstance(value, int | float) else str(value)
+    return say(sentence, option=f"--{option}", given=asked, value=value)

@@ -3,11 +3,12 @@
 import pytest
 
 from schedtrace.diagnose.analyze import analyze, analyze_run
-from schedtrace.diagnose.reached import reached_by, reached_message
 from schedtrace.diagnose.root_causes import reranked
 from schedtrace.diagnose.settings import (
     capped_steps,
     effective_settings,
+    reached_by,
+    reached_message,
     use_of,
     without_followed,
 )
