@@ -28,7 +28,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from schedtrace.diagnose import catalogue, rules
+from schedtrace.diagnose import analyze, rules
 from schedtrace.diagnose.rules import common
 from schedtrace.model import (
     causes,
@@ -58,7 +58,7 @@ MODULES = {
     "statistics": statistics,
     "comparison": comparison,
     "story": story,
-    "catalogue": catalogue,
+    "analyze": analyze,
     "what_if": what_if,
     "records": records,
     "live": live,
@@ -76,7 +76,7 @@ SCHEMAS = {
     "comparison": (comparison.Comparison, "What schedtrace diff --format json prints"),
     "step": (story.StepStory, "What schedtrace step --format json prints"),
     "request": (story.Life, "What schedtrace request --format json prints"),
-    "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
+    "findings": (analyze.Catalogue, "What schedtrace findings --format json prints"),
     "queue": (live.EngineQueues, "What schedtrace queue --format json prints"),
     "doctor": (checkup.Checkup, "What schedtrace doctor --format json prints"),
     "records": (records.Records, "What schedtrace analyze --format json prints for weaker records"),

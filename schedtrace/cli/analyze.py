@@ -91,8 +91,7 @@ def analyze(  # noqa: C901  # an option after the other
     from importlib.util import find_spec
 
     from schedtrace.diagnose.analyze import analyze as analyze_runs
-    from schedtrace.diagnose.analyze import at_or_above
-    from schedtrace.diagnose.catalogue import choose, keep, require_judged
+    from schedtrace.diagnose.analyze import at_or_above, choose, keep, require_judged
     from schedtrace.diagnose.records import analyzed_records, periodic_lines
     from schedtrace.present.pages.report import report_page
     from schedtrace.present.progress import CountBar

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import polars as pl
 
-from schedtrace.diagnose.latencies import FINISHED
+from schedtrace.diagnose.serving_metrics import FINISHED
 from schedtrace.diagnose.settings import configured_by, effective_settings
 from schedtrace.model.comparison import ConfigChange, MetricChange, Sample
 from schedtrace.model.manifest import Manifest

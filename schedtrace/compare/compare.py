@@ -31,7 +31,7 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rule import Threshold, share_frac
 from schedtrace.diagnose.rules import KINDS, unused_budget
 from schedtrace.diagnose.run_statistics import survivors
-from schedtrace.diagnose.throughput import counted_time
+from schedtrace.diagnose.serving_metrics import counted_time
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.errors import InputError
 from schedtrace.model.comparison import CauseChange, Comparison, FindingChange, MetricChange, Outcome, Sample

@@ -18,8 +18,7 @@ from scipy.special import ndtri, stdtr, stdtrit
 
 from schedtrace.compare import significance
 from schedtrace.compare.significance import ALPHA, CONFIDENCE, POWER, holm
-from schedtrace.diagnose.latencies import request_latencies
-from schedtrace.diagnose.throughput import counted_spans
+from schedtrace.diagnose.serving_metrics import counted_spans, request_latencies
 from schedtrace.model.comparison import MetricChange, Outcome, Sample
 from schedtrace.model.report import RunReport, TrialReport
 from schedtrace.model.statistics import Percentiles

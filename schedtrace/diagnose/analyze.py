@@ -1,20 +1,20 @@
-"""Analysis of recorded runs, which yields a report.
+"""Analysis of recorded runs, which yields a report; catalogue of the findings, and the selection among them.
 
 The facts that a report needs about one engine are extracted first (``one_engine``), so that the engine's
 timeline can be released before the next one is made.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import polars as pl
 from msgspec.structs import asdict
 
-from schedtrace.diagnose.latencies import tails
 from schedtrace.diagnose.root_causes import Judged, ordered_findings, ranked, reranked
 from schedtrace.diagnose.rule import package_findings
-from schedtrace.diagnose.rules import PACKAGES, RANK_RULES, RULES, slow_steps
+from schedtrace.diagnose.rules import KINDS, PACKAGES, RANK_RULES, RULES, slow_steps
 from schedtrace.diagnose.rules.allowed_settings import allowed
 from schedtrace.diagnose.run_statistics import (
     EngineSums,
@@ -24,11 +24,20 @@ from schedtrace.diagnose.run_statistics import (
     strip,
     trial_reports,
 )
+from schedtrace.diagnose.serving_metrics import counted_s, tails
 from schedtrace.diagnose.settings import Use, effective_settings, use_of, without_followed
-from schedtrace.diagnose.throughput import counted_s
-from schedtrace.diagnose.time_split import engine_split, engine_time, request_time, time_split
-from schedtrace.diagnose.verdict import Unlimited, lead_first, unjudged, unlimited, verdict
-from schedtrace.errors import UsageError
+from schedtrace.diagnose.verdict import (
+    Unlimited,
+    engine_split,
+    engine_time,
+    lead_first,
+    request_time,
+    time_split,
+    unjudged,
+    unlimited,
+    verdict,
+)
+from schedtrace.errors import InputError, UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Message
 from schedtrace.model.report import (
@@ -461,3 +470,105 @@ def _run_problems(manifest: Manifest | None) -> list[Message]:
         sentence = "The prefix cache could not be emptied before trial {trials}."
         problems.append(say(sentence, trials=", ".join(dirty)))
     return problems
+
+
+CATALOGUE_SCHEMA_VERSION = 1
+FORMER = {
+    "balance-candidate": "part of prefill-stall",
+    "balance-without-effect": "in the example package examples/rank_balance",
+    "cache-resets": "part of interruption",
+    "decode-starves-prefill": "part of token-budget-bound",
+    "dummy-batches": "part of rank-imbalance",
+}
+"""Codes of former findings, each with the place where the same facts appear now."""
+
+
+class FindingKind(msgspec.Struct, kw_only=True):
+    """Kind of finding, as the catalogue lists it."""
+
+    code: str
+    """Code of the finding in a report, and value of ``analyze --only`` and ``--ignore``."""
+    summary: str
+    """Meaning of the finding in one line."""
+    needs: list[str]
+    """Facts that a record must contain for the rule to be evaluated; a trace of vLLM's own scheduler contains
+    all."""
+
+
+class Catalogue(msgspec.Struct, kw_only=True):
+    """Document that ``schedtrace findings`` prints."""
+
+    schema_version: int = CATALOGUE_SCHEMA_VERSION
+    findings: list[FindingKind]
+
+
+def catalogue() -> Catalogue:
+    """Return every rule, in the order in which ``analyze`` evaluates the rules."""
+    kinds = [
+        FindingKind(code=rule.code, summary=rule.summary, needs=sorted(rule.needs)) for rule in KINDS.values()
+    ]
+    return Catalogue(findings=kinds)
+
+
+def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
+    """Return the codes to report: those of ``only`` (all codes if it is empty) without those of ``ignore``.
+
+    Raises:
+        UsageError: If there is no such code, or it no longer exists.
+    """
+    for option, codes in (("--only", only), ("--ignore", ignore)):
+        for code in codes:
+            if code not in KINDS:
+                msg = (
+                    f"{option} {code}: this finding is now {FORMER[code]}"
+                    if code in FORMER
+                    else f"{option} {code}: no such finding; there are {', '.join(KINDS)}"
+                )
+                raise UsageError(msg)
+    return frozenset(only or KINDS) - frozenset(ignore)
+
+
+def keep(report: Report, codes: frozenset[str]) -> Report:
+    """Keep only the findings with these codes in a report; leave its figures and its verdict unchanged."""
+    for run in report.runs:
+        run.findings = [*_kept(run.findings, codes)]
+        run.not_judged = [rule for rule in run.not_judged if rule.code in codes]
+    return report
+
+
+def require_judged(report: Report, what: str) -> None:
+    """Raise InputError if a finding could not be judged.
+
+    Raises:
+        InputError: If a run has no step, or its record lacks facts.
+    """
+    for run in report.runs:
+        if not any(trial.steps for trial in run.trials):
+            msg = f"{what} cannot be judged: {run.path} has no step"
+            raise InputError(msg)
+        if codes := [rule.code for rule in run.not_judged]:
+            missing = dict.fromkeys(fact for rule in run.not_judged for fact in rule.missing)
+            msg = (
+                f"{what} cannot be judged: {run.path} does not record {', '.join(missing)}, which "
+                f"{first_codes(codes)} need; leave them out (--ignore) or record the engine with schedtrace"
+            )
+            raise InputError(msg)
+
+
+MOST_CODES = 3
+
+
+def first_codes(codes: list[str]) -> str:
+    """Return the first codes as text, and the number of further codes."""
+    more = len(codes) - MOST_CODES
+    return ", ".join(codes[:MOST_CODES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _kept(findings: list[Finding], codes: frozenset[str]) -> Iterator[Finding]:
+    """Yield the findings with these codes; symptoms replace a root cause that is left out."""
+    for finding in findings:
+        symptoms = [*_kept(finding.symptoms, codes)]
+        if finding.code in codes:
+            yield msgspec.structs.replace(finding, symptoms=symptoms)
+        else:
+            yield from symptoms

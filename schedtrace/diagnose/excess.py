@@ -1,7 +1,13 @@
-"""Excess of the steps over their work, by part of a step, and its explanations.
+"""Excess of the steps over their work, by part of a step, and the search for what slow steps have in common.
 
 Each part is examined in turn: its times, the model of its work, the features to compare, the search, and the
 cost of the explanations found. The rest of the excess is unexplained.
+
+An explanation is a split, a pair of splits, or a slope, fitted with the work. The model is ``time = work +
+effect``, fitted by least absolute deviations of relative errors; such a fit does not mistake a cliff for
+work, even if most steps lie beyond the cliff. The search fits the candidates that score far above chance
+(``excess_candidates.py``) and judges them on held-out blocks of steps: an explanation holds in both halves of
+the blocks.
 """
 
 from collections.abc import Sequence
@@ -10,21 +16,33 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from schedtrace.diagnose.excess_candidates import Explanation, Term
-from schedtrace.diagnose.excess_features import CAUSE, StepPhase, compared_features, features, slow_phases
-from schedtrace.diagnose.excess_search import search, split
+from schedtrace.diagnose.excess_candidates import Explanation, proposals, refined
+from schedtrace.diagnose.excess_features import (
+    CORRELATE,
+    KINDS,
+    WORK,
+    Feature,
+    StepPhase,
+    Term,
+    compared_features,
+    slow_phases,
+)
 from schedtrace.diagnose.excess_work import (
     BETWEEN,
     EXECUTION,
+    FEWEST_ROWS,
     LEAST_FRAC,
     SCHEDULE,
     SLOW_ERRORS,
     UPDATE,
     Array,
     ExaminedPart,
+    WorkFit,
     examined_parts,
-    judged_steps,
-    sampled_rows,
+    fit_lad,
+    fit_work,
+    independent,
+    typical_error,
 )
 from schedtrace.model.report import StepExcess
 from schedtrace.timeline.events import DEVICE, EPISODE, FIRST, NO_CALL, PERIODIC, SCATTERED
@@ -36,14 +54,6 @@ SEVERAL = 2
 """Minimum number of phases of slow steps for which a range of steps is not an explanation."""
 EVENT_PARTS = {EXECUTION: DEVICE, SCHEDULE: "schedule", UPDATE: "update", BETWEEN: "host_gap"}
 """Part of an interruption for each part of a step."""
-FEWEST_MARKED, FEWEST_MARKED_TIMES = 10, 5
-"""Minimum number of slow steps that share a fact, and of separate times at which the fact holds and a step is
-slow."""
-LEAST_MARKED, MOST_MARKED, HALF = 0.95, 0.3, 0.5
-"""Minimum share of the slow steps that have the fact, maximum share of all steps that have it, and minimum
-share of the times at which it holds that have a slow step."""
-ABOUT_AS_FEW = 1.1
-"""Factor up to which two facts mark about as few steps, so that the first of them is named."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,47 +246,330 @@ def every_effect(timeline: Timeline) -> Sequence[tuple[PartExcess, Effect]]:
     return sorted(effects, key=lambda pair: -pair[1].felt_us)
 
 
-@dataclass(frozen=True, eq=False)
-class SharedMark:
-    """Recorded fact that slow steps share, and that few other steps have."""
+AS_GOOD = 0.9
+"""Minimum share of the best candidate's explained error at which another candidate ties with it."""
+SURELY = 1.6
+"""Standard errors by which the better of two candidates must lead; otherwise the two tie."""
+RESOLVED = 1e-3
+"""Smallest difference in relative error per block that a fit resolves."""
+BETTER = 0.02
+"""Minimum share of the errors that a second condition must remove."""
+LEAST_CHANGE, LEAST_CHANGE_OF_WORK = 0.03, 0.1
+"""Minimum relative change of the part's time, because step-time models are not more accurate; for tokens,
+which are the work itself, they are less accurate."""
+HALF = 0.5
+"""Share of an effect that separates slow steps from the rest."""
+MISPLACED = 2
+"""Number of steps on the wrong side of a split that noise can explain."""
+MISPLACED_FRAC = 0.1
+"""Maximum share of the steps that are on the wrong side of a split whose effect grows."""
+NEAR, NEAR_FRAC = 8, 0.1
+"""Minimum number of steps on either side of a cut that must show the jump, and their share of the smaller
+side."""
+LEAST_APART = 0.3
+"""Minimum difference between slow and other steps in the share that exceeds half of the effect."""
+CLEAR_ERROR, LEAST_CLEARLY_APART = 0.25, 0.6
+"""Typical error, in units of the effect, below which noise hardly blurs a split; and the minimum difference
+in that case."""
+MOST_EXPLANATIONS, LEAST_SECOND = 3, 0.1
+"""Maximum number of explanations of a part, and minimum share of the remaining errors that each further one
+removes."""
 
-    term: Term
-    inside: int
-    """Number of slow steps that have the fact."""
-    all_frac: float
-    """Share of all steps that have the fact."""
 
-
-def shared_mark(timeline: Timeline, numbers: pl.Series) -> SharedMark | None:
-    """Return the fact that nearly all of these slow steps have, if it is no coincidence; None otherwise.
-
-    Steps may have the fact without being slow, because it makes steps slow only at times. The search for
-    effects, in contrast, looks for facts that make nearly every step slow.
+def search(fit: WorkFit, features: Sequence[Feature]) -> list[Explanation]:
+    """Return the explanations of the excess over the work, the best first; empty if nothing explains it.
 
     Args:
-        timeline: Timeline of the engine.
-        numbers: Numbers of the slow steps.
+        fit: Times of one part of each step, and the model of their work.
+        features: Facts about the same steps.
     """
-    steps = judged_steps(timeline)
-    slow = steps["step"].is_in(numbers.implode())
-    if slow.sum() < FEWEST_MARKED:
+    explanations: list[Explanation] = []
+    while len(fit.times) >= FEWEST_ROWS and len(explanations) < MOST_EXPLANATIONS:
+        best = _best(fit, features)
+        if best is None or (explanations and best.explained < LEAST_SECOND):
+            break
+        best = best if best.slope else _multiplied(fit, best)
+        explanations.append(best)
+        added = np.column_stack([fit.columns, best.added_time(fit.usual)])
+        fit = fit_work(fit.times_us, independent(added))
+        features = [feature for feature in features if feature.family_name not in best.feature_families]
+    return explanations
+
+
+def _multiplied(fit: WorkFit, explanation: Explanation) -> Explanation:
+    """Return a jump as a share of the work instead of a constant time, if that predicts better."""
+    measure = explanation.added_units
+    without = measure == 0
+    if explanation.growth or without.sum() < FEWEST_ROWS:
+        return explanation
+    work = np.maximum(fit.work @ fit_lad(fit.work[without], fit.times[without]), 0.0)
+    column = measure * work
+    after = _held_out(fit, fit.work, column / (float(column.max()) or 1.0))
+    if after.sum() >= explanation.errors.sum():
+        return explanation
+    return replace(explanation, multiplies=work * fit.usual)
+
+
+def split(fit: WorkFit, explanations: Sequence[Explanation]) -> tuple[Array, Array, float]:
+    """Return the time of the work and the time that each explanation adds, with the typical relative error.
+
+    Both times are in microseconds per step.
+    """
+    columns = [explanation.added_time(fit.usual) / fit.usual for explanation in explanations]
+    sizes = [float(np.abs(column).max()) or 1.0 for column in columns]
+    columns = [column / size for column, size in zip(columns, sizes, strict=True)]
+    matrix = np.column_stack([fit.work, *columns])
+    costs = fit_lad(matrix, fit.times, 60)
+    count = fit.work.shape[1]
+    base = (fit.work @ costs[:count]) * fit.usual
+    added = [column * cost * fit.usual for column, cost in zip(columns, costs[count:], strict=True)]
+    error = np.abs(fit.times - matrix @ costs)
+    return base, np.column_stack(added) if added else np.zeros((len(fit.times), 0)), typical_error(error)
+
+
+def _best(fit: WorkFit, features: Sequence[Feature]) -> Explanation | None:
+    """Return the explanation to name, with its ties in ``also``; None if nothing explains enough."""
+    candidates = proposals(fit, features)
+    if not candidates:
         return None
-    places = np.union1d(sampled_rows(steps.height), np.flatnonzero(slow))
-    sample, is_slow = steps[places], slow.to_numpy()[places]
-    weights = np.where(is_slow, 1.0, (~slow).sum() / max((~is_slow).sum(), 1))
-    marks = []
-    for feature in features(timeline, sample, []):
-        has = feature.values > 0
-        inside, share = int(has[is_slow].sum()), float(weights[has].sum() / weights.sum())
-        begins = np.flatnonzero(np.diff(has, prepend=False) & has)
-        slow_in = np.add.reduceat(has & is_slow, begins) > 0 if len(begins) else np.zeros(0, bool)
-        if (
-            feature.role == CAUSE
-            and inside >= LEAST_MARKED * is_slow.sum()
-            and share <= MOST_MARKED
-            and slow_in.sum() >= FEWEST_MARKED_TIMES
-            and slow_in.mean() >= HALF
-        ):
-            marks.append(SharedMark(Term(feature, 0.0), inside, share))
-    least = min((mark.all_frac for mark in marks), default=0.0)
-    return next((mark for mark in marks if mark.all_frac <= ABOUT_AS_FEW * least), None)
+    before = _held_out(fit, fit.work, None)
+    judged = [
+        fitted
+        for candidate in candidates
+        if (fitted := _judged(fit, before, candidate)) is not None and fitted.explained > 0
+    ]
+    single = [fitted for fitted in judged if len(fitted.terms) == 1]
+    alone = max(single, key=lambda fitted: fitted.explained, default=None)
+    judged = [  # a pair must predict or separate the steps clearly better than the best single condition
+        fitted
+        for fitted in judged
+        if len(fitted.terms) == 1
+        or alone is None
+        or (
+            (_is_better(fitted, alone) or _separates_better(fitted, alone))
+            and fitted.explained >= alone.explained + BETTER
+        )
+    ]
+    return _named(fit, before, features, judged) if judged else None
+
+
+def _named(
+    fit: WorkFit, before: Array, features: Sequence[Feature], judged: list[Explanation]
+) -> Explanation:
+    """Choose among ties: prefer possible causes, then fewer conditions, then the larger explained error."""
+    most = max(judged, key=lambda fitted: fitted.explained)
+    good = [
+        fitted
+        for fitted in judged
+        if fitted.explained >= AS_GOOD * most.explained and not _is_better(most, fitted)
+    ]
+    good = [fitted for fitted in good if not any(_separates_better(rival, fitted) for rival in good)]
+    good = [_in_usual_words(fit, before, features, fitted) for fitted in good]
+    good.sort(key=_order)
+    best, *rest = good
+    also: list[Explanation] = []
+    is_trait = any(term.feature.kind in ("trait", "lora") for term in best.terms)
+    for tie in rest:
+        named = [best.feature_families, *(earlier.feature_families for earlier in also)]
+        is_new = tie.feature_families not in named and tie.weakest_role < CORRELATE
+        if is_new and not (is_trait and _names_request(tie)):
+            also.append(tie)
+    return _as_range(features, replace(best, also=tuple(also[:3])))
+
+
+def _as_range(features: Sequence[Feature], explanation: Explanation) -> Explanation:
+    """Return a pair of conditions, one of them on the clock, as a range of the clock if it is one.
+
+    The second condition then only marks one end of the range.
+    """
+    kinds = {term.feature.kind for term in explanation.terms}
+    if "clock" not in kinds or kinds == {"clock"}:
+        return explanation
+    inside = np.flatnonzero(explanation.added_units > 0)
+    first, last = int(inside[0]), int(inside[-1])
+    if last - first + 1 > len(inside):
+        return explanation
+    clock = next(feature for feature in features if feature.kind == "clock")
+    ends = [
+        Term(clock, float(clock.values[at - 1 : at + 1].mean()), above)
+        for at, above in ((first, True), (last + 1, False))
+        if 0 < at < len(clock.values)
+    ]
+    return replace(explanation, terms=tuple(ends))
+
+
+def _names_request(explanation: Explanation) -> bool:
+    return any(term.feature.kind in ("request", "length") for term in explanation.terms)
+
+
+def _order(explanation: Explanation) -> tuple[int, int, bool, bool, int, float]:
+    """Return the sort key of ties: possible causes come first, and a request's options before its name."""
+    beside = explanation.weakest_role if explanation.weakest_role == CORRELATE else 0
+    place = max(list(KINDS).index(term.feature.kind) for term in explanation.terms) if beside else 0
+    return (
+        explanation.weakest_role,
+        len(explanation.terms),
+        explanation.slope,
+        _names_request(explanation),
+        place,
+        -explanation.explained,
+    )
+
+
+def _in_usual_words(
+    fit: WorkFit, before: Array, features: Sequence[Feature], explanation: Explanation
+) -> Explanation:
+    """Replace each feature with the first of its family that explains as much."""
+    for at, term in enumerate(explanation.terms):
+        family = [feature for feature in features if feature.family_name == term.feature.family_name]
+        place = [feature.identity for feature in family].index(term.feature.identity)
+        for feature in family[:place]:
+            terms = list(explanation.terms)
+            terms[at] = replace(term, feature=feature)
+            reworded = replace(explanation, terms=tuple(terms))
+            fitted = _judged(fit, before, reworded if explanation.slope else refined(fit, reworded))
+            if fitted is not None and not _is_better(explanation, fitted):
+                explanation = fitted
+                break
+    return explanation
+
+
+def _judged(fit: WorkFit, before: Array, explanation: Explanation) -> Explanation | None:
+    """Return the explanation with its effect, if it holds in both halves and is large and distinct."""
+    measure = explanation.added_units
+    best: Explanation | None = None
+    for additive in (True,) if explanation.slope or explanation.growth else (False, True):
+        column = measure / fit.usual if additive else measure
+        size = float(np.abs(column).max()) or 1.0
+        effects: list[float] = []
+        after = _held_out(fit, fit.work, column / size, effects)
+        if effects[0] * effects[1] <= 0 or any(after[h::2].sum() >= before[h::2].sum() for h in (0, 1)):
+            continue
+        matrix = np.column_stack([fit.work, column / size])
+        costs = fit_lad(matrix, fit.times)
+        effect = float(costs[-1]) / size
+        explained = 1 - float(after.sum() / before.sum())
+        if best is not None and explained <= best.explained:
+            continue
+        misplaced = _misplaced(fit, matrix, costs, explanation)
+        if misplaced is not None:
+            best = replace(
+                explanation,
+                effect=effect,
+                additive=additive,
+                explained=explained,
+                misplaced=misplaced,
+                errors=after,
+            )
+    if best is None or best.slope:
+        return None if best is None or best.effect < 0 else best
+    if (best.weakest_role == WORK or best.growth) and not _more_than_a_bend(fit, best, measure):
+        return None
+    if best.growth and best.misplaced > MISPLACED_FRAC * len(fit.times):
+        return None
+    if best.effect < 0:
+        return _turned(best) if len(best.terms) == 1 else None
+    return best
+
+
+def _more_than_a_bend(fit: WorkFit, explanation: Explanation, measure: Array) -> bool:
+    """Return whether a split explains more than a bend in the cost of its work features at the same cuts."""
+    bends = [
+        np.clip(term.feature.values - term.cut, 0, None) / fit.usual
+        for term in explanation.terms
+        if term.feature.role == WORK or explanation.growth
+    ]
+    bends = [bend / max(float(bend.max()), 1e-12) for bend in bends]
+    base = independent(np.column_stack([fit.work, *bends]))
+    column = measure / fit.usual if explanation.additive else measure
+    effects: list[float] = []
+    before, after = _held_out(fit, base, None), _held_out(fit, base, column, effects)
+    same = all(effect / explanation.effect >= HALF for effect in effects)
+    return same and all(after[half::2].sum() < before[half::2].sum() for half in (0, 1))
+
+
+def _turned(explanation: Explanation) -> Explanation:
+    """Return the split with its sides swapped, which makes a negative effect positive."""
+    (term,) = explanation.terms
+    effect = -explanation.effect
+    if not explanation.additive:  # the effect is relative to the time of the faster side
+        effect = effect / max(1 - effect, 0.01)
+    return replace(explanation, terms=(replace(term, above=not term.above),), effect=effect)
+
+
+def _misplaced(fit: WorkFit, matrix: Array, costs: Array, explanation: Explanation) -> int | None:
+    """Count the steps on the wrong side of a split.
+
+    None if the effect is small for the part, does not separate the steps, or does not jump at a cut.
+    """
+    added = matrix[:, -1] * costs[-1]
+    expected = np.maximum(matrix @ costs - added, 0.05)
+    if explanation.slope:
+        return 0 if float(np.quantile(np.abs(added) / expected, 0.95)) >= 2 * LEAST_CHANGE else None
+    inside = matrix[:, -1] > 0
+    grown = np.ones(len(added))
+    if explanation.growth:  # the jump is what the steps next to the cut add
+        grown = np.maximum(explanation.added_units, 1.0)
+        added = added / grown
+    usual = np.minimum(expected, expected + added).clip(0.05)
+    least = LEAST_CHANGE_OF_WORK if explanation.weakest_role == WORK else LEAST_CHANGE
+    if float(np.median((np.abs(added) / usual)[inside])) < least:
+        return None
+    left = (fit.times - expected) / float(np.median(added[inside]))
+    longer = left > HALF * grown
+    is_clear = typical_error(left / grown - inside) <= CLEAR_ERROR
+    if longer[inside].mean() - longer[~inside].mean() < (LEAST_CLEARLY_APART if is_clear else LEAST_APART):
+        return None
+    if _names_request(explanation) and longer[~inside].sum() > longer[inside].sum():
+        return None  # most slow steps do without that request
+    jumps = all(_jumps(left, explanation.terms, at) for at in range(len(explanation.terms)))
+    return int((longer != inside).sum()) if jumps else None
+
+
+def _jumps(left: Array, terms: Sequence[Term], at: int) -> bool:
+    """Return whether the steps nearest to a cut differ by half of the effect; otherwise the cost bends.
+
+    Args:
+        left: Excess over the work, in units of the effect.
+        terms: Conditions of the split.
+        at: Place of the condition to check; steps that fail the remaining conditions are left out.
+    """
+    among = np.ones(len(left), bool)
+    for place, term in enumerate(terms):
+        if place != at:
+            among &= term.mask > 0
+    values, errors = terms[at].feature.values[among], left[among]
+    below, above = values <= terms[at].cut, values > terms[at].cut
+    near = max(NEAR, int(NEAR_FRAC * min(below.sum(), above.sum())))
+    lower = errors[below][np.argsort(-values[below], kind="stable")[:near]]
+    upper = errors[above][np.argsort(values[above], kind="stable")[:near]]
+    return len(lower) > 0 and len(upper) > 0 and abs(float(np.median(upper) - np.median(lower))) >= HALF
+
+
+def _held_out(fit: WorkFit, base: Array, column: Array | None, effects: list[float] | None = None) -> Array:
+    """Return each block's absolute error under a model fitted to the opposite half of the blocks."""
+    matrix = base if column is None else np.column_stack([base, column])
+    errors = np.zeros(len(fit.times))
+    for half in (0, 1):
+        fitted = fit.blocks % 2 != half
+        costs = fit_lad(matrix[fitted], fit.times[fitted], 8)
+        if effects is not None:
+            effects.append(float(costs[-1]))
+        errors[~fitted] = np.abs(fit.times[~fitted] - matrix[~fitted] @ costs)
+    return np.bincount(fit.blocks, errors)
+
+
+def _is_better(explanation: Explanation, rival: Explanation) -> bool:
+    """Return whether an explanation predicts held-out blocks clearly better than its rival."""
+    gain = rival.errors - explanation.errors
+    if float(gain.mean()) < RESOLVED:
+        return False
+    return float(gain.sum()) > SURELY * float(np.sqrt((gain**2).sum()))
+
+
+def _separates_better(explanation: Explanation, rival: Explanation) -> bool:
+    """Return whether a split leaves clearly fewer steps on the wrong side than its rival.
+
+    Steps near the start of what grows are on either side by chance.
+    """
+    return not rival.slope and not rival.growth and explanation.misplaced <= rival.misplaced / 2 - MISPLACED

@@ -2,7 +2,7 @@
 
 A score test ranks the candidates: it projects the work out of both a candidate and the errors of the
 work-only model, and measures how strongly the two correlate. Candidates that score far above the best score
-in shuffled errors are then fitted (``excess_search.py``).
+in shuffled errors are then fitted (``excess.py``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.sparse import block_diag, coo_array, csr_array
 
-from schedtrace.diagnose.excess_features import CORRELATE, Feature
+from schedtrace.diagnose.excess_features import CORRELATE, Feature, Term
 from schedtrace.diagnose.excess_work import Array, WorkFit, fit_lad
 
 LOWEST = 0.02
@@ -51,20 +51,6 @@ SIZES_OF_BATCH = ("batch", "decode_tokens", "running")
 each further request may cost more."""
 FIRST = 10
 """Number of leading candidates, each on a different feature, that the search fits and extends to pairs."""
-
-
-@dataclass(frozen=True, eq=False)
-class Term:
-    """Condition on a feature."""
-
-    feature: Feature
-    cut: float
-    above: bool = True
-
-    @property
-    def mask(self) -> Array:
-        """1.0 for each step that meets the condition, else 0.0."""
-        return ((self.feature.values > self.cut) == self.above).astype(float)
 
 
 @dataclass(frozen=True, eq=False)

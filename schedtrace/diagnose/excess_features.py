@@ -19,7 +19,9 @@ from schedtrace.diagnose.excess_work import (
     Array,
     ExaminedPart,
     WorkFit,
+    judged_steps,
     numbers,
+    sampled_rows,
     typical_error,
 )
 from schedtrace.model.cuda_graphs import graph_sizes, graph_use
@@ -67,6 +69,16 @@ FEWEST_BESIDE = 5
 """Minimum number of steps before a suspected request starts, and after it ends."""
 WINDOW = 20
 """Number of steps compared on either side of a request's start and end."""
+
+
+FEWEST_MARKED, FEWEST_MARKED_TIMES = 10, 5
+"""Minimum number of slow steps that share a fact, and of separate times at which the fact holds and a step is
+slow."""
+LEAST_MARKED, MOST_MARKED, HALF = 0.95, 0.3, 0.5
+"""Minimum share of the slow steps that have the fact, maximum share of all steps that have it, and minimum
+share of the times at which it holds that have a slow step."""
+ABOUT_AS_FEW = 1.1
+"""Factor up to which two facts mark about as few steps, so that the first of them is named."""
 
 
 class FeatureKind(NamedTuple):
@@ -156,6 +168,29 @@ class Feature:
         """Name shared by the features that measure the same thing."""
         detail = "" if self.kind == "first_size" else self.detail
         return f"{KINDS[self.kind].family} {detail}".strip()
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """Condition on a feature."""
+
+    feature: Feature
+    cut: float
+    above: bool = True
+
+    @property
+    def mask(self) -> Array:
+        """1.0 for each step that meets the condition, else 0.0."""
+        return ((self.feature.values > self.cut) == self.above).astype(float)
+
+
+class StepPhase(NamedTuple):
+    """Stretch of time in which most steps are slow."""
+
+    first_step: int
+    last_step: int
+    begin_us: int
+    end_us: int
 
 
 def compared_features(timeline: Timeline, part: ExaminedPart) -> list[Feature]:
@@ -399,15 +434,6 @@ def _scheduled(
     yield Feature(kind, numbers(counts["count"]), detail)
 
 
-class StepPhase(NamedTuple):
-    """Stretch of time in which most steps are slow."""
-
-    first_step: int
-    last_step: int
-    begin_us: int
-    end_us: int
-
-
 def slow_phases(steps: pl.DataFrame, slow: Array) -> list[StepPhase]:
     """Return the phases of slow steps in order of time."""
     places = np.flatnonzero(slow)
@@ -515,3 +541,49 @@ def _comes_and_goes(feature: Feature, errors: Array) -> bool:
         len(outside) >= FEWEST_BESIDE and np.median(within) - np.median(outside) >= distance / 2
         for outside, within in sides
     )
+
+
+@dataclass(frozen=True, eq=False)
+class SharedMark:
+    """Recorded fact that slow steps share, and that few other steps have."""
+
+    term: Term
+    inside: int
+    """Number of slow steps that have the fact."""
+    all_frac: float
+    """Share of all steps that have the fact."""
+
+
+def shared_mark(timeline: Timeline, numbers: pl.Series) -> SharedMark | None:
+    """Return the fact that nearly all of these slow steps have, if it is no coincidence; None otherwise.
+
+    Steps may have the fact without being slow, because it makes steps slow only at times. The search for
+    effects, in contrast, looks for facts that make nearly every step slow.
+
+    Args:
+        timeline: Timeline of the engine.
+        numbers: Numbers of the slow steps.
+    """
+    steps = judged_steps(timeline)
+    slow = steps["step"].is_in(numbers.implode())
+    if slow.sum() < FEWEST_MARKED:
+        return None
+    places = np.union1d(sampled_rows(steps.height), np.flatnonzero(slow))
+    sample, is_slow = steps[places], slow.to_numpy()[places]
+    weights = np.where(is_slow, 1.0, (~slow).sum() / max((~is_slow).sum(), 1))
+    marks = []
+    for feature in features(timeline, sample, []):
+        has = feature.values > 0
+        inside, share = int(has[is_slow].sum()), float(weights[has].sum() / weights.sum())
+        begins = np.flatnonzero(np.diff(has, prepend=False) & has)
+        slow_in = np.add.reduceat(has & is_slow, begins) > 0 if len(begins) else np.zeros(0, bool)
+        if (
+            feature.role == CAUSE
+            and inside >= LEAST_MARKED * is_slow.sum()
+            and share <= MOST_MARKED
+            and slow_in.sum() >= FEWEST_MARKED_TIMES
+            and slow_in.mean() >= HALF
+        ):
+            marks.append(SharedMark(Term(feature, 0.0), inside, share))
+    least = min((mark.all_frac for mark in marks), default=0.0)
+    return next((mark for mark in marks if mark.all_frac <= ABOUT_AS_FEW * least), None)

@@ -11,7 +11,7 @@ from schedtrace.model.say import say
 
 if TYPE_CHECKING:
     from schedtrace.diagnose.excess import Effect, PartExcess
-    from schedtrace.diagnose.excess_candidates import Term
+    from schedtrace.diagnose.excess_features import Term
 
 PARTS = {
     "execution": "on the device",

@@ -1,6 +1,6 @@
 """Times of each part of the steps, and the model of the time that their work takes.
 
-The search for what slow steps have in common (``diagnose/excess_search.py``) examines the time beyond this
+The search for what slow steps have in common (``diagnose/excess.py``) examines the time beyond this
 model. The model is fitted by least absolute deviations: such a fit does not mistake a jump for work, even if
 most steps lie beyond it.
 """

@@ -9,21 +9,19 @@ from dataclasses import dataclass
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.latencies import (
+from schedtrace.diagnose.serving_metrics import (
     FINISHED,
-    distribution,
-    grouped_by_value,
-    inter_token,
-    percentiles,
-    request_latencies,
-    single,
-)
-from schedtrace.diagnose.throughput import (
     Throughput,
     counted_s,
     counted_spans,
+    distribution,
+    grouped_by_value,
+    inter_token,
     over,
+    percentiles,
+    request_latencies,
     sampled_tokens,
+    single,
     throughput,
 )
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
@@ -86,7 +84,7 @@ def over_all_engines(reports: Sequence[TrialReport], counted: Mapping[int | None
 
     Args:
         reports: Reports of all engines.
-        counted: ``throughput.counted_s`` of all engines.
+        counted: ``counted_s`` of all engines.
     """
     for report in reports:
         whole = counted.get(report.trial)
@@ -254,7 +252,7 @@ class EngineSums:
     kv_used: tuple[float, int] | None
     """Mean share of KV blocks in use after the steps, and the number of steps that record it."""
     spans: pl.DataFrame
-    """Result of ``throughput.counted_spans``."""
+    """Result of ``counted_spans``."""
 
 
 def engine_sums(timeline: Timeline) -> EngineSums:

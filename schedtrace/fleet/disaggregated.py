@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import polars as pl
 
-from schedtrace.diagnose.latencies import distribution, single
+from schedtrace.diagnose.serving_metrics import distribution, single
 from schedtrace.fleet.transfers import ClockOffset, MatchedFleet, MatchedRequest, clock_offset, match_requests
 from schedtrace.model.disaggregated import (
     Disaggregated,

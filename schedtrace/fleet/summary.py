@@ -15,7 +15,7 @@ from ddsketch.mapping import LogarithmicMapping
 from ddsketch.store import DenseStore
 
 from schedtrace.diagnose.analyze import Timelines, analyze_run
-from schedtrace.diagnose.latencies import request_latencies
+from schedtrace.diagnose.serving_metrics import request_latencies
 from schedtrace.diagnose.verdict import leading
 from schedtrace.fleet.tenants import TenantKey, gpus_of, tenant_fields
 from schedtrace.fleet.transfers import transfer_fields

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import polars as pl
 
-from schedtrace.diagnose.latencies import request_latencies
+from schedtrace.diagnose.serving_metrics import request_latencies
 from schedtrace.model.disaggregated import ClockBasis, SummaryTransfer, UnmatchedRequests
 from schedtrace.model.fleet import EngineSummary
 from schedtrace.timeline.timeline import Timeline

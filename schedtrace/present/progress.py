@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from schedtrace.diagnose.throughput import throughput
+from schedtrace.diagnose.serving_metrics import throughput
 from schedtrace.model.printable import visible
 
 if TYPE_CHECKING:  # reading a trace needs no engine

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from schedtrace.diagnose.analyze import all_findings
 from schedtrace.diagnose.analyze import judge as judge_engine
 from schedtrace.diagnose.root_causes import on_engine
-from schedtrace.diagnose.time_split import engine_split, time_split
-from schedtrace.diagnose.verdict import lead_first, leading, unlimited, verdict
+from schedtrace.diagnose.verdict import engine_split, lead_first, leading, time_split, unlimited, verdict
 from schedtrace.model.message import NOTHING
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from schedtrace.diagnose.throughput import covered_seconds, throughput
+from schedtrace.diagnose.serving_metrics import covered_seconds, throughput
 from schedtrace.model.message import Message
 
 OLD_S = 20

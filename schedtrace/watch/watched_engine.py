@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from schedtrace.diagnose.throughput import SPAN, request_presence
+from schedtrace.diagnose.serving_metrics import SPAN, request_presence
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header

@@ -14,8 +14,7 @@ import msgspec
 import polars as pl
 from loguru import logger
 
-from schedtrace.diagnose.latencies import with_latencies
-from schedtrace.diagnose.throughput import covered_seconds
+from schedtrace.diagnose.serving_metrics import covered_seconds, with_latencies
 from schedtrace.engine.vllm_config import import_vllm, required_vllm_version
 from schedtrace.errors import EngineError, InputError, UsageError
 from schedtrace.fleet.workers import LocalProcesses, RayTasks, WorkerPool

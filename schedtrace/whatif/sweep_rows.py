@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from schedtrace.diagnose.throughput import throughput
+from schedtrace.diagnose.serving_metrics import throughput
 from schedtrace.errors import UsageError
 from schedtrace.model.what_if import Bound, Configuration, Figure, ReplayOutcome
 

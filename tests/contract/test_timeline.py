@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules import never_fits
 from schedtrace.diagnose.run_statistics import engine_sums, statistics
-from schedtrace.diagnose.time_split import request_time
+from schedtrace.diagnose.verdict import request_time
 from schedtrace.model.message import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class

@@ -15,8 +15,8 @@ from schedtrace.cli.main import app, main
 from schedtrace.compare.comparability import WORK
 from schedtrace.compare.metric_changes import METRICS
 from schedtrace.diagnose.analyze import analyze
-from schedtrace.diagnose.latencies import FINISHED
 from schedtrace.diagnose.rules import KINDS
+from schedtrace.diagnose.serving_metrics import FINISHED
 from schedtrace.errors import ExitCode
 from schedtrace.model.causes import Cause
 from schedtrace.model.say import say

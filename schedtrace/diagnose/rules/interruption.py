@@ -33,7 +33,7 @@ from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, total_us
 from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
-    from schedtrace.diagnose.excess import SharedMark
+    from schedtrace.diagnose.excess_features import SharedMark
 
 LEAST_FRAC = 0.01
 """Minimum share of the requests' time; a smaller share does not affect latencies."""
@@ -346,7 +346,7 @@ def _shared_mark(timeline: Timeline, kind: str, rows: pl.DataFrame) -> "SharedMa
     """Return the mark that slow steps share, if few other steps have it."""
     if kind not in (events.PERIODIC, events.SCATTERED, events.EPISODE):
         return None
-    from schedtrace.diagnose.excess import shared_mark  # noqa: PLC0415  # it loads NumPy
+    from schedtrace.diagnose.excess_features import shared_mark  # noqa: PLC0415  # it loads NumPy
 
     return shared_mark(timeline, rows["step"].unique())
 

@@ -3,7 +3,6 @@
 import polars as pl
 
 from schedtrace.diagnose.kv_cache import cache_use, kv_tier, resumptions, shared_beginnings
-from schedtrace.diagnose.latencies import TIMES_MEDIAN, request_latencies
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import (
@@ -14,6 +13,7 @@ from schedtrace.diagnose.rules.common import (
     share_of_requests,
     step_finding,
 )
+from schedtrace.diagnose.serving_metrics import TIMES_MEDIAN, request_latencies
 from schedtrace.diagnose.settings import RETENTION, has_windows, keeps_windows
 from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import NOTHING, Message, Setting, joined

@@ -14,7 +14,8 @@ from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from schedtrace.diagnose.excess import PartExcess
-    from schedtrace.diagnose.excess_candidates import Explanation, Term
+    from schedtrace.diagnose.excess_candidates import Explanation
+    from schedtrace.diagnose.excess_features import Term
 
 BEFORE_AND_AFTER = (
     "Profile a step before a {operation} and a step after it, and compare them: the trace does not see "

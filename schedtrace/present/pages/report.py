@@ -9,7 +9,7 @@ from statistics import mean
 from schedtrace.diagnose.root_causes import QUOTED
 from schedtrace.diagnose.rules import KINDS
 from schedtrace.diagnose.run_statistics import survivors
-from schedtrace.diagnose.throughput import counted_time
+from schedtrace.diagnose.serving_metrics import counted_time
 from schedtrace.model.fleet import FleetTimePart
 from schedtrace.model.message import NOTHING, Message, Number, joined, plain
 from schedtrace.model.printable import integer

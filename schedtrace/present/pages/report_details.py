@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from schedtrace.diagnose.catalogue import Catalogue, FindingKind
+from schedtrace.diagnose.analyze import Catalogue, FindingKind
 from schedtrace.model.message import NOTHING, Message, StepList, joined, plain
 from schedtrace.model.printable import counted, integer, number, percent
 from schedtrace.model.report import (

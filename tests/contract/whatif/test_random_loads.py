@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.latencies import with_latencies
+from schedtrace.diagnose.serving_metrics import with_latencies
 from schedtrace.model.what_if import Objective
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.advice import judged

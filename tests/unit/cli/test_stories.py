@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from schedtrace.diagnose.catalogue import Catalogue
+from schedtrace.diagnose.analyze import Catalogue
 from schedtrace.diagnose.rules import KINDS
 from schedtrace.model.comparison import Comparison
 from schedtrace.model.report import Report

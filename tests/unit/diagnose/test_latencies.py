@@ -3,8 +3,8 @@ import random
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.latencies import distribution, inter_token, request_latencies, tails
 from schedtrace.diagnose.run_statistics import engine_sums
+from schedtrace.diagnose.serving_metrics import distribution, inter_token, request_latencies, tails
 from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, finish, step

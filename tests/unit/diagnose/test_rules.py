@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.diagnose.catalogue import FORMER, catalogue, choose
+from schedtrace.diagnose.analyze import FORMER, catalogue, choose
 from schedtrace.diagnose.rules import KINDS, RULES
 from schedtrace.diagnose.rules.other_limit import HAVE_A_RULE
 from schedtrace.diagnose.run_statistics import strip, trial_reports

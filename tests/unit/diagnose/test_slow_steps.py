@@ -4,9 +4,8 @@ import pytest
 
 from schedtrace.diagnose import excess
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.excess import step_excesses
+from schedtrace.diagnose.excess import search, step_excesses
 from schedtrace.diagnose.excess_features import Feature, StepPhase, features, returning_phases, slow_phases
-from schedtrace.diagnose.excess_search import search
 from schedtrace.diagnose.excess_work import fit_work, judged_steps
 from schedtrace.diagnose.rules.slow_steps import UnmarkedSteps
 from schedtrace.model.causes import Cause

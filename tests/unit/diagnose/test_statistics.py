@@ -1,7 +1,6 @@
 import msgspec
 import pytest
 
-from schedtrace.diagnose.latencies import FINISHED
 from schedtrace.diagnose.run_statistics import (
     STRIP_CELLS,
     engine_sums,
@@ -10,6 +9,7 @@ from schedtrace.diagnose.run_statistics import (
     strip,
     trial_reports,
 )
+from schedtrace.diagnose.serving_metrics import FINISHED
 from schedtrace.model.causes import Cause
 from schedtrace.model.statistics import DraftUse, Outcomes, Percentiles, PrefixCacheUse
 from schedtrace.model.trace import Exit, Preemption, ScheduledRequest

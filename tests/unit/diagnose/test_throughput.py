@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.compare.compare import compare
 from schedtrace.diagnose.analyze import analyze
-from schedtrace.diagnose.throughput import counted_time, covered_seconds
+from schedtrace.diagnose.serving_metrics import counted_time, covered_seconds
 from schedtrace.model.what_if import ReplayOutcome
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.renderers import Format, renderer

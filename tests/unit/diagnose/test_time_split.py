@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.time_split import engine_split, engine_time, request_time, time_split
+from schedtrace.diagnose.verdict import engine_split, engine_time, request_time, time_split
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
 from tests.makers import arrival, finish, step

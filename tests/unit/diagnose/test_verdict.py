@@ -3,8 +3,7 @@
 import pytest
 
 from schedtrace.diagnose.rules.prefill_starves_decode import StretchedDecodes
-from schedtrace.diagnose.time_split import engine_split, time_split
-from schedtrace.diagnose.verdict import leading, unlimited, verdict
+from schedtrace.diagnose.verdict import engine_split, leading, time_split, unlimited, verdict
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Finding, Gain

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.time_split import engine_split
+from schedtrace.diagnose.verdict import engine_split
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cause

@@ -5,7 +5,7 @@ import random
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.latencies import request_latencies
+from schedtrace.diagnose.serving_metrics import request_latencies
 from schedtrace.fleet.summary import ERROR_FRAC, merged_latency, percentile_ms, sketch_of
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline

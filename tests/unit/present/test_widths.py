@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.compare.compare import compare
-from schedtrace.diagnose.analyze import analyze
-from schedtrace.diagnose.catalogue import catalogue
+from schedtrace.diagnose.analyze import analyze, catalogue
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.step import explain_step
 from schedtrace.present.pages.comparison import comparison_page

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.throughput import request_presence
+from schedtrace.diagnose.serving_metrics import request_presence
 from schedtrace.explain.request import explain_request
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Cpu, Events, Present, ScheduledRequest
