@@ -22,7 +22,7 @@ from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.diagnose.run_statistics import engine_sums
 from schedtrace.read.run import read_run
 from schedtrace.record.disguise import RECORDERS
-from schedtrace.record.live import brief_recording, class_swap
+from schedtrace.record.live import attachment, class_swap
 from schedtrace.record.live.attachment import Attachment
 from schedtrace.record.live.between_steps import NotReachedError
 from schedtrace.record.live.class_swap import RefusedError
@@ -155,8 +155,8 @@ class Stuck(Now):
 def stuck(idle, monkeypatch):
     """``stuck(*reached)``: whether the engine comes to the end of its step at each visit."""
     monkeypatch.setattr(class_swap, "AGAIN_S", 0.01)
-    monkeypatch.setattr(brief_recording, "AGAIN_S", 60)
-    monkeypatch.setattr(brief_recording, "LENGTH_S", 0)
+    monkeypatch.setattr(attachment, "AGAIN_S", 60)
+    monkeypatch.setattr(attachment, "LENGTH_S", 0)
 
     def make(*reached):
         visits = Stuck(*reached)

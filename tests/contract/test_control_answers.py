@@ -23,7 +23,7 @@ from schedtrace.model.live import (
     Refused,
 )
 from schedtrace.model.printable import hashed
-from schedtrace.record.live import brief_recording, control_answers, queue_copy
+from schedtrace.record.live import attachment, control_answers, queue_copy
 from schedtrace.record.live.class_swap import RefusedError
 from schedtrace.record.metrics.counting_recorder import CountingRecorder
 from schedtrace.record.traced import RECORDERS
@@ -84,7 +84,7 @@ def test_a_privacy_switch_that_is_not_understood_hides_ids_and_refuses_a_recordi
     engine, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("SCHEDTRACE_HASH_IDS", "jawohl")
-    monkeypatch.setattr(brief_recording.time, "sleep", lambda _s: engine.driver.step())
+    monkeypatch.setattr(attachment.time, "sleep", lambda _s: engine.driver.step())
     assert waiting(engine) == [(hashed("r1"), "max_num_seqs")]
     with pytest.raises(RefusedError, match="its server was started with SCHEDTRACE_HASH_IDS=jawohl: "):
         engine.answer(AskAttach(run_dir=str(tmp_path / "run")))
@@ -96,7 +96,7 @@ def test_the_watchdog_touches_the_scheduler_only_if_it_was_asked_to(variable, to
     monkeypatch.setenv("SCHEDTRACE_WATCHDOG", variable)
     kinds = set()
     monkeypatch.setattr(
-        brief_recording.time, "sleep", lambda _s: kinds.add(type(engine.driver.scheduler).__name__)
+        attachment.time, "sleep", lambda _s: kinds.add(type(engine.driver.scheduler).__name__)
     )
     asked = []
     monkeypatch.setattr(control_answers, "make_watchdog", lambda *given, **_: asked.append(given[2]))
@@ -106,7 +106,7 @@ def test_the_watchdog_touches_the_scheduler_only_if_it_was_asked_to(variable, to
 
 
 def test_of_an_engine_that_nobody_records_the_causes_come_from_a_glance(engine, monkeypatch):
-    monkeypatch.setattr(brief_recording.time, "sleep", lambda _s: engine.driver.step())
+    monkeypatch.setattr(attachment.time, "sleep", lambda _s: engine.driver.step())
     assert waiting(engine) == [("r1", "max_num_seqs")]
     assert not hasattr(engine.driver.scheduler, "_schedtrace_recorder")
 
@@ -124,7 +124,7 @@ def test_a_snapshot_of_an_engine_without_a_ring_is_refused_with_what_can_be_done
 
 def test_the_status_during_a_glance_is_that_of_an_engine_that_nobody_records(engine, monkeypatch):
     seen = []
-    monkeypatch.setattr(brief_recording.time, "sleep", lambda _s: seen.append(engine.answer(AskStatus())))
+    monkeypatch.setattr(attachment.time, "sleep", lambda _s: seen.append(engine.answer(AskStatus())))
     engine.answer(AskQueue())
     [status] = seen
     assert (status.recording, status.keeps, status.attached) == (None, None, False)
@@ -164,7 +164,7 @@ def test_a_time_that_no_timer_can_wait_is_refused_before_anything_is_done(engine
 
 def test_an_answer_has_so_many_requests_and_counts_the_others(engine, monkeypatch):
     monkeypatch.setattr(queue_copy, "MOST_ENTRIES", 1)
-    monkeypatch.setattr(brief_recording.time, "sleep", lambda _s: engine.driver.step())
+    monkeypatch.setattr(attachment.time, "sleep", lambda _s: engine.driver.step())
     for name in ("r2", "r3"):
         engine.driver.add(name, 40, 40)
     found = engine.answer(AskQueue()).queue

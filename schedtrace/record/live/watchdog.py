@@ -2,7 +2,7 @@
 
 A separate thread looks at the engine once a second and adds nothing to the path of a step. Only to describe a
 stall does it collect more: the exits of a call during the stall (if the engine is recorded, or if
-``SCHEDTRACE_WATCHDOG=explain`` permits a brief recording, ``brief_recording.py``), then the holders, then the
+``SCHEDTRACE_WATCHDOG=explain`` permits a brief recording, ``attachment.py``), then the holders, then the
 stacks. See ``docs/watchdog.md``.
 """
 
