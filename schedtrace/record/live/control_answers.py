@@ -285,7 +285,7 @@ class _Engine:
         try:
             chosen = choice(wanted)
             asked = metrics_address(chosen.address)
-            if asked is None and not chosen.is_sent:
+            if asked is None and not chosen.otlp and chosen.sampling is None:
                 held_us = self._attachment.attach_meter(None)
                 self._measures = False
                 if self._metrics is not None:

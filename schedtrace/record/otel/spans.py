@@ -11,32 +11,20 @@ import contextlib
 import os
 import re
 import threading
-import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schedtrace.model.causes import Cause, entries
-from schedtrace.model.trace import Exit
 from schedtrace.record.hooks import Method, wrap
-from schedtrace.record.log import logger
 from schedtrace.record.metrics.families import known_cause
-from schedtrace.record.otel.exporters import destination, otlp_exporter, sdk_resource
 from schedtrace.record.otel.histories import History, RequestState, StepRefusals
-from schedtrace.version import __version__
 
-MOST_QUEUED = 1000
-"""Maximum number of sampled requests that wait for export; further ones are dropped and counted."""
 MOST_STATES = 100
 """Maximum number of state spans per request; beyond it, only the longest states get a span."""
-MOST_TOGETHER = 50
-"""Number of requests whose spans are exported together."""
 LONGEST_TRACESTATE = 512
 """Maximum number of characters of ``tracestate`` that is passed on; a longer one is left out."""
-EVERY_S = 1.0
-"""Seconds between two exports."""
-CLOSE_S = 2.0
 QUEUED = ("waiting", "preempted", "set_aside")
 """States of a request that is in the waiting queue."""
 _RANDOMIZED = re.compile(r"(.+)-[0-9a-f]{8}", re.DOTALL)
@@ -68,84 +56,6 @@ class SampledRequest:
         return seconds
 
 
-class SpanExport:
-    """Thread that makes spans of sampled requests and exports them.
-
-    Args:
-        labels: Values of ``families.ENGINE_LABELS``.
-        exported: Function that is called with a request and its trace id when its spans have been sent.
-
-    Raises:
-        NotUnderstoodError: If a variable of the exporter is invalid.
-        ImportError: If the SDK or its exporter is not installed.
-    """
-
-    def __init__(self, labels: tuple[str, str], exported: Callable[[SampledRequest, str], None]) -> None:
-        self._exporter = otlp_exporter("TRACES")
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-        self.destination = f"spans to {destination('TRACES')}"
-        self.lost = 0
-        """Number of requests whose spans were dropped, or could not be exported."""
-        self._labels, self._exported = labels, exported
-        self._made = InMemorySpanExporter()
-        provider = TracerProvider(resource=sdk_resource(), shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self._made))
-        self._tracer = provider.get_tracer("schedtrace", __version__)
-        self._queue: deque[SampledRequest] = deque()
-        self._closing = threading.Event()
-        self._warned = False
-        self._thread = threading.Thread(target=self._run, name="schedtrace-spans", daemon=True)
-        self._thread.start()
-
-    def queue_spans(self, request: SampledRequest) -> None:
-        """Queue a request's spans for export; drop them if too many wait."""
-        if len(self._queue) < MOST_QUEUED:
-            self._queue.append(request)
-        else:
-            self.lost += 1
-
-    def close(self) -> None:
-        """Export the waiting spans, but for no longer than ``CLOSE_S``."""
-        self._closing.set()
-        self._thread.join(CLOSE_S)
-        self._exporter.shutdown()
-
-    def _run(self) -> None:
-        closing = False
-        while not closing:
-            closing = self._closing.wait(EVERY_S)
-            while self._queue:
-                together = [self._queue.popleft() for _ in range(min(len(self._queue), MOST_TOGETHER))]
-                try:
-                    self._export(together)
-                except Exception as error:
-                    self._fail(len(together), repr(error))
-
-    def _export(self, requests: Sequence[SampledRequest]) -> None:
-        trace_ids = []
-        for request in requests:
-            trace_ids.append(make_spans(self._tracer, request, self._labels))
-            time.sleep(0)  # let the engine's thread have the interpreter
-        spans = self._made.get_finished_spans()
-        self._made.clear()
-        if spans and self._exporter.export(spans).name != "SUCCESS":
-            self._fail(len(requests), "the collector does not take them")
-            return
-        for request, trace_id in zip(requests, trace_ids, strict=True):
-            if trace_id is not None:
-                self._exported(request, trace_id)
-
-    def _fail(self, number: int, why: str) -> None:
-        self._made.clear()
-        self.lost += number
-        if not self._warned:
-            self._warned = True
-            logger.warning("schedtrace: spans are lost: {}", why)
-
-
 def make_spans(tracer: Any, request: SampledRequest, labels: tuple[str, str]) -> str | None:
     """Make the spans of a request; return its trace id (None if its client does not sample the trace).
 
@@ -156,10 +66,11 @@ def make_spans(tracer: Any, request: SampledRequest, labels: tuple[str, str]) ->
     """
     from opentelemetry.trace import set_span_in_context
 
-    states, left_out = _longest(request.states)
-    attributes = _request_attributes(request, labels)
-    if left_out:
-        attributes["schedtrace.states_left_out"] = left_out
+    states, attributes = request.states, _request_attributes(request, labels)
+    if len(states) > MOST_STATES:
+        attributes["schedtrace.states_left_out"] = len(states) - MOST_STATES
+        longest = sorted(states, key=lambda state: state.begin_us - state.end_us)[:MOST_STATES]
+        states = sorted(longest, key=lambda state: state.begin_us)
     whole = request.states or [RequestState(0, 0, "waiting", None, -1, None)]
     root = tracer.start_span(
         "schedtrace.request",
@@ -183,14 +94,6 @@ def make_spans(tracer: Any, request: SampledRequest, labels: tuple[str, str]) ->
     root.end(request.unix_ns(whole[-1].end_us))
     context = root.get_span_context()
     return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
-
-
-def _longest(states: Sequence[RequestState]) -> tuple[Sequence[RequestState], int]:
-    """Return the longest states in their order, and the number of all other states."""
-    if len(states) <= MOST_STATES:
-        return states, 0
-    by_length = sorted(states, key=lambda state: state.begin_us - state.end_us)[:MOST_STATES]
-    return sorted(by_length, key=lambda state: state.begin_us), len(states) - MOST_STATES
 
 
 def _request_attributes(request: SampledRequest, labels: tuple[str, str]) -> Attributes:
@@ -257,11 +160,20 @@ def exit_attributes(state: RequestState, refusal: StepRefusals, request_id: str)
     loop, cause = "running" if state.name == "stalled" else "waiting", str(state.cause)
     attributes: Attributes = {"schedtrace.cause": known_cause(cause), "schedtrace.loop": loop}
     exits = [exit_ for exit_ in refusal.exits if exit_.cause == cause and exit_.loop == loop]
-    exit_ = next((each for each in exits if request_id in _named(each)), exits[0] if exits else None)
+    exit_ = next(
+        (
+            each
+            for each in exits
+            if request_id in {each.request_id, *(skipped.request_id for skipped in each.also)}
+        ),
+        exits[0] if exits else None,
+    )
     detail = None
     if exit_ is not None:
-        attributes |= _place(exit_)
         detail = exit_.detail
+        for name in ("kind", "detail", "location", "blocks_needed", "blocks_free"):
+            if (value := getattr(exit_, name)) is not None:
+                attributes[f"schedtrace.{name}"] = value
     setting = next((entry.setting for entry in entries(cause, detail) if entry.setting), "")
     if setting:
         attributes["schedtrace.limit"] = setting
@@ -276,24 +188,6 @@ def exit_attributes(state: RequestState, refusal: StepRefusals, request_id: str)
     elif cause == Cause.KV_BLOCKS and refusal.head is not None and refusal.head.holders:
         attributes["schedtrace.holder"] = tuple(refusal.head.holders)
     return attributes
-
-
-def _named(exit_: Exit) -> Iterator[str | None]:
-    yield exit_.request_id
-    for skipped in exit_.also:
-        yield skipped.request_id
-
-
-def _place(exit_: Exit) -> Attributes:
-    """Return the attributes of an exit itself."""
-    values = {
-        "schedtrace.kind": exit_.kind,
-        "schedtrace.detail": exit_.detail,
-        "schedtrace.location": exit_.location,
-        "schedtrace.blocks_needed": exit_.blocks_needed,
-        "schedtrace.blocks_free": exit_.blocks_free,
-    }
-    return {name: value for name, value in values.items() if value is not None}
 
 
 PARENT = "schedtrace-llm-request"

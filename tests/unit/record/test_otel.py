@@ -14,8 +14,16 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from schedtrace.model.trace import Arrival, Finish
 from schedtrace.record.metrics import families, serving
 from schedtrace.record.metrics.families import Exemplar, Series
-from schedtrace.record.otel.export import Choice, Sampling, choice
-from schedtrace.record.otel.exporters import MISSING, MetricPush, destination, otlp_exporter, protocol
+from schedtrace.record.otel.export import (
+    MISSING,
+    Choice,
+    MetricPush,
+    Sampling,
+    choice,
+    destination,
+    otlp_exporter,
+    protocol,
+)
 from schedtrace.record.otel.histories import Histories, History
 from schedtrace.record.settings import Rules
 from schedtrace.record.switches import NotUnderstoodError
