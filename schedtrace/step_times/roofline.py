@@ -300,18 +300,14 @@ class Roofline(OnHost):
         sampled = batch.decode_tokens + batch.prefill_requests
         layers = 2 * shape.active_parameters * tokens / (self.gpu.fp8_flops if fp8 else self.gpu.bf16_flops)
         logits = 2 * shape.hidden * shape.vocab * sampled / self.gpu.bf16_flops
-        read = weight_bytes(shape) - self._unread_bytes(tokens)
-        return self._longer((layers + logits), read / self.gpu.memory_bytes_per_s) / self.tensor_parallel_size
-
-    def _unread_bytes(self, tokens: int) -> float:
-        """Return the bytes that a step does not read: experts without tokens, and input embeddings."""
-        shape = self.shape
+        # A step does not read input embeddings, nor experts without tokens.
         unread = 0.0 if shape.tied else shape.vocab * shape.hidden * dtype_bytes(shape.dtype)
         if shape.experts:
             missed = (1 - shape.experts_per_token / shape.experts) ** tokens
             routed = shape.expert_layers * shape.experts * shape.expert_parameters
             unread += missed * routed * dtype_bytes(shape.weight_dtype)
-        return unread
+        read = weight_bytes(shape) - unread
+        return self._longer((layers + logits), read / self.gpu.memory_bytes_per_s) / self.tensor_parallel_size
 
     def _attention_us(self, batch: Batch, tokens: int) -> float:
         prefill_flops, decode_flops = self._pair_flops

@@ -178,17 +178,13 @@ def shape(name: str) -> Shape:
     path = Path(name)
     if path.is_dir():
         path /= "config.json"
-    if path.is_file():
-        return _read(path)
-    plain = name.rsplit("/", 1)[-1].lower().removesuffix("-instruct")
-    for listed in SHAPES.values():
-        if listed.name.lower() == plain:
-            return listed
-    msg = f"unknown model '{name}': known are {', '.join(SHAPES)}, or name a folder with a config.json"
-    raise UsageError(msg)
-
-
-def _read(path: Path) -> Shape:
+    if not path.is_file():
+        plain = name.rsplit("/", 1)[-1].lower().removesuffix("-instruct")
+        for listed in SHAPES.values():
+            if listed.name.lower() == plain:
+                return listed
+        msg = f"unknown model '{name}': known are {', '.join(SHAPES)}, or name a folder with a config.json"
+        raise UsageError(msg)
     try:
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
@@ -197,10 +193,11 @@ def _read(path: Path) -> Shape:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         msg = f"{path}: not a model's config.json ({error})"
         raise InputError(msg) from error
-    if (listed := SHAPES.get(str(config.get(OURS)))) is not None:
-        return listed
-    name = path.parent.name if path.name == "config.json" else path.stem
-    return _shape_of(name or str(path), config.get("text_config") or config, path)
+    written = SHAPES.get(str(config.get(OURS)))
+    if written is not None:
+        return written
+    file_name = path.parent.name if path.name == "config.json" else path.stem
+    return _shape_of(file_name or str(path), config.get("text_config") or config, path)
 
 
 def _shape_of(name: str, config: dict[str, Any], path: Path) -> Shape:

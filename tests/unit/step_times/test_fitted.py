@@ -15,28 +15,21 @@ from schedtrace.model.trace_facts import RankSync
 from schedtrace.step_times import fitted as fitted_module
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.cost_sums import Larger, Linear, fit_larger, fit_linear
-from schedtrace.step_times.fitted import (
-    OF_BATCH,
-    Counted,
-    Fitted,
-    Leaned,
-    RecordedTimes,
-    fit,
-    load_fit,
-    observed,
-    with_device_us,
-    with_engine_columns,
-)
+from schedtrace.step_times.fitted import Counted, Fitted, Leaned, RecordedTimes, fit, load_fit
 from schedtrace.step_times.fitting import (
     COMPUTE,
     DEVICE,
     MEMORY,
+    OF_BATCH,
     USUAL_DOUBLINGS,
     USUAL_PER_DOUBLING,
     Extrapolation,
     extrapolation_errors,
     fit_device,
     gathering_us,
+    observed,
+    with_device_us,
+    with_engine_columns,
 )
 from tests.makers import arrival, step
 
