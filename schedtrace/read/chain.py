@@ -22,9 +22,9 @@ from schedtrace.read.lines import AS_READ, LARGEST, WholeLines, decode_line
 from schedtrace.read.tables import (
     DETAILS,
     ORDINARY,
+    ROWS_AT_ONCE,
+    STRETCH_SCHEMA,
     Columns,
-    EndedStretches,
-    Stretch,
     columns_of,
 )
 
@@ -33,6 +33,86 @@ _BLOCK = 32
 """Number of values compared at once."""
 _FEW = 4
 """Number of requests up to which looking them up individually is faster than looking up all at once."""
+
+
+class Stretch:
+    """Stretch of a request up to the last step; the next step may continue it."""
+
+    __slots__ = ("computed", "details", "first", "is_open", "order", "request_id", "scheduled")
+
+    def __init__(self, request_id: str, order: int) -> None:
+        self.request_id, self.order, self.is_open = request_id, order, False
+
+    def begin(self, step: int, computed: int, scheduled: int, details: tuple[Any, ...] = ORDINARY) -> None:
+        """Begin a new stretch of the request in this step."""
+        self.first, self.computed, self.scheduled, self.details = step, computed, scheduled, details
+        self.is_open = True
+
+    def expected(self, step: int) -> int:
+        """Return the computed tokens that the request has at this step if its stretch continues."""
+        return self.computed + (step - self.first) * self.scheduled
+
+
+class EndedStretches:
+    """Collector of ended stretches.
+
+    Args:
+        put: Function that receives tables of stretches. All steps of a table precede those of the next table.
+    """
+
+    def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
+        self._put = put
+        self._rows: list[tuple[Any, ...]] = []
+        self._columns: list[list[Any]] = [[] for _ in STRETCH_SCHEMA]
+        self._count = 0
+
+    def add(self, stretches: Sequence[Stretch], step: int, trial: int | None) -> None:
+        """Add stretches that end with this step."""
+        self._rows += [
+            (
+                stretch.first,
+                step,
+                trial,
+                stretch.request_id,
+                stretch.computed,
+                stretch.scheduled,
+                *stretch.details,
+                stretch.order,
+            )
+            for stretch in stretches
+        ]
+        for stretch in stretches:
+            stretch.is_open = False
+
+    def add_single(self, step: int, trial: int | None, columns: Sequence[Iterable[Any]]) -> None:
+        """Add stretches of a single step, given by their columns from ``request_id`` on."""
+        first = len(self._columns[0])
+        for column, values in zip(self._columns[3:], columns, strict=True):
+            column.extend(values)
+        more = len(self._columns[-1]) - first
+        for column, value in zip(self._columns, (step, step, trial), strict=False):
+            column.extend([value] * more)
+
+    def is_due(self, rows: int) -> bool:
+        """Return whether all stretches must end before a step with this many rows, to keep tables small."""
+        return self._count + rows > ROWS_AT_ONCE
+
+    def count_rows(self, rows: int) -> None:
+        """Add the number of rows of a step to the count."""
+        if self.is_due(rows):
+            self.flush()
+        self._count += rows
+
+    def flush(self) -> None:
+        """Make a table of the collected stretches."""
+        rows = list(zip(*self._rows, strict=True)) or [()] * len(STRETCH_SCHEMA)
+        self._put(pl.concat([_table(rows), _table(self._columns)]).sort("step", "order"))
+        self._rows, self._columns, self._count = [], [[] for _ in STRETCH_SCHEMA], 0
+
+
+def _table(columns: Iterable[Sequence[Any]]) -> pl.DataFrame:
+    named = zip(STRETCH_SCHEMA.items(), columns, strict=True)
+    return pl.DataFrame([pl.Series(name, column, dtype) for (name, dtype), column in named])
 
 
 class Got(NamedTuple):
@@ -56,10 +136,6 @@ class Got(NamedTuple):
             (),
             without(self.alone, places),
         )
-
-    def columns_alone(self) -> list[Iterable[Any]]:
-        """Return the columns of the rows that are stretches of their own."""
-        return [compress(column, self.alone) for column in (*self[:3], *self.details)]
 
 
 def got_in_line(requests: Sequence[Any]) -> Got:
@@ -95,8 +171,13 @@ def not_continued(before: Got, now: Got) -> list[int]:
     """
     here = len(before.ids)
     if now.alone:
-        places: Iterable[int] = compress(range(here), map(not_, now.alone))
-        return [place for place in places if not _continues(before, now, place)]
+        return [
+            place
+            for place in compress(range(here), map(not_, now.alone))
+            if (before.alone and before.alone[place])
+            or before.computed[place] + before.scheduled[place] != now.computed[place]
+            or before.scheduled[place] != now.scheduled[place]
+        ]
     expected = tuple(map(add, before.computed, before.scheduled))
     places = {*_different(expected, now.computed), *_different(before.scheduled, now.scheduled)}
     return sorted(places.union(compress(range(here), before.alone)))
@@ -136,14 +217,6 @@ def _different(first: tuple[Any, ...], second: tuple[Any, ...]) -> Iterator[int]
         if these != those:
             numbers = enumerate(zip(these, those, strict=False), start)
             yield from [place for place, (here, there) in numbers if here != there]
-
-
-def _continues(before: Got, now: Got, place: int) -> bool:
-    return (
-        not (before.alone and before.alone[place])
-        and before.computed[place] + before.scheduled[place] == now.computed[place]
-        and before.scheduled[place] == now.scheduled[place]
-    )
 
 
 class Running:
@@ -206,7 +279,11 @@ class Running:
         if self.step != step - 1:
             self.lose()
         now = got_in_line(requests)
-        before = self._kept(step, now.ids)
+        # The stretches of requests that are no longer scheduled end; all end if the rest changed their order.
+        before = self._line or got_by(self._rows, step - 1)
+        if removed := removed_rows(before.ids, now.ids):
+            self._take_out(removed)
+            before = before.without(removed)
         if self._is_cut(trial, len(requests)):
             self._end(self._rows)
             before = before._replace(alone=[True] * len(self._rows))
@@ -221,7 +298,8 @@ class Running:
         if now.alone:
             alone = list(compress(self._rows, now.alone))
             self._end(alone)
-            self._ended.add_single(step, trial, [*now.columns_alone(), [row.order for row in alone]])
+            columns = [compress(column, now.alone) for column in (*now[:3], *now.details)]
+            self._ended.add_single(step, trial, [*columns, [row.order for row in alone]])
         self._at, self._line, self._unsteady, self._cut = (step, trial), now, None, False
 
     def can_follow(self, changes: Any, total: int, tokens: int | None = None) -> bool:
@@ -290,18 +368,6 @@ class Running:
     def _is_cut(self, trial: int | None, rows: int) -> bool:
         """Return whether all stretches end before the next step, whose number of rows is given."""
         return self._cut or (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
-
-    def _kept(self, step: int, ids: tuple[str, ...]) -> Got:
-        """Return the columns of the requests that are still scheduled.
-
-        The stretches of all others end; if the remaining requests changed their order, all stretches end.
-        """
-        before = self._line or got_by(self._rows, step - 1)
-        places = removed_rows(before.ids, ids)
-        if not places:
-            return before
-        self._take_out(places)
-        return before.without(places)
 
     def _take_out(self, places: Sequence[int]) -> list[Stretch]:
         """End the stretches at these ascending rows."""
@@ -397,7 +463,10 @@ class Chain:
             self.running.lose()
             return False
         place = bisect_left(self._numbers, line.step)
-        if not self._fits(line, place):
+        is_new = line.step > self._forgotten and line.step not in self._numbers[place : place + 1]
+        began_us = self._starts[place - 1] if place else self._began
+        next_us = self._starts[place] if place < len(self._starts) else LARGEST
+        if not is_new or not began_us <= line.start_us <= next_us:
             self.refused.append(line.step)
             self.running.lose()
             return False
@@ -418,14 +487,6 @@ class Chain:
             self._before = {name: values[-1] for name, values in columns.items()}
         self._taken = []
         return columns
-
-    def _fits(self, line: Any, place: int) -> bool:
-        """Return whether the step's number is new, and its start lies between those of its neighbours."""
-        if line.step <= self._forgotten or line.step in self._numbers[place : place + 1]:
-            return False
-        start: int = line.start_us
-        before = self._starts[place - 1] if place else self._began
-        return before <= start <= (self._starts[place] if place < len(self._starts) else LARGEST)
 
     def forget(self) -> None:
         """Forget the numbers of all steps so far, because a growing trace may have no end.

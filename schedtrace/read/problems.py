@@ -167,7 +167,8 @@ class Problems:
             count = len(self.garbled_lines)
             lines = ", ".join(str(number) for number in self.garbled_lines[:_NAMED])
             more = ", ..." if count > _NAMED else ""
-            sentences.append(f"{trace}: {_lines(count)} not understood and dropped (line {lines}{more})")
+            dropped = "1 line was" if count == 1 else f"{count:,} lines were"
+            sentences.append(f"{trace}: {dropped} not understood and dropped (line {lines}{more})")
         if self.dropped_steps:
             sentences.append(
                 f"{trace}: {_missing(self.dropped_steps)}, the disk was too slow; requests that arrived or "
@@ -238,7 +239,3 @@ def _steps(spans: list[tuple[int, int]]) -> str:
 
 def _missing(steps: int) -> str:
     return "1 step is missing" if steps == 1 else f"{steps:,} steps are missing"
-
-
-def _lines(count: int) -> str:
-    return "1 line was" if count == 1 else f"{count:,} lines were"

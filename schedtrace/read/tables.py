@@ -11,7 +11,7 @@ one table fit into memory.
 import enum
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, repeat
 from pathlib import Path
@@ -74,101 +74,13 @@ DETAILS = {field.name: field.default for field in msgspec.structs.fields(Schedul
 ORDINARY = tuple(DETAILS.values())
 
 
-class Stretch:
-    """Stretch of a request up to the last step; the next step may continue it."""
-
-    __slots__ = ("computed", "details", "first", "is_open", "order", "request_id", "scheduled")
-
-    def __init__(self, request_id: str, order: int) -> None:
-        self.request_id, self.order, self.is_open = request_id, order, False
-
-    def begin(self, step: int, computed: int, scheduled: int, details: tuple[Any, ...] = ORDINARY) -> None:
-        """Begin a new stretch of the request in this step."""
-        self.first, self.computed, self.scheduled, self.details = step, computed, scheduled, details
-        self.is_open = True
-
-    def expected(self, step: int) -> int:
-        """Return the computed tokens that the request has at this step if its stretch continues."""
-        return self.computed + (step - self.first) * self.scheduled
-
-
-class EndedStretches:
-    """Collector of ended stretches.
-
-    Args:
-        put: Function that receives tables of stretches. All steps of a table precede those of the next table.
-    """
-
-    def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
-        self._put = put
-        self._rows: list[tuple[Any, ...]] = []
-        self._columns: list[list[Any]] = [[] for _ in STRETCH_SCHEMA]
-        self._count = 0
-
-    def add(self, stretches: Sequence[Stretch], step: int, trial: int | None) -> None:
-        """Add stretches that end with this step."""
-        self._rows += [
-            (
-                stretch.first,
-                step,
-                trial,
-                stretch.request_id,
-                stretch.computed,
-                stretch.scheduled,
-                *stretch.details,
-                stretch.order,
-            )
-            for stretch in stretches
-        ]
-        for stretch in stretches:
-            stretch.is_open = False
-
-    def add_single(self, step: int, trial: int | None, columns: Sequence[Iterable[Any]]) -> None:
-        """Add stretches of a single step, given by their columns from ``request_id`` on."""
-        first = len(self._columns[0])
-        for column, values in zip(self._columns[3:], columns, strict=True):
-            column.extend(values)
-        more = len(self._columns[-1]) - first
-        for column, value in zip(self._columns, (step, step, trial), strict=False):
-            column.extend([value] * more)
-
-    def is_due(self, rows: int) -> bool:
-        """Return whether all stretches must end before a step with this many rows, to keep tables small."""
-        return self._count + rows > ROWS_AT_ONCE
-
-    def count_rows(self, rows: int) -> None:
-        """Add the number of rows of a step to the count."""
-        if self.is_due(rows):
-            self.flush()
-        self._count += rows
-
-    def flush(self) -> None:
-        """Make a table of the collected stretches."""
-        rows = list(zip(*self._rows, strict=True)) or [()] * len(STRETCH_SCHEMA)
-        self._put(pl.concat([_table(rows), _table(self._columns)]).sort("step", "order"))
-        self._rows, self._columns, self._count = [], [[] for _ in STRETCH_SCHEMA], 0
-
-
-def _table(columns: Iterable[Sequence[Any]]) -> pl.DataFrame:
-    named = zip(STRETCH_SCHEMA.items(), columns, strict=True)
-    return pl.DataFrame([pl.Series(name, column, dtype) for (name, dtype), column in named])
-
-
-def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """Return the type of the entries of each list of structs in a line, by the list's name."""
-    lists = {
-        field.name: get_args(field.type)[0]
-        for field in msgspec.structs.fields(line)
-        if get_origin(field.type) is list
-    }
-    return {
-        name: entry
-        for name, entry in lists.items()
-        if isinstance(entry, type) and issubclass(entry, msgspec.Struct)
-    }
-
-
-NESTED = _lists_of(Step)
+NESTED = {
+    field.name: entry
+    for field in msgspec.structs.fields(Step)
+    if get_origin(field.type) is list
+    for entry in get_args(field.type)
+    if isinstance(entry, type) and issubclass(entry, msgspec.Struct)
+}
 """Lists of a step, with the types of their entries."""
 EVENTS = tuple(name for name in NESTED if name in Events.__struct_fields__)
 """Nested fields whose entries also occur between steps."""
@@ -327,7 +239,12 @@ def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
     ) -> Iterator[pl.DataFrame]:
         left = n_rows
-        for first, last in _windows(steps):
+        # consecutive groups of steps with about ``ROWS_AT_ONCE`` rows each
+        at = pl.col("total_requests").fill_null(1).clip(1, ROWS_AT_ONCE).cum_sum() // ROWS_AT_ONCE
+        windows = steps.group_by(at.alias("at"), maintain_order=True).agg(
+            pl.col("step").first(), pl.col("step").last().alias("last")
+        )
+        for first, last in windows.select("step", "last").iter_rows():
             rows = rows_between(stretches, steps, first, last)
             if predicate is not None:
                 rows = rows.filter(predicate)
@@ -341,15 +258,6 @@ def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
     return register_io_source(source, schema=ROW_COLUMNS).set_sorted("step")
 
 
-def _windows(steps: pl.DataFrame) -> Iterator[tuple[int, int]]:
-    """Yield the first and last step of consecutive groups of steps with about ``ROWS_AT_ONCE`` rows each."""
-    at = pl.col("total_requests").fill_null(1).clip(1, ROWS_AT_ONCE).cum_sum() // ROWS_AT_ONCE
-    windows = steps.group_by(at.alias("at"), maintain_order=True).agg(
-        pl.col("step").first(), pl.col("step").last().alias("last")
-    )
-    yield from windows.select("step", "last").iter_rows()
-
-
 FIELDS = tuple(
     name for name in Step.__struct_fields__ if name in Delta.__struct_fields__ and name != "changes"
 )
@@ -357,6 +265,8 @@ FIELDS = tuple(
 FLAT = {name: dtype for name, dtype in schema_of(Step).items() if name in FIELDS and name not in NESTED}
 """Schema of a step without its lists."""
 
+_REQUESTS = Step.__struct_fields__.index("requests")
+"""Place of the field of a step that a delta does not have."""
 Columns = Mapping[str, Sequence[Any]]
 """Values of each field in ``FIELDS`` over some steps, by the field's name."""
 
@@ -368,7 +278,11 @@ def columns_of(lines: Sequence[Any], before: Mapping[str, Any]) -> Columns:
         lines: Full lines and deltas as read, each delta after the step that it continues.
         before: Value of each field in the step before the first line, if that line is a delta.
     """
-    columns = _columns_in(list(map(_values_in, lines)), Delta.__struct_fields__)
+    rows = [
+        (*values[:_REQUESTS], *values[_REQUESTS + 1 :]) if hasattr(line, "requests") else values
+        for line, values in zip(lines, map(astuple, lines), strict=True)
+    ]
+    columns = _columns_in(rows, Delta.__struct_fields__)
     del columns["changes"]
     columns["exits"] = [exits and one_by_one(exits) for exits in columns["exits"]]
     for name in CARRIED_FIELDS:
@@ -385,15 +299,6 @@ def columns_of(lines: Sequence[Any], before: Mapping[str, Any]) -> Columns:
         either = zip(columns[name], defaults, strict=False)
         columns[name] = [default if value is UNSET else value for value, default in either]
     return columns
-
-
-_REQUESTS = Step.__struct_fields__.index("requests")
-
-
-def _values_in(line: Any) -> Sequence[Any]:
-    """Return the values of a line in the order of a delta's fields."""
-    values = astuple(line)
-    return (*values[:_REQUESTS], *values[_REQUESTS + 1 :]) if hasattr(line, "requests") else values
 
 
 def _columns_in(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, Sequence[Any]]:
@@ -432,6 +337,10 @@ def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
     return structs_of([entry for _, entry in entries], NESTED[column]).insert_column(0, trials)
 
 
+NOBODY_PRESENT = pl.DataFrame(schema={"at_us": pl.Int64, "trial": pl.Int64, **schema_of(Present)})
+"""Table of ``present_in`` without rows."""
+
+
 def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") -> pl.DataFrame:
     """Return the requests present when a trace began, or after a gap, in order: rows of ``Present``.
 
@@ -441,18 +350,13 @@ def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") ->
     """
     entries = [(line, entry) for line in lines for entry in line.present]
     if not entries:
-        return _nobody_present()
+        return NOBODY_PRESENT
     of_line = {name: [getattr(line, name) for line, _ in entries] for name in ("at_us", "trial")}
     present = structs_of([entry for _, entry in entries], Present)
     columns = (pl.Series(name, values, pl.Int64) for name, values in of_line.items())
     rows = present.select(*columns, pl.all())
     once = ["request_id"] if keep == "first" else ["request_id", "at_us"]
     return rows.unique(once, keep="first", maintain_order=True)
-
-
-@cache
-def _nobody_present() -> pl.DataFrame:
-    return pl.DataFrame(schema={"at_us": pl.Int64, "trial": pl.Int64, **schema_of(Present)})
 
 
 def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:

@@ -2,7 +2,6 @@
 
 import gc
 from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,24 +67,23 @@ class StepTables:
             if any(columns[name]):
                 frames.append(entries_of(columns, name).drop("start_us"))
 
-    def end_last_step(self) -> None:
-        """End the last step, because there are no more lines."""
+    def end(self, idle: list[Any]) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
+        """End the last step; return all steps without their lists, and the whole tables of ``EVENTS``.
+
+        Args:
+            idle: The ``events`` lines, whose entries belong to no step.
+        """
         self.chain.running.end_stretches()
         self._tables.write_rest()
-
-    def frame(self) -> pl.DataFrame:
-        """Return all steps without their lists."""
-        return self._sorted(pl.concat(self._frames))
-
-    def event_rows(self, column: str, idle: list[Any]) -> pl.DataFrame:
-        """Return an ``EVENTS`` column of the whole trace: the entries of steps and of lines between steps."""
-        with_steps = self._sorted(pl.concat(self._events[column]))
-        if not any(getattr(line, column) for line in idle):
-            return with_steps
-        return pl.concat([with_steps, between_steps(column, idle)], how="diagonal")
-
-    def _sorted(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame if self.chain.in_order else frame.sort("step", maintain_order=True)
+        steps = pl.concat(self._frames)
+        events = {name: pl.concat(frames) for name, frames in self._events.items()}
+        if not self.chain.in_order:
+            steps = steps.sort("step", maintain_order=True)
+            events = {name: rows.sort("step", maintain_order=True) for name, rows in events.items()}
+        for name, rows in events.items():
+            if any(getattr(line, name) for line in idle):
+                events[name] = pl.concat([rows, between_steps(name, idle)], how="diagonal")
+        return steps, events
 
 
 BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us", "kv_sends": "at_us"}
@@ -267,89 +265,93 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
             other_lines[kind] += found_lines
     if header is None:
         raise InputError(_nothing(lines))
-    steps.end_last_step()
     end = msgspec.convert(other_lines[End][-1], End, from_attributes=True) if other_lines[End] else None
-    events = {name: steps.event_rows(name, other_lines[Events]) for name in EVENTS}
-    arrivals, finishes = events["arrived"], events["finished"]
-    all_steps = merge_outputs(steps.frame(), other_lines[Output])
-    listed = _before_the_end(present_in(other_lines[Events], keep="all"), lines.begun_anew, all_steps)
+    step_rows, events = steps.end(other_lines[Events])
+    step_rows = merge_outputs(step_rows, other_lines[Output])
+    listed = present_in(other_lines[Events], keep="all")
+    if not step_rows.is_empty() and not listed.is_empty():
+        # without those from a head after which no step follows
+        late = [at_us for first, at_us in lines.begun_anew if first > step_rows["step"][-1]]
+        listed = listed.filter(~pl.col("at_us").is_in(late))
     is_begun = is_in_parts(lines.path) and not lines.left_out
-    gaps = gaps_of(all_steps, lines.begun_anew, other_lines[Events], header.first_step if is_begun else None)
-    present = unseen_requests(listed, arrivals, all_steps)
-    ids = pl.concat([present["request_id"], arrivals["request_id"]])
-    problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames
-    problems.unclosed = end is None
-    in_vain = sorted(set(steps.chain.not_rebuilt).difference(all_steps["step"]))
-    problems.refused = sorted(steps.chain.refused)
-    expected = max(
-        [
-            *(all_steps["step"].tail(1) + 1),
-            *(step + 1 for step in in_vain[-1:]),
-            *(first for first, _ in lines.begun_anew),
-            end.steps if end else 0,
-        ]
-    )
-    problems.end_missing = all_steps.height > 0 and expected > all_steps["step"][-1] + 1
-    problems.not_rebuilt = number_ranges(in_vain)
-    problems.doubtful = steps.chain.doubtful
-    first = header.first_step
-    problems.first_step = 0 if lines.left_out else first
-    if problems.first_step and all_steps.height:
-        problems.began_unix_us = header.wall_anchor_us + int(all_steps["start_us"][0])
-    problems.gaps = _missing_parts(gaps)
-    problems.dropped = lines.dropped
-    refused = {step for step in problems.refused if first <= step < expected}
-    refused = refused.difference(all_steps["step"], in_vain)
-    problems.missing_steps = max(0, expected - first - all_steps.height - len(in_vain) - len(refused))
-    dropped = sum(line.dropped_steps for line in other_lines[Events])
-    problems.dropped_steps = max(0, min(dropped, problems.missing_steps))
-    if problems.missing_steps or problems.garbled_lines or in_vain:
-        unknown = finishes.filter(~pl.col("request_id").is_in(pl.lit(ids).implode()))["request_id"].n_unique()
-        problems.missing_arrivals = max(unknown, sum(line.dropped_arrivals for line in other_lines[Events]))
-        problems.missing_finishes = sum(line.dropped_finishes for line in other_lines[Events])
-    if problems.unclosed:
-        ended = finishes["request_id"].implode()
-        problems.unfinished_requests = ids.filter(~ids.is_in(ended)).n_unique()
-    return Parsed(
+    gaps = gaps_of(step_rows, lines.begun_anew, other_lines[Events], header.first_step if is_begun else None)
+    there_after = listed
+    if not listed.is_empty():
+        told_us = gaps["told_us"].drop_nulls()
+        there_after = listed.filter(pl.col("at_us").is_in(pl.lit(told_us).implode()))
+    notices = [*header.notices, *about_the_recorder(other_lines[Notice])]
+    later = dict.fromkeys(notice for header_read in other_lines[Header] for notice in header_read.notices)
+    parsed = Parsed(
         header=header,
-        steps=all_steps,
-        arrivals=arrivals,
-        finishes=finishes,
-        present=present,
+        steps=step_rows,
+        arrivals=events["arrived"],
+        finishes=events["finished"],
+        present=unseen_requests(listed, events["arrived"], step_rows),
         gaps=gaps,
-        there_after=listed
-        if listed.is_empty()
-        else listed.filter(pl.col("at_us").is_in(pl.lit(gaps["told_us"].drop_nulls()).implode())),
+        there_after=there_after,
         **side_tables(events),
         cpu=cpu_times(other_lines[Cpu]),
         stalls=stalls_in(other_lines[Notice]),
-        notices=_notices(header, other_lines),
+        notices=[*notices, *(notice for notice in later if notice not in notices)],
         end=end,
         problems=problems,
         in_order=steps.chain.in_order,
     )
+    _note_problems(parsed, lines, steps.chain, other_lines[Events])
+    return parsed
 
 
-def _notices(header: Header, lines: dict[type[msgspec.Struct], list[Any]]) -> list[str]:
-    """Return all notices, including those in the headers that follow lost lines."""
-    notices = [*header.notices, *about_the_recorder(lines[Notice])]
-    later = dict.fromkeys(notice for header_read in lines[Header] for notice in header_read.notices)
-    return [*notices, *(notice for notice in later if notice not in notices)]
+def _note_problems(parsed: Parsed, lines: WholeLines, chain: Chain, events: list[Any]) -> None:
+    """Complete the problems of a trace, all of whose lines have been read.
+
+    Args:
+        parsed: The trace; its ``problems`` have the broken lines.
+        lines: Reader of the lines.
+        chain: Reader of the step lines.
+        events: All ``events`` lines.
+    """
+    problems, steps, first = parsed.problems, parsed.steps, parsed.header.first_step
+    problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames
+    problems.dropped = lines.dropped
+    problems.unclosed = parsed.end is None
+    in_vain = sorted(set(chain.not_rebuilt).difference(steps["step"]))
+    problems.not_rebuilt = number_ranges(in_vain)
+    problems.refused = sorted(chain.refused)
+    problems.doubtful = chain.doubtful
+    expected = max(
+        [
+            *(steps["step"].tail(1) + 1),
+            *(step + 1 for step in in_vain[-1:]),
+            *(first_anew for first_anew, _ in lines.begun_anew),
+            parsed.end.steps if parsed.end else 0,
+        ]
+    )
+    problems.end_missing = steps.height > 0 and expected > steps["step"][-1] + 1
+    problems.first_step = 0 if lines.left_out else first
+    if problems.first_step and steps.height:
+        problems.began_unix_us = parsed.header.wall_anchor_us + int(steps["start_us"][0])
+    if not parsed.gaps.is_empty():
+        lacks = (pl.col("first_step") <= pl.col("last_step")) | (pl.col("from_us") < pl.col("to_us"))
+        missing = parsed.gaps.filter(lacks, kind=TOLD)
+        problems.gaps = missing.select("first_step", "last_step", "from_us", "to_us").rows()
+    refused = {step for step in problems.refused if first <= step < expected}
+    refused = refused.difference(steps["step"], in_vain)
+    problems.missing_steps = max(0, expected - first - steps.height - len(in_vain) - len(refused))
+    dropped = sum(line.dropped_steps for line in events)
+    problems.dropped_steps = max(0, min(dropped, problems.missing_steps))
+    ids = pl.concat([parsed.present["request_id"], parsed.arrivals["request_id"]])
+    finished = parsed.finishes["request_id"]
+    if problems.missing_steps or problems.garbled_lines or in_vain:
+        unknown = finished.filter(~finished.is_in(ids.implode())).n_unique()
+        problems.missing_arrivals = max(unknown, sum(line.dropped_arrivals for line in events))
+        problems.missing_finishes = sum(line.dropped_finishes for line in events)
+    if problems.unclosed:
+        problems.unfinished_requests = ids.filter(~ids.is_in(finished.implode())).n_unique()
 
 
 def about_the_recorder(lines: list[Any]) -> list[str]:
     """Return the notices about failures of the recorder, without stalls, which are failures of the engine."""
     return [line.message for line in lines if line.stalled is None]
-
-
-def _before_the_end(
-    listed: pl.DataFrame, begun_anew: Sequence[tuple[int, int]], steps: pl.DataFrame
-) -> pl.DataFrame:
-    """Return the listed requests without those from a head after which no step follows."""
-    if steps.is_empty() or listed.is_empty():
-        return listed
-    late = [at_us for first, at_us in begun_anew if first > steps["step"][-1]]
-    return listed.filter(~pl.col("at_us").is_in(late))
 
 
 def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -359,15 +361,6 @@ def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.Data
         return present
     has_arrived = pl.col("request_id").is_in(pl.lit(arrivals["request_id"]).implode())
     return present.filter(~has_arrived | (pl.col("at_us") <= steps["start_us"][0]))
-
-
-def _missing_parts(gaps: pl.DataFrame) -> list[tuple[int, int, int, int]]:
-    """Return the gaps in which something is missing: first and last step, begin and end in microseconds."""
-    if gaps.is_empty():
-        return []
-    lacks = (pl.col("first_step") <= pl.col("last_step")) | (pl.col("from_us") < pl.col("to_us"))
-    missing = gaps.filter(lacks, kind=TOLD).select("first_step", "last_step", "from_us", "to_us")
-    return [(first, last, from_us, to_us) for first, last, from_us, to_us in missing.iter_rows()]
 
 
 def merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:

@@ -25,7 +25,7 @@ from schedtrace.model.trace import (
     ScheduledRequest,
     Step,
 )
-from schedtrace.read import tables
+from schedtrace.read import chain, tables
 from schedtrace.read.chain import expanded_lines, removed_rows, without
 from schedtrace.read.tables import rows_between
 from schedtrace.read.trace import read_trace
@@ -324,6 +324,7 @@ def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every, rows_at
     with (
         TemporaryDirectory() as folder,
         patch.object(tables, "ROWS_AT_ONCE", rows_at_once),
+        patch.object(chain, "ROWS_AT_ONCE", rows_at_once),
     ):
         compare(steps, full_every, folder)
 
@@ -351,7 +352,7 @@ def compare(steps, full_every, folder):
 
 
 def test_where_stretches_are_cut_they_stand_in_the_order_of_the_steps(trace_of, monkeypatch):
-    monkeypatch.setattr(tables, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(chain, "ROWS_AT_ONCE", 4)
     steps = [
         full(0, ("a", 5, 1), ("b", 5, 1)),
         full(1, ("a", 6, 1), ("b", 6, 1)),
