@@ -55,7 +55,8 @@ class KvNeed:
         """
         if self.max_model_len is not None:
             tokens = min(tokens, self.max_model_len)
-        return _known(_sequence_blocks(group, tokens) for group in self.groups)
+        counts = [(_held(group, 0, tokens, tokens), group.admission_cap) for group in self.groups]
+        return _known(count if count is None or cap is None else min(count, cap) for count, cap in counts)
 
     def peak_blocks(self, tokens: int) -> list[int] | None:
         """Return the most blocks that a request holds until it has this many tokens; None if unknown.
@@ -130,10 +131,3 @@ def _mamba_blocks(group: CacheGroup, computed: int, tokens: int, blocks: int) ->
         return None
     # The state that the step begins with stays until the next one has begun.
     return 1 + drafts + (computed > 0 and -(-computed // size) != -(-tokens // size))
-
-
-def _sequence_blocks(group: CacheGroup, tokens: int) -> int | None:
-    blocks = _held(group, 0, tokens, tokens)
-    if blocks is None or group.admission_cap is None:
-        return blocks
-    return min(blocks, group.admission_cap)

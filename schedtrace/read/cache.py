@@ -119,8 +119,12 @@ def load_cached(path: Path, last_us: int | None) -> tuple[Fields, dict[str, pl.L
     for folder in folders_of(path):
         try:
             note = msgspec.json.decode((folder / NOTE).read_bytes(), type=CacheNote)
-            read = _unchanged(files_for(path, last_us), note.read) if note.made_by == made_by() else None
-            if read is None or digests(folder) != note.files:
+            files = files_for(path, last_us)
+            if note.made_by != made_by() or [file.name for file in files] != list(note.read):
+                continue
+            now = {file.name: still(file, note.read[file.name]) for file in files}
+            read = {name: fingerprint for name, fingerprint in now.items() if fingerprint is not None}
+            if len(read) != len(files) or digests(folder) != note.files:
                 continue
             with suppress(OSError):  # keeps others from removing it; if it fails, nor may they remove it
                 os.utime(folder)
@@ -158,36 +162,17 @@ def save_cached(
     """
     for name in SMALL:
         write_table(fields[name], folder / f"{name}.parquet")
-    read = {
-        name: _fingerprint(path.with_name(name), content, stamps.get(name))
-        for name, content in contents.items()
-    }
+    read = {}
+    for name, content in contents.items():
+        file, stamp = path.with_name(name), stamps.get(name)
+        with file.open("rb") as opened:
+            blocks = sampled(opened, content.size)
+        # the file may have changed since it was read
+        settled = stamp == stamp_of(file) and content.size == file.stat().st_size
+        read[name] = Fingerprint(content.size, content.digest, blocks, stamp if settled else None)
     noted = {name: fields[name] for name in NOTED}
     note = CacheNote(made_by=made_by(), read=read, files=digests(folder), **noted)
     safe_files.replace(folder / NOTE, msgspec.json.encode(note))
-
-
-def _fingerprint(file: Path, content: Content, stamp: list[int] | None) -> Fingerprint:
-    """Return the fingerprint of a file that was read.
-
-    Args:
-        file: The file, which may have changed since it was read.
-        content: Content that was read.
-        stamp: Stamp of the file before it was read.
-    """
-    with file.open("rb") as opened:
-        blocks = sampled(opened, content.size)
-    settled = stamp == stamp_of(file) and content.size == file.stat().st_size
-    return Fingerprint(content.size, content.digest, blocks, stamp if settled else None)
-
-
-def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fingerprint] | None:
-    """Return the fingerprints of a trace's files as they are now; None if the content of any has changed."""
-    if [file.name for file in files] != list(read):
-        return None
-    now = {file.name: still(file, read[file.name]) for file in files}
-    unchanged = {name: fingerprint for name, fingerprint in now.items() if fingerprint is not None}
-    return unchanged if len(unchanged) == len(files) else None
 
 
 @contextmanager

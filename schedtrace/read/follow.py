@@ -166,8 +166,12 @@ class Following:
             InputError: If the file is not a trace, or cannot be read.
         """
         with reading(self.path):
-            if self.header is None and not self._begin():
-                return []
+            if self.header is None:
+                if (begun := self._growing.begin(self._lives)) is None:
+                    return []
+                self._head, earlier_notices = begun
+                self.header = read_header(self.path, [self._head])
+                self.notices = [*self.header.notices, *earlier_notices]
             new = 0
             for lines in self._growing.lines():
                 self.chunks.append(self._chunk(lines))
@@ -249,16 +253,6 @@ class Following:
             *after,
         ]
         return b"".join(line + b"\n" for line in lines if line)
-
-    def _begin(self) -> bool:
-        """Read the header; return False if it is not complete yet."""
-        begun = self._growing.begin(self._lives)
-        if begun is None:
-            return False
-        self._head, earlier_notices = begun
-        self.header = read_header(self.path, [self._head])
-        self.notices = [*self.header.notices, *earlier_notices]
-        return True
 
     def _chunk(self, lines: list[bytes]) -> Chunk:
         lives = self._lives.alive_requests()

@@ -20,8 +20,7 @@ from schedtrace.read.foreign import (
     records_in,
 )
 from schedtrace.read.problems import Problems
-from schedtrace.read.records.console_lines import elapsed_s, time_in
-from schedtrace.read.records.start_lines import StartLines
+from schedtrace.read.records.console_lines import StartLines, elapsed_s, time_in
 from schedtrace.read.text_stream import text_lines
 from schedtrace.read.trace import Trace
 

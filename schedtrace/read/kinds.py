@@ -135,10 +135,6 @@ _TRACEBACK = _text(
 _STEP_FRAME = _text(r", in (?:run_busy_loop|_process_engine_step|step_with_batch_queue)$")
 
 
-def _is_error_without_engine(sample: FileSample) -> bool:
-    return _TRACEBACK(sample) and not _STEP_FRAME(sample)
-
-
 _MAY_BREAK = re.compile(rb"throughput: \d|Iteration\(\d")
 _SUMMARY = {"successful_requests", "failed_requests", "completed_requests", "num_successful_requests"}
 _RATES = {"duration_s", "duration", "requests_per_second", "request_throughput", "total_time"}
@@ -336,7 +332,7 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(
         "a Python error in vLLM, without any line of an engine",
-        _is_error_without_engine,
+        lambda sample: _TRACEBACK(sample) and not _STEP_FRAME(sample),
         "no engine ran: the last line of the traceback says why",
     ),
     FileKind(

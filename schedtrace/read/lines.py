@@ -244,16 +244,6 @@ class KnownSettings(msgspec.Struct):
     prefill_schedule_interval: int | None = None
 
 
-def check_settings(scheduler_config: dict[str, Any]) -> None:
-    """Reject settings that vLLM cannot have written.
-
-    Raises:
-        msgspec.ValidationError: If a setting has the wrong type; the error names the setting.
-    """
-    settings = {name: scheduler_config.get(name) for name in KnownSettings.__struct_fields__}
-    msgspec.convert(settings, KnownSettings)
-
-
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors that msgspec raises for bytes that are not valid JSON of a trace; the last is raised for deeply
 nested brackets."""
@@ -276,7 +266,9 @@ def readable_struct(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """
     fields: list[Any] = []
     for each in msgspec.structs.fields(struct):
-        hint = _readable(each.type, _bounds(each.name))
+        largest = LONGEST_US if each.name.endswith("_us") else LARGEST
+        is_anchor = each.name.endswith("_anchor_us")
+        hint = _readable(each.type, ANCHOR_US if is_anchor else msgspec.Meta(gt=-largest, lt=largest))
         if each.required:
             fields.append((each.name, hint))
         elif each.default is msgspec.NODEFAULT:
@@ -294,13 +286,6 @@ def readable_struct(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
         array_like=config.array_like,
         omit_defaults=config.omit_defaults,
     )
-
-
-def _bounds(name: str) -> msgspec.Meta:
-    if name.endswith("_anchor_us"):
-        return ANCHOR_US
-    largest = LONGEST_US if name.endswith("_us") else LARGEST
-    return msgspec.Meta(gt=-largest, lt=largest)
 
 
 def _readable(hint: Any, bounds: msgspec.Meta) -> Any:
@@ -381,7 +366,8 @@ def read_header(path: Path, lines: list[bytes]) -> Header:
     try:
         msgspec.json.decode(lines[0], type=AS_READ[Header])  # no number is too large
         header = msgspec.json.decode(lines[0], type=Header)
-        check_settings(header.scheduler_config)
+        settings = {name: header.scheduler_config.get(name) for name in KnownSettings.__struct_fields__}
+        msgspec.convert(settings, KnownSettings)  # vLLM cannot have written a setting of another type
     except UNREADABLE as error:
         msg = f"{path}:1: broken header ({error})"
         raise InputError(msg) from error

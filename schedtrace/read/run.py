@@ -315,8 +315,9 @@ def look_for_runs(paths: list[Path]) -> FoundRuns:
             msg = f"{path}: {'save the input to a file first' if str(path) == '-' else missing}"
             raise InputError(msg)
         if path.is_file() or is_in_parts(path) or _is_run(path):
-            if (record := _record_reader(path)) is not None:
-                runs_found.records[path] = record
+            kind = kind_of(path) if path.is_file() and not is_trace(path) else None
+            if kind is not None and kind.record is not None:
+                runs_found.records[path] = kind.record
             else:
                 runs_found.runs.append(path)
             continue
@@ -352,14 +353,6 @@ def find_runs(paths: list[Path]) -> list[Path]:
         msg = f"{paths[0]}: no traces in it; only schedtrace analyze reads {record.name} ({kind})"
         raise InputError(msg)
     return runs
-
-
-def _record_reader(path: Path) -> RecordReader | None:
-    """Return the reader of a log or metrics file with less data than a trace; None for any other file."""
-    if not path.is_file() or is_trace(path):
-        return None
-    kind = kind_of(path)
-    return None if kind is None else kind.record
 
 
 def _inside(folder: Path) -> FoundRuns:

@@ -50,11 +50,8 @@ class ModelRunner:
 
         A second call with the same output returns the same result.
         """
-        if self._executed[0] is not output:
-            self._executed = (output, self._execute(output))
-        return self._executed[1]
-
-    def _execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
+        if self._executed[0] is output:
+            return self._executed[1]
         sampled: dict[str, list[int]] = {}
         tokens, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
         known_tokens, prompts = self._known, self._prompt
@@ -81,6 +78,7 @@ class ModelRunner:
             decode_context_tokens=decode_context,
             prefill_attention=attention,
         )
+        self._executed = output, (batch, sampled)
         return batch, sampled
 
     def proposed(self, sampled: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -106,19 +104,13 @@ class ModelRunner:
             self._known[request_id] = self._prompt[request_id] + generated
         yield from zip(cached.req_ids, cached.num_computed_tokens, strict=True)
         if len(output.num_scheduled_tokens) > len(output.scheduled_new_reqs) + len(cached.req_ids):
-            yield from self._preempted_since(output)
-
-    def _preempted_since(self, output: Any) -> Iterator[tuple[str, int]]:
-        """Yield requests that vLLM 0.10.2 and 0.11.0 preempted by priority after scheduling their tokens.
-
-        The scheduler's lists for this step omit these requests, but a worker computes their tokens
-        nevertheless. The computed part of a prompt is unknown and taken as 0.
-        """
-        listed = {*output.scheduled_cached_reqs.req_ids, *(new.req_id for new in output.scheduled_new_reqs)}
-        for request_id in output.num_scheduled_tokens:
-            if request_id not in listed:
-                tokens = self._known[request_id]
-                yield request_id, tokens - 1 if tokens > self._prompt[request_id] else 0
+            # vLLM 0.10.2 and 0.11.0 do not list requests that they preempt by priority after scheduling their
+            # tokens, but a worker computes them. The computed part of a prompt is unknown: taken as 0.
+            listed = {*cached.req_ids, *(new.req_id for new in output.scheduled_new_reqs)}
+            for request_id in output.num_scheduled_tokens:
+                if request_id not in listed:
+                    tokens = self._known[request_id]
+                    yield request_id, tokens - 1 if tokens > self._prompt[request_id] else 0
 
     def _tokens(self, request_id: str, drafted: int) -> list[int]:
         place = self._known[request_id] + 1 - self._prompt[request_id]

@@ -123,13 +123,10 @@ class Device:
         forward.longest_us = max(forward.longest_us, device_us)
         if forward.join(rank, device_us):
             del self._passes[number]
-            self._run(forward)
+            forward.ran = self._pipeline.run(forward.latest_us, forward.longest_us)
             for member in forward.there:
                 member.wake(forward.ran.ended_us)
         return forward
-
-    def _run(self, forward: Forward) -> None:
-        forward.ran = self._pipeline.run(forward.latest_us, forward.longest_us)
 
 
 class LockstepExecutor(SimulatedExecutor):

@@ -183,7 +183,7 @@ class Rank(TimedEngine):
         self.put_message(EngineCoreRequestType.ABORT, [request_id])
 
     def loop_begins(self) -> None:
-        """Let the host's time since the last update pass, then give other ranks a turn."""
+        """Let the host's time since the last update pass, give other ranks a turn, then let in requests."""
         updates = self.scheduler.schedtrace_updates
         if updates != self._updates:
             self._updates = updates
@@ -191,7 +191,8 @@ class Rank(TimedEngine):
             self.clock.advance(self._times.gap_us(len(self.inputs)) - self._times.gap_us(0))
         elif self.clock.now_us > self.reached_us:
             self.wait(self.clock.now_us)
-        self._around.loop_begins(self)
+        if self._around.feed is not None:
+            self._around.feed.let_in(self)
 
     def stepped(self, *, executed: bool) -> None:
         """Count consecutive steps without a token."""
@@ -328,11 +329,6 @@ class Ranks(VirtualEngines):
         for rank in self.ranks:
             rank.stop()
             rank.scheduler.shutdown()
-
-    def loop_begins(self, rank: Rank) -> None:
-        """Let in the requests that are due, because a rank is about to read its input queue."""
-        if self.feed is not None:
-            self.feed.let_in(rank)
 
     def told(self, rank: Rank, client: int, outputs: Any) -> None:
         """Handle the outputs that a core puts into its output queue."""

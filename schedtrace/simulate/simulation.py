@@ -252,9 +252,18 @@ class Simulation(TimedEngine, VirtualEngines):
         while self.clock.now_us < until_us:
             if self.busy:
                 self.step()
-                self._require_progress(until_us)
+                if self._expected(until_us):
+                    self._idle = 0
+                elif self._idle > MOST_IDLE_STEPS:  # no request can run: it would step forever
+                    left = len(self.scheduler.requests)
+                    msg = f"{left} requests cannot go on: {self._idle} steps without a token"
+                    raise NoProgressError(msg)
             elif self._coming:
-                self._sleep(until_us)
+                comes_us = self._coming[0][0]
+                self.clock.until(min(comes_us, until_us))
+                if comes_us <= until_us:
+                    self.clock.advance(self._times.wake_us())
+                    self._let_in()
             else:
                 return
 
@@ -291,25 +300,6 @@ class Simulation(TimedEngine, VirtualEngines):
     def _enter(self, us: float, request: Any, rank: int | None) -> None:  # noqa: ARG002  # there is but one
         self.prepared(us, request)
         self.enqueue(request)
-
-    def _require_progress(self, until_us: float) -> None:
-        """Stop an engine that would step forever because no request can run and none is expected."""
-        if self._expected(until_us):
-            self._idle = 0
-        elif self._idle > MOST_IDLE_STEPS:
-            left = len(self.scheduler.requests)
-            msg = f"{left} requests cannot go on: {self._idle} steps without a token"
-            raise NoProgressError(msg)
-
-    def _sleep(self, until_us: float) -> None:
-        """Let time pass until the next event, because the engine has no work."""
-        comes_us = self._coming[0][0]
-        if comes_us > until_us:
-            self.clock.until(until_us)
-            return
-        self.clock.until(comes_us)
-        self.clock.advance(self._times.wake_us())
-        self._let_in()
 
     def _let_in(self) -> None:
         while self._coming and self._coming[0][0] <= self.clock.now_us:

@@ -17,6 +17,7 @@ import polars as pl
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.model.cuda_graphs import graph_sizes, graph_use
+from schedtrace.read.lines import reading
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitting import (
     COMPUTE,
@@ -256,11 +257,10 @@ def load_fit(path: Path) -> Fitted:
     Raises:
         InputError: If the file does not exist, or is not a saved fit.
     """
+    with reading(path):
+        content = path.read_bytes()
     try:
-        return Fitted(msgspec.json.decode(path.read_bytes(), type=Fit))
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(msg) from error
+        return Fitted(msgspec.json.decode(content, type=Fit))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         msg = f"{path}: no saved step times ({error})"
         raise InputError(msg) from error

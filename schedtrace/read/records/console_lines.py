@@ -1,18 +1,23 @@
-"""vLLM's periodic console lines, one per engine every 10 s, in the formats of all V1 releases.
+"""vLLM's console lines about a start and its periodic lines, in the formats of all V1 releases.
 
-``Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 1055.3 tokens/s, Running: 18
-reqs, Waiting: 43 reqs, GPU KV cache usage: 95.9%, Prefix cache hit rate: 0.0%``. Releases up to 0.8 name no
-engine; a line about several engines together begins with ``2 Engines Aggregated:``; each figure after
-``Waiting`` may be missing. V0 wrote ``Swapped`` and ``Pending`` in place of ``Waiting``.
+A start states version, model, arguments, token budget and KV cache; newer releases print the size of the KV
+cache and the maximum concurrency on one line, with the device's name in place of ``GPU``. Each engine prints
+a periodic line every 10 s: ``Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput:
+1055.3 tokens/s, Running: 18 reqs, Waiting: 43 reqs, GPU KV cache usage: 95.9%, Prefix cache hit rate: 0.0%``.
+Releases up to 0.8 name no engine; a line about several engines together begins with ``2 Engines
+Aggregated:``; each figure after ``Waiting`` may be missing. V0 wrote ``Swapped`` and ``Pending`` in place of
+``Waiting``.
 """
 
+import ast
 import re
 from collections import deque
 from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
 
-from schedtrace.model.records import Range
+from schedtrace.model.printable import hide_secrets, shortened
+from schedtrace.model.records import Range, ServerStart
 
 SNAPSHOT_MARKER = b"Avg generation throughput: "
 ACCEPTANCE_MARKER = b"SpecDecoding metrics: "
@@ -175,3 +180,129 @@ def _fraction(pattern: re.Pattern[str], text: str) -> float | None:
 def _as_fraction(percent: str) -> float | None:
     fraction = float(percent) / 100
     return round(fraction, 6) if fraction <= 1 else None
+
+
+_START = re.compile(
+    r"(?P<deed>Initializing a|Dumping input data for) V1 LLM engine "
+    r"\(v(?P<version>[\w.+-]{1,80})\) with config: "
+)
+_CONFIG_MODEL = re.compile(r"\bmodel='([^'\n]{1,500})'")
+_CONFIG_LENGTH = re.compile(r"\bmax_seq_len=(\d{1,12})\b")
+_VERSION = re.compile(
+    r"vLLM (?:API )?server version (?P<version>[\w.+-]{1,80})(?:, serving model (?P<model>\S{1,500}))?"
+)
+_ARGUMENTS = re.compile(r"non-default args: (\{.{0,100000}\})")
+_BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,12})\b")
+_DEFAULT = re.compile(
+    r"(?:Setting|Defaulting) (?P<name>max_num_seqs|max_num_batched_tokens) to (?P<value>\d{1,12}) for "
+)
+"""Pattern of a default for the user's GPU, which vLLM logs at debug level."""
+_CACHE_SIZE = re.compile(r"\bKV cache size: (\d[\d,]{0,20}) tokens")
+_CONCURRENCY = re.compile(
+    r"Maximum concurrency for (\d[\d,]{0,20}) tokens per request: (\d{1,9}(?:\.\d{1,6})?)x"
+)
+START_MARKERS = (
+    b" V1 LLM engine (v",
+    b"server version ",
+    b"non-default args: {",
+    b"Chunked prefill is enabled with max_num_batched_tokens=",
+    b" usage context.",
+    b"KV cache size: ",
+    b"Maximum concurrency for ",
+)
+_START_WORDS = tuple(marker.decode() for marker in START_MARKERS)
+_PLAIN = re.compile(r"'([a-z]\w{0,80})': ('[^'\\]{0,500}'|-?\d+(?:\.\d+)?|True|False|None)(?=[,}])")
+LONGEST_VALUE = 200
+"""Maximum number of characters of an argument's value that are kept."""
+
+
+class StartLines:
+    """Facts about a start, collected line by line."""
+
+    def __init__(self) -> None:
+        self.facts = ServerStart()
+        self.lines = 0
+        """Number of lines that contained a fact."""
+
+    def begins_start(self, line: str) -> bool:
+        """Return whether a line is one of the first lines of a start."""
+        if not any(marker in line for marker in _START_WORDS):
+            return False
+        if _VERSION.search(line) or _ARGUMENTS.search(line):
+            return True
+        engine = _START.search(line)
+        return engine is not None and engine["deed"].startswith("Initializing")
+
+    def take(self, line: str) -> bool:
+        """Store the facts in a line; return whether it contains any."""
+        if not any(marker in line for marker in _START_WORDS):
+            return False
+        facts, before = self.facts, self.lines
+        if match := _START.search(line):
+            self._take_engine(match["version"], line[match.end() :])
+        elif match := _VERSION.search(line):
+            facts.vllm_version = match["version"]
+            facts.model = match["model"] or facts.model
+            self.lines += 1
+        elif match := _ARGUMENTS.search(line):
+            self._take_arguments(match[1])
+        elif match := _BUDGET.search(line):
+            facts.token_budget = int(match[1])
+            self.lines += 1
+        elif match := _DEFAULT.search(line):
+            name = "max_num_seqs" if match["name"] == "max_num_seqs" else "token_budget"
+            setattr(facts, name, int(match["value"]))
+            self.lines += 1
+        if match := _CACHE_SIZE.search(line):
+            facts.kv_cache_tokens = _count(match[1])
+            self.lines += 1
+        if match := _CONCURRENCY.search(line):
+            facts.max_model_len, facts.max_concurrency = _count(match[1]), float(match[2])
+            self.lines += 1
+        return self.lines > before
+
+    def _take_engine(self, version: str, config: str) -> None:
+        self.facts.vllm_version = version
+        if model := _CONFIG_MODEL.search(config):
+            self.facts.model = model[1]
+        if length := _CONFIG_LENGTH.search(config):
+            self.facts.max_model_len = int(length[1])
+        self.lines += 1
+
+    def _take_arguments(self, text: str) -> None:
+        arguments = arguments_in(text)
+        if arguments is None:
+            return
+        facts = self.facts
+        facts.arguments = {
+            name: shortened(str(value), LONGEST_VALUE) for name, value in hide_secrets(arguments).items()
+        }
+        seats, budget, length = (
+            value if type(value := arguments.get(name)) is int and value > 0 else None
+            for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        )
+        facts.max_num_seqs = seats or facts.max_num_seqs
+        facts.token_budget = budget or facts.token_budget
+        facts.max_model_len = length or facts.max_model_len
+        facts.model = facts.model or (str(arguments["model"]) if "model" in arguments else None)
+        self.lines += 1
+
+
+def arguments_in(text: str) -> dict[str, object] | None:
+    """Return the arguments in a printed dict; None if the text is not a dict of plain values.
+
+    Values that are not literals, such as an object's ``repr``, make the parser fail; the plain values are
+    then taken one by one.
+    """
+    try:
+        parsed = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        plain = _PLAIN.findall(text)
+        return {name: ast.literal_eval(value) for name, value in plain} or None
+    if not isinstance(parsed, dict):
+        return None
+    return {str(name): value for name, value in parsed.items()}
+
+
+def _count(text: str) -> int:
+    return int(text.replace(",", ""))

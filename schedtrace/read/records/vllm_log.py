@@ -15,8 +15,14 @@ from schedtrace.model.safe_files import opened
 from schedtrace.read.file_sample import FileSample, RecordReader, first_sample
 from schedtrace.read.foreign import is_log_line, quoted_from, records_in
 from schedtrace.read.lines import reading
-from schedtrace.read.records import console_lines, failure_lines, start_lines
-from schedtrace.read.records.console_lines import EngineLines, acceptance_in, snapshot_in, time_in
+from schedtrace.read.records import console_lines, failure_lines
+from schedtrace.read.records.console_lines import (
+    EngineLines,
+    StartLines,
+    acceptance_in,
+    snapshot_in,
+    time_in,
+)
 from schedtrace.read.records.failure_lines import (
     OUTPUT_MARKER,
     STATS_MARKER,
@@ -28,11 +34,10 @@ from schedtrace.read.records.failure_lines import (
     step_over_lines,
     step_with_stats,
 )
-from schedtrace.read.records.start_lines import StartLines
 from schedtrace.read.text_stream import LatestLines, marked_lines, text_lines
 
 NAME = "vLLM's console log"
-_OWN_MARKERS = (console_lines.SNAPSHOT_MARKER, OUTPUT_MARKER, *start_lines.MARKERS)
+_OWN_MARKERS = (console_lines.SNAPSHOT_MARKER, OUTPUT_MARKER, *console_lines.START_MARKERS)
 """Patterns of lines that only such a log contains."""
 _STARTED = "Application startup complete"
 _WORKER_WAIT = "No available shared memory broadcast block found in"

@@ -8,9 +8,8 @@ from schedtrace.errors import InputError
 from schedtrace.model.records import DumpedRequest, DumpedStep, Failure, Range
 from schedtrace.read.kinds import kind_of
 from schedtrace.read.records import console_lines
-from schedtrace.read.records.console_lines import snapshot_in, time_in
+from schedtrace.read.records.console_lines import arguments_in, snapshot_in, time_in
 from schedtrace.read.records.failure_lines import UNNAMED, step_in, step_with_stats
-from schedtrace.read.records.start_lines import arguments_in
 from schedtrace.read.records.vllm_log import NAME, read_vllm_log
 from tests.console_logs import START, every_10_s, message, periodic
 
