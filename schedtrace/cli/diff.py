@@ -40,7 +40,7 @@ def diff(
     Reports the settings that differ, the metrics with statistics over trials, the refusals, the findings, and
     the first step with a different decision.
     """
-    from schedtrace.compare.fail_on import regressed, require_compared
+    from schedtrace.compare.metric_changes import regressed, require_compared
 
     _refuse_options(context, [base, new], run=run)
     if context.args and not run:

@@ -115,19 +115,6 @@ def _number(value: float | None) -> Number | None:
     return None if value is None else Number(round(value))
 
 
-def load_difference_notes(*, base: Load, new: Load) -> list[Message]:
-    """Return a note that the loads differ; an empty list if they do not."""
-    if not base.differs(new):
-        return []
-    return [
-        say(
-            "the loads differ: base {base}, new {new}: that alone changes the figures",
-            base=base.requests_and_tokens(),
-            new=new.requests_and_tokens(),
-        )
-    ]
-
-
 WORK = (
     *("dataset", "num_prompts", "input_tokens", "output_tokens"),
     *("request_rate", "burstiness", "own_times", "speedup"),
@@ -222,14 +209,14 @@ def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
     for change in changes:
         by_value.setdefault((_setting_of(change.name), repr((change.base, change.new))), change)
     changes = [*by_value.values(), *_options(base, new, compared)]
-    return sorted(changes, key=lambda change: (_group(change), not change.base_origin))
-
-
-def _group(change: ConfigChange) -> int:
-    """Return the sort key of a change: options, then workload, environment, and values that vLLM resolved."""
-    if not change.given:
-        return 3
-    return {"workload": 1, "environment": 2}.get(change.name.partition(".")[0], 0)
+    sections = {"workload": 1, "environment": 2}
+    return sorted(
+        changes,
+        key=lambda change: (
+            sections.get(change.name.partition(".")[0], 0) if change.given else 3,
+            not change.base_origin,
+        ),
+    )
 
 
 def _options(base: Run, new: Run, compared: set[str]) -> list[ConfigChange]:

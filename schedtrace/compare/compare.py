@@ -10,7 +10,6 @@ from schedtrace.compare.comparability import (
     Load,
     changed_settings,
     fairness_notes,
-    load_difference_notes,
     records_work,
     same_work,
     taken_in_turn,
@@ -35,7 +34,7 @@ from schedtrace.diagnose.serving_metrics import counted_time
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.errors import InputError
 from schedtrace.model.comparison import CauseChange, Comparison, FindingChange, MetricChange, Outcome, Sample
-from schedtrace.model.message import NOTHING, Message, joined
+from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Finding, RunReport
 from schedtrace.model.say import say
 from schedtrace.read.run import Run
@@ -59,8 +58,17 @@ def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
         old, now = before.get((code, cause), []), after.get((code, cause), [])
         rule = KINDS[code]
         threshold = rule.threshold or (Threshold(FOUND_FROM_FRAC, share_frac) if rule.charges else None)
-        base_frac, new_frac = (_frac(threshold, findings) for findings in (old, now))
-        changed = not (old and now) and _really(threshold, [base_frac, new_frac])
+        base_frac, new_frac = (
+            max((frac for finding in side if (frac := threshold.share(finding)) is not None), default=None)
+            if threshold
+            else None
+            for side in (old, now)
+        )
+        changed = not (old and now)
+        if changed and threshold is not None and (base_frac is not None or new_frac is not None):
+            # A share that merely crossed the threshold does not count; an unknown one is at the threshold.
+            fracs = [threshold.least_frac if frac is None else frac for frac in (base_frac, new_frac)]
+            changed = FELL * min(fracs) <= max(fracs)
         changes.append(
             FindingChange(
                 code=code,
@@ -77,25 +85,6 @@ def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
             )
         )
     return changes
-
-
-def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:
-    """Return the largest share of these findings; None if it is unknown or there is no finding."""
-    if threshold is None:
-        return None
-    fracs = [threshold.share(finding) for finding in findings]
-    return max((frac for frac in fracs if frac is not None), default=None)
-
-
-def _really(threshold: Threshold | None, fracs: list[float | None]) -> bool:
-    """Return whether a finding appeared or went, rather than its share merely crossing the threshold.
-
-    On the side without the finding, an unknown share counts as the threshold.
-    """
-    if threshold is None or fracs == [None, None]:
-        return True
-    low, high = sorted(threshold.least_frac if frac is None else frac for frac in fracs)
-    return FELL * low <= high
 
 
 def _unjudged(base: RunReport, new: RunReport) -> set[str]:
@@ -119,6 +108,7 @@ def refusal_changes(*, base: RunReport, new: RunReport) -> list[CauseChange]:
     Runs differ in length, so each row compares shares: steps with the refusal divided by all steps.
     """
     before, after = _refusals(base), _refusals(new)
+    base_steps, new_steps = (max(1, sum(trial.steps for trial in run.trials)) for run in (base, new))
     rows = [
         CauseChange(
             loop=kind[0],
@@ -126,8 +116,8 @@ def refusal_changes(*, base: RunReport, new: RunReport) -> list[CauseChange]:
             detail=kind[2],
             base_exits=before[kind][0],
             new_exits=after[kind][0],
-            base_steps_frac=before[kind][1] / max(1, _steps(base)),
-            new_steps_frac=after[kind][1] / max(1, _steps(new)),
+            base_steps_frac=before[kind][1] / base_steps,
+            new_steps_frac=after[kind][1] / new_steps,
         )
         for kind in {**before, **after}
     ]
@@ -142,10 +132,6 @@ def _refusals(report: RunReport) -> defaultdict[_Refusal, tuple[int, int]]:
             exits, steps = totals[row.loop, row.cause, row.detail]
             totals[row.loop, row.cause, row.detail] = (exits + row.exits, steps + row.steps)
     return totals
-
-
-def _steps(report: RunReport) -> int:
-    return sum(trial.steps for trial in report.trials)
 
 
 SERVERS = say("servers have no trials: how much one start of a server differs from the next is unknown")
@@ -169,9 +155,10 @@ def compare(*, base: Run, new: Run) -> Comparison:
     }
     loads = []
     if not all(records_work(report) for report in reports.values()):
-        loads = load_difference_notes(
-            **{side: Load.from_report(reports[side], timelines[side]) for side in reports}
-        )
+        before, after = (Load.from_report(reports[side], timelines[side]) for side in reports)
+        if before.differs(after):
+            words = "the loads differ: base {base}, new {new}: that alone changes the figures"
+            loads.append(say(words, base=before.requests_and_tokens(), new=after.requests_and_tokens()))
     served, new_served = (Served.from_server_run(reports[side], timelines[side]) for side in reports)
     by_requests = served is not None and new_served is not None
     if served is not None and new_served is not None:
@@ -192,8 +179,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
         base_label=reports["base"].label,
         new_label=reports["new"].label,
         notes=[
-            *_notes(**reports, alike=alike),
-            *([SERVERS] if by_requests else _number_notes(**reports, least=least)),
+            *_notes(**reports, alike=alike, least=None if by_requests else least),
             *loads,
             *fairness_notes(**timelines, metrics=metrics),
         ],
@@ -209,8 +195,15 @@ def compare(*, base: Run, new: Run) -> Comparison:
     )
 
 
-def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
-    """Return the caveats for reading the figures."""
+def _notes(*, base: RunReport, new: RunReport, alike: bool, least: int | None) -> list[Message]:
+    """Return the caveats for reading the figures.
+
+    Args:
+        base: Report of the base run.
+        new: Report of the new run.
+        alike: Whether both had the same work.
+        least: Trials per side that a comparison needs; None for servers, which have no trials.
+    """
     sides = {"base": base, "new": new}
     notes = [
         say("{side}: {problem}", side=side, problem=problem)
@@ -245,19 +238,16 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
             for side, run in sides.items()
             if (over := counted_time(run))
         ]
-    return notes
-
-
-def _number_notes(*, base: RunReport, new: RunReport, least: int) -> list[Message]:
-    """Return a note if a side has a single trial, with the number of trials that would be needed."""
-    if min(len(trials_used(report)) for report in (base, new)) > 1:
-        return []
-    return [
-        say(
-            "one trial on a side: how much it would vary by itself is unknown; {option:code} can tell",
-            option=f"--trials {least}",
+    if least is None:
+        notes.append(SERVERS)
+    elif min(counts.values()) <= 1:
+        notes.append(
+            say(
+                "one trial on a side: how much it would vary by itself is unknown; {option:code} can tell",
+                option=f"--trials {least}",
+            )
         )
-    ]
+    return notes
 
 
 def _require_common_ground(*, base: RunReport, new: RunReport, alike: bool) -> None:
@@ -318,10 +308,24 @@ def comparison_verdict(
         whole: Whether both records contain everything that is compared.
     """
     parts = [] if same_work else [say("different workloads: the figures say little")]
-    parts += _findings(findings)
-    first_steps = [metric for metric in metrics if metric.name == "first-step requests" and same_work]
-    steadied = [steady for metric in first_steps if (steady := _steadied(metric))]
-    parts += steadied
+    gone, appeared = ([f for f in findings if f.state == state] for state in ("went", "appeared"))
+    most = 1 if gone and appeared else MOST_FINDINGS
+    for word, changes in (("gone", gone), ("new", appeared)):
+        codes = [
+            say("{code}[ {cause:cause}{by_cause:?}]", change, by_cause=change.code == "blocked-budget")
+            for change in changes[:most]
+        ]
+        if codes:
+            rest = max(0, len(changes) - most)
+            named = say("{named}[ and {rest:n} more]", named=joined(codes, ", "), rest=rest)
+            parts.append(say("{state}: {named}", state=word, named=named))
+    steadied = False
+    for metric in metrics:
+        steady = [sample.min == sample.max for sample in (metric.base, metric.new)]
+        if metric.name == "first-step requests" and same_work and metric.significant and len({*steady}) > 1:
+            steadied = True
+            texts = {"new": _values(metric.new), "base": _values(metric.base)}
+            parts.append(say("{name} now {new} (were {base})", metric, **texts))
     figures = _figures(metrics, most=1 if steadied else MOST_METRICS, shapes_too=not parts)
     parts += figures or _nothing_found(metrics, most_tests, has_changes=bool(parts))
     if figures and same_work and in_turn is False:
@@ -329,26 +333,6 @@ def comparison_verdict(
     return (
         joined(parts, "; ") if parts else say("{same}[{whole:!} in what both record]", same=SAME, whole=whole)
     )
-
-
-def _findings(findings: list[FindingChange]) -> list[Message]:
-    words = {"went": "gone", "appeared": "new"}
-    changed = {
-        word: [change for change in findings if change.state == state] for state, word in words.items()
-    }
-    most = 1 if all(changed.values()) else MOST_FINDINGS
-    parts = []
-    for word, changes in changed.items():
-        codes = [
-            say("{code}[ {cause:cause}{by_cause:?}]", change, by_cause=change.code == "blocked-budget")
-            for change in changes[:most]
-        ]
-        if codes:
-            named = say(
-                "{named}[ and {rest:n} more]", named=joined(codes, ", "), rest=max(0, len(changes) - most)
-            )
-            parts.append(say("{state}: {named}", state=word, named=named))
-    return parts
 
 
 def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> list[Message]:
@@ -383,7 +367,16 @@ def _nothing_found(metrics: list[MetricChange], most_tests: int, *, has_changes:
     tested = [m for m in changed if m.outcome is Outcome.NONE_FOUND]
     first: MetricChange = (tested or changed)[0]
     if first.outcome is Outcome.TOO_FEW:
-        return [_too_few(first, most_tests)]
+        # With the trials that would show this change, at this spread and with all possible tests.
+        least = fewest_trials(most_tests)
+        if first.change_frac:
+            values = first.base.values, first.new.values
+            least = max(least, trials_for(*values, most_tests, abs(first.change_frac)) or 0)
+        trials = min(first.base.count, first.new.count)
+        words = (
+            "{change}, but {trials:n trial} a side cannot tell: [at least {unknown_spread:?}]{least:n} needed"
+        )
+        return [say(words, change=_changed(first), trials=trials, unknown_spread=trials == 1, least=least)]
     if first.outcome is Outcome.ONE_EACH:
         unknown = "{change}, one server against one: how much it would vary by itself is unknown"
         return [say(unknown, change=_changed(first))]
@@ -397,34 +390,10 @@ def _nothing_found(metrics: list[MetricChange], most_tests: int, *, has_changes:
     ]
 
 
-def _too_few(metric: MetricChange, most_tests: int) -> Message:
-    """Return how many trials would show this change, at this spread and with all possible tests."""
-    least = fewest_trials(most_tests)
-    if metric.change_frac:
-        wanted = abs(metric.change_frac)
-        least = max(least, trials_for(metric.base.values, metric.new.values, most_tests, wanted) or 0)
-    trials = min(metric.base.count, metric.new.count)
-    return say(
-        "{change}, but {trials:n trial} a side cannot tell: [at least {unknown_spread:?}]{least:n} needed",
-        change=_changed(metric),
-        trials=trials,
-        unknown_spread=trials == 1,
-        least=least,
-    )
-
-
 def _size(metric: MetricChange) -> float:
     """Return the size of a change as a ratio, the same for double and half."""
     low, high = sorted((metric.base.mean, metric.new.mean))
     return round(high / low, 9) if low > 0 else float("inf")
-
-
-def _steadied(metric: MetricChange) -> Message:
-    """Return a sentence if trials no longer vary, or now vary; nothing if chance may explain it."""
-    steady = [sample.min == sample.max for sample in (metric.base, metric.new)]
-    if not metric.significant or steady[0] == steady[1]:
-        return NOTHING
-    return say("{name} now {new} (were {base})", metric, new=_values(metric.new), base=_values(metric.base))
 
 
 def _values(sample: Sample) -> Message:

@@ -1,4 +1,6 @@
-"""Change of each metric between two runs, and its significance: by trials or, without them, by requests.
+"""Change of each metric between two runs, its significance, and the conditions of ``diff --fail-on``.
+
+Runs are compared by their trials or, without them, by their requests.
 
 Two servers under one load have no trials, so their requests are compared (``Served``, ``server_changes``).
 Consecutive requests share a queue, a batch or a slow phase of the machine. The bootstrap therefore draws
@@ -19,7 +21,8 @@ from scipy.special import ndtri, stdtr, stdtrit
 from schedtrace.compare import significance
 from schedtrace.compare.significance import ALPHA, CONFIDENCE, POWER, holm
 from schedtrace.diagnose.serving_metrics import counted_spans, request_latencies
-from schedtrace.model.comparison import MetricChange, Outcome, Sample
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model.comparison import Comparison, MetricChange, Outcome, Sample
 from schedtrace.model.report import RunReport, TrialReport
 from schedtrace.model.statistics import Percentiles
 from schedtrace.model.trace_facts import Fact
@@ -215,9 +218,32 @@ def sample(metric: Metric, report: RunReport) -> Sample | None:
 def metric_changes(*, base: RunReport, new: RunReport) -> list[MetricChange]:
     """Return the metrics that both sides have, with p-values corrected for the number of tests."""
     pairs = [(metric, sample(metric, base), sample(metric, new)) for metric in METRICS]
-    changes = [
-        _untested(metric, base=before, new=after) for metric, before, after in pairs if before and after
-    ]
+    changes = []
+    for metric, before, after in pairs:
+        if not (before and after):
+            continue
+        several = before.count > 1 and after.count > 1
+        interval = significance.change_interval(before.values, after.values)
+        changes.append(
+            MetricChange(
+                name=metric.name,
+                unit=metric.unit,
+                higher_is_better=metric.higher_is_better,
+                base=before,
+                new=after,
+                change_frac=significance.relative_change(before.values, after.values),
+                beyond_spread=(after.min > before.max or after.max < before.min) if several else None,
+                outcome=Outcome.TOO_FEW,
+                significant=None,
+                p=None,
+                p_corrected=None,
+                effect=None,
+                ci_low_frac=interval[0] if interval else None,
+                ci_high_frac=interval[1] if interval else None,
+                noise_floor_frac=None,
+                trials_needed=None,
+            )
+        )
     families = _families(changes)
     tested = [significance.rank_test(family[0].base.values, family[0].new.values) for family in families]
     corrected = significance.holm([p for _, p in tested])
@@ -259,29 +285,6 @@ def judge_servers(changes: Sequence[MetricChange], tested: Mapping[str, tuple[Lo
             change.outcome = Outcome.NONE_FOUND
             if change.significant:
                 change.outcome = _direction(change, tested_change.change)
-
-
-def _untested(metric: Metric, *, base: Sample, new: Sample) -> MetricChange:
-    several = base.count > 1 and new.count > 1
-    interval = significance.change_interval(base.values, new.values)
-    return MetricChange(
-        name=metric.name,
-        unit=metric.unit,
-        higher_is_better=metric.higher_is_better,
-        base=base,
-        new=new,
-        change_frac=significance.relative_change(base.values, new.values),
-        beyond_spread=(new.min > base.max or new.max < base.min) if several else None,
-        outcome=Outcome.TOO_FEW,
-        significant=None,
-        p=None,
-        p_corrected=None,
-        effect=None,
-        ci_low_frac=interval[0] if interval else None,
-        ci_high_frac=interval[1] if interval else None,
-        noise_floor_frac=None,
-        trials_needed=None,
-    )
 
 
 def _families(changes: Sequence[MetricChange]) -> list[list[MetricChange]]:
@@ -338,3 +341,75 @@ def _direction(change: MetricChange, difference: float) -> Outcome:
 
 def _p(percentiles: Percentiles | None, name: str) -> float | None:
     return None if percentiles is None else float(getattr(percentiles, name))
+
+
+JUDGED = [metric.name for metric in METRICS if metric.higher_is_better is not None]
+"""Metrics that have a direction, and can therefore become worse."""
+
+
+def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
+    """Return a predicate for metrics that became worse in the sense of ``--fail-on``.
+
+    Args:
+        asked: ``regression`` (any metric), ``regression:METRIC`` or ``regression:METRIC:PERCENT``: this
+            metric, by at least so many percent of the base. In names, dashes and spaces are the same, and
+            case does not matter.
+
+    Raises:
+        UsageError: If ``asked`` has another form.
+    """
+    conditions = [_parsed(text) for text in asked]
+    return lambda change: any(
+        change.name in names
+        and change.worsened
+        and (change.change_frac is None or abs(change.change_frac) >= least_frac)
+        for names, least_frac in conditions
+    )
+
+
+def require_compared(asked: Sequence[str], comparison: Comparison) -> None:
+    """Raise InputError if a condition is about a metric that one of the records lacks.
+
+    Args:
+        asked: As for ``regressed``.
+        comparison: Comparison of the two runs.
+
+    Raises:
+        InputError: If none of the metrics of a condition is in both.
+    """
+    compared = {change.name for change in comparison.metrics}
+    for condition in asked:
+        names, _ = _parsed(condition)
+        if not compared.intersection(names):
+            what = names[0] if len(names) == 1 else "a metric that can be worse"
+            msg = (
+                f"--fail-on {condition} cannot be judged: {comparison.base_path} and {comparison.new_path} "
+                f"do not both record {what}"
+            )
+            raise InputError(msg)
+
+
+def _parsed(asked: str) -> tuple[list[str], float]:
+    """Return the metrics of a condition, and the smallest change that meets it."""
+    kind, *rest = asked.split(":")
+    if kind != "regression" or len(rest) > 2:  # noqa: PLR2004  # a metric and a percentage
+        msg = f"--fail-on {asked}: expected regression, regression:METRIC or regression:METRIC:PERCENT"
+        raise UsageError(msg)
+    names = JUDGED
+    if rest:
+        wanted = rest[0].replace("-", " ").strip().lower()
+        names = [name for name in JUDGED if name.replace("-", " ").lower() == wanted]
+    if not names:
+        listed = ", ".join(name.replace(" ", "-") for name in JUDGED)
+        msg = f"--fail-on {asked}: no metric {rest[0]} that can be worse; there are {listed}"
+        raise UsageError(msg)
+    percent = 0.0
+    if rest[1:]:
+        try:
+            percent = float(rest[1].removesuffix("%"))
+        except ValueError:
+            percent = -1.0
+    if not 0 <= percent < float("inf"):
+        msg = f"--fail-on {asked}: {rest[1]} is no percentage, such as 5"
+        raise UsageError(msg)
+    return names, percent / 100

@@ -8,7 +8,6 @@ import pytest
 from scipy.stats import t
 
 from schedtrace.compare.compare import compare
-from schedtrace.compare.fail_on import regressed
 from schedtrace.compare.metric_changes import (
     FEWEST_VALUES,
     METRICS,
@@ -18,6 +17,7 @@ from schedtrace.compare.metric_changes import (
     in_windows,
     metric_changes,
     number_of_tests,
+    regressed,
     server_changes,
     trials_used,
 )
