@@ -1,10 +1,10 @@
 """History of a request: its events in order, its states, and the time between its outputs.
 
 Everything is derived from the request's rows in the trace (``RequestRows``). ``explain_request`` is the entry
-point.
+point; ``find_request`` finds the request that a user's text names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from types import SimpleNamespace
@@ -13,14 +13,16 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.explain.find_request import find_request
+from schedtrace.errors import UsageError
 from schedtrace.explain.step import MISSES, ending, fact_entries, preempted_for
 from schedtrace.model.causes import interruption
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, joined
+from schedtrace.model.printable import capped, hashed, kept_prefix, visible
 from schedtrace.model.say import say
 from schedtrace.model.story import MOST_GAPS, Gap, Life, LifeEvent, LifeState
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
+from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.pieces import NEXT_STEP
@@ -83,46 +85,37 @@ class RequestRows:
 
     def life_states(self) -> list[LifeState]:
         """Return the request's states, with times in milliseconds since the request's arrival."""
-        return [
-            *self._unrecorded(),
-            *(
-                LifeState(
-                    state=row["state"],
-                    cause=row["cause"],
-                    from_ms=self.since_us(row["begin_us"]),
-                    to_ms=self.since_us(row["end_us"]),
-                    first_step=row["begin_step"],
-                    last_step=row["end_step"],
-                    tokens=self._tokens(row),
-                    device_ms=row["device_us"] / 1e3,
-                    of_state=row["of_state"],
-                )
-                for row in self.states
-            ),
-        ]
-
-    def _tokens(self, state: Row) -> int:
-        """Return the tokens scheduled for the request in the steps of a state, or in a part of a state."""
-        if state["tokens"] is not None:
-            return int(state["tokens"])
-        first, last = state["begin_step"], state["end_step"]
-        inside = (row for row in self.scheduled if first is not None and first <= row["step"] <= last)
-        return sum(row["scheduled_tokens"] for row in inside)
-
-    def _unrecorded(self) -> Iterator[LifeState]:
-        """Yield the request's time before the recording began."""
-        if self.present is None or self.present["at_us"] <= self.begin_us:
-            return
-        yield LifeState(
-            state="unrecorded",
-            cause=None,
-            from_ms=0.0,
-            to_ms=self.since_us(self.present["at_us"]),
-            first_step=None,
-            last_step=None,
-            tokens=0,
-            device_ms=0.0,
-        )
+        states = []
+        if self.present is not None and self.present["at_us"] > self.begin_us:
+            unrecorded = LifeState(
+                state="unrecorded",
+                cause=None,
+                from_ms=0.0,
+                to_ms=self.since_us(self.present["at_us"]),
+                first_step=None,
+                last_step=None,
+                tokens=0,
+                device_ms=0.0,
+            )
+            states.append(unrecorded)
+        for row in self.states:
+            tokens, first, last = row["tokens"], row["begin_step"], row["end_step"]
+            if tokens is None:  # a part of a state
+                inside = (own for own in self.scheduled if first is not None and first <= own["step"] <= last)
+                tokens = sum(own["scheduled_tokens"] for own in inside)
+            state = LifeState(
+                state=row["state"],
+                cause=row["cause"],
+                from_ms=self.since_us(row["begin_us"]),
+                to_ms=self.since_us(row["end_us"]),
+                first_step=first,
+                last_step=last,
+                tokens=int(tokens),
+                device_ms=row["device_us"] / 1e3,
+                of_state=row["of_state"],
+            )
+            states.append(state)
+        return states
 
     def since_us(self, us: int) -> float:
         """Return the time from the request's arrival to a time of the trace, in milliseconds."""
@@ -194,34 +187,38 @@ class Wait:
 def queue_stays(states: list[LifeState]) -> list[Wait]:
     """Return each stay in the queue, even if the first possible step ended it."""
     queue_waits = []
-    for queued, group in groupby(
-        enumerate(states), key=lambda entry: (entry[1].of_state or entry[1].state) in QUEUED
-    ):
-        stay = list(group)
-        if queued:
-            after = states[stay[-1][0] + 1 :]
-            queue_waits.append(_wait([state for _, state in stay], after[0].first_step if after else None))
-    return queue_waits
-
-
-def _wait(stay: list[LifeState], left_step: int | None) -> Wait:
-    refused = [state for state in stay if state.cause != NEXT_STEP]
-    causes = []
-    for cause, interrupted in dict.fromkeys((state.cause, state.of_state is not None) for state in refused):
-        runs = [
-            state for state in refused if (state.cause, state.of_state is not None) == (cause, interrupted)
+    by_place = groupby(enumerate(states), key=lambda entry: (entry[1].of_state or entry[1].state) in QUEUED)
+    for is_queued, group in by_place:
+        places, stay = zip(*group, strict=True)
+        if not is_queued:
+            continue
+        by_cause: dict[tuple[str | None, bool], list[LifeState]] = {}
+        for state in stay:
+            if state.cause != NEXT_STEP:
+                by_cause.setdefault((state.cause, state.of_state is not None), []).append(state)
+        causes = [
+            WaitedFor(
+                cause or "",
+                sum(run.step_count for run in runs),
+                sum(run.to_ms - run.from_ms for run in runs),
+                interrupted,
+            )
+            for (cause, interrupted), runs in by_cause.items()
         ]
-        steps, wait_ms = sum(run.step_count for run in runs), sum(run.to_ms - run.from_ms for run in runs)
-        causes.append(WaitedFor(cause or "", steps, wait_ms, interrupted))
-    wait_ms = stay[-1].to_ms - stay[0].from_ms
-    return Wait(
-        from_ms=stay[0].from_ms,
-        since_step=next((state.first_step for state in refused if state.first_step is not None), None),
-        left_step=left_step,
-        wait_ms=wait_ms,
-        before_step_ms=wait_ms - sum(cause.wait_ms for cause in causes),
-        causes=sorted(causes, key=lambda cause: -cause.wait_ms),
-    )
+        refused = (state.first_step for state in stay if state.cause != NEXT_STEP)
+        wait_ms = stay[-1].to_ms - stay[0].from_ms
+        after = states[places[-1] + 1 :]
+        queue_waits.append(
+            Wait(
+                from_ms=stay[0].from_ms,
+                since_step=next((step for step in refused if step is not None), None),
+                left_step=after[0].first_step if after else None,
+                wait_ms=wait_ms,
+                before_step_ms=wait_ms - sum(cause.wait_ms for cause in causes),
+                causes=sorted(causes, key=lambda cause: -cause.wait_ms),
+            )
+        )
+    return queue_waits
 
 
 LEAST_FRAC = 0.01
@@ -248,7 +245,13 @@ def _arrival(rows: RequestRows) -> Iterator[LifeEvent]:
     first = rows.arrival or rows.present
     if first is None:
         return
-    about = _load(first)
+    most = first["max_tokens"]
+    about = say(
+        "{prompt_tokens:n prompt token}[, at most {most} to generate][, priority {priority:n}]"
+        "[, LoRA {lora:code}]",
+        SimpleNamespace(**first),
+        most=None if most is None else Number(most),
+    )
     if first["arrived_us"] is not None:
         yield rows.event(first["arrived_us"], "arrived", say("at the front end: {about}", about=about))
     if rows.arrival is None:
@@ -264,16 +267,6 @@ def _arrival(rows: RequestRows) -> Iterator[LifeEvent]:
         yield rows.event(first["queued_us"], "queued", say("in the scheduler's queue"))
     else:
         yield rows.event(first["queued_us"], "queued", say("in the scheduler's queue: {about}", about=about))
-
-
-def _load(arrival: Row) -> Message:
-    most = arrival["max_tokens"]
-    return say(
-        "{prompt_tokens:n prompt token}[, at most {most} to generate][, priority {priority:n}]"
-        "[, LoRA {lora:code}]",
-        SimpleNamespace(**arrival),
-        most=None if most is None else Number(most),
-    )
 
 
 def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
@@ -324,6 +317,18 @@ def _decodes(rows: RequestRows, run: list[Row]) -> LifeEvent:
     steps = rows.timeline.steps.filter(
         (pl.col("step") >= first["step"]) & (pl.col("step") <= last["step"]) & (pl.col("total_requests") > 0)
     ).height
+    causes = NOTHING
+    if steps > len(run):  # the running loop skipped the request
+        skips = rows.timeline.exits.filter(
+            (pl.col("request_id") == rows.request_id)
+            & (pl.col("loop") == "running")
+            & pl.col("step").is_between(first["step"], last["step"])
+        ).unique(["step", "cause"])
+        counts = skips.group_by("cause").len().sort("len", "cause", descending=[True, False])
+        causes = joined(
+            [say("{count:n} {cause:cause}", cause=cause, count=count) for cause, count in counts.iter_rows()],
+            ", ",
+        )
     sentence = say(
         "decoded in {steps:n step}, {tokens:n token} scheduled[, {drafts:n} of them drafts]"
         "[; {without:n step} between went without it][ ({causes})]",
@@ -331,29 +336,10 @@ def _decodes(rows: RequestRows, run: list[Row]) -> LifeEvent:
         tokens=sum(row["scheduled_tokens"] for row in run),
         drafts=drafts,
         without=max(0, steps - len(run)),
-        causes=_stalled_by(rows, first, last) if steps > len(run) else NOTHING,
+        causes=causes,
     )
     event = rows.event(first["start_us"], "decode", sentence, first["step"])
     return msgspec.structs.replace(event, last_step=last["step"])
-
-
-def _stalled_by(rows: RequestRows, first: Row, last: Row) -> Message:
-    """Return the causes for which the running loop skipped the request, and the steps of each."""
-    causes = (
-        rows.timeline.exits.filter(
-            (pl.col("request_id") == rows.request_id)
-            & (pl.col("loop") == "running")
-            & pl.col("step").is_between(first["step"], last["step"])
-        )
-        .unique(["step", "cause"])
-        .group_by("cause")
-        .len()
-        .sort("len", "cause", descending=[True, False])
-    )
-    return joined(
-        [say("{steps:n} {cause:cause}", cause=cause, steps=steps) for cause, steps in causes.iter_rows()],
-        ", ",
-    )
 
 
 def _admitted(rows: RequestRows, wait: Wait | None, *, again: bool) -> Message:
@@ -433,7 +419,14 @@ def request_facts(rows: RequestRows) -> Iterator[LifeEvent]:
         at_us = first["queued_us"] if arrival is not None else first["at_us"]
         yield rows.event(at_us, "asked", say("asks for {features}", features=joined(features, ", ")))
     for grammar in fact_entries(rows.timeline, "grammars", its):
-        yield rows.event(grammar["compiled_us"], "grammar", _grammar(grammar))
+        submitted_us, started_us = grammar["submitted_us"], grammar["started_us"]
+        sentence = say(
+            "its grammar {outcome} in {took:us}[, after {waited} of waiting for a thread]",
+            outcome="failed to compile" if grammar["failed"] else "was compiled",
+            took=grammar["compiled_us"] - started_us,
+            waited=None if submitted_us is None else Duration(max(0, started_us - submitted_us)),
+        )
+        yield rows.event(grammar["compiled_us"], "grammar", sentence)
     for load in fact_entries(rows.timeline, "kv_loads", its):
         held = Count(sum(load["blocks"]), "KV block") if load["blocks"] else None
         sentence = say("KV load from elsewhere {event}[, holding {held}]", event=load["event"], held=held)
@@ -469,16 +462,6 @@ def _features(arrival: Row) -> Iterator[Message]:
         yield say("a bias on {tokens:n token}", tokens=arrival["logit_bias"])
 
 
-def _grammar(grammar: Row) -> Message:
-    submitted_us, started_us = grammar["submitted_us"], grammar["started_us"]
-    return say(
-        "its grammar {outcome} in {took:us}[, after {waited} of waiting for a thread]",
-        outcome="failed to compile" if grammar["failed"] else "was compiled",
-        took=grammar["compiled_us"] - started_us,
-        waited=None if submitted_us is None else Duration(max(0, started_us - submitted_us)),
-    )
-
-
 def _cached(admitted: Row) -> Message:
     """Describe the cache hits at admission, unless the chunk's event already states them."""
     return say(
@@ -487,6 +470,50 @@ def _cached(admitted: Row) -> Message:
         SimpleNamespace(**admitted),
         reason=MISSES.get(admitted["miss"]),
     )
+
+
+MOST_LISTED = 8
+
+
+def find_request(run: Run, text: str) -> tuple[Trace, str]:
+    """Return the trace that contains the request, and the request's whole id.
+
+    The first of these rules that matches an id decides:
+
+    1. it equals ``text``: as it is, as it is printed, or as the trace writes it (cut or hashed);
+    2. it begins or ends with ``text`` at a dash (``t1-1`` matches ``t1-1-99fdf569``, not ``t1-12-...``);
+    3. it begins or ends with ``text``;
+    4. it is cut, and ``text`` has the same beginning. (vLLM appends to a client's id, so the hash differs.)
+
+    Raises:
+        UsageError: If no request matches, or several do.
+    """
+    ids: dict[str, Trace] = {}
+    for trace in run.traces:
+        scheduled = trace.stretches().select("request_id").unique(maintain_order=True).collect()
+        frames = [frame.select("request_id") for frame in (trace.present, trace.arrivals, trace.finishes)]
+        ids |= dict.fromkeys(pl.concat([*frames, scheduled])["request_id"].unique(maintain_order=True), trace)
+    written = {hashed(text) if trace.header.hashed_ids else capped(text) for trace in run.traces}
+    rules: list[Callable[[str], bool]] = [
+        lambda whole: text in {whole, visible(whole)} or whole in written,
+        lambda whole: any(
+            name.startswith(f"{text}-") or name.endswith(f"-{text}") for name in {whole, visible(whole)}
+        ),
+        lambda whole: any(name.startswith(text) or name.endswith(text) for name in {whole, visible(whole)}),
+        lambda whole: (prefix := kept_prefix(whole)) is not None and text.startswith(prefix),
+    ]
+    for matches in rules:
+        matching = [whole for whole in ids if text and matches(whole)]
+        if len(matching) == 1:
+            return ids[matching[0]], matching[0]
+        if matching:
+            more = f" and {len(matching) - MOST_LISTED} more" if len(matching) > MOST_LISTED else ""
+            listed = ", ".join(matching[:MOST_LISTED])
+            msg = f"request {capped(text)}: {len(matching)} requests match: {listed}{more}"
+            raise UsageError(msg)
+    listed = f"such as {', '.join(list(ids)[:3])}" if ids else "none at all"
+    msg = f"request {capped(text)}: no request of {run.path} matches; it has {len(ids):,} requests, {listed}"
+    raise UsageError(msg)
 
 
 def explain_request(run: Run, text: str) -> Life:

@@ -446,26 +446,22 @@ def fact_entries(timeline: Timeline, name: str, which: pl.Expr) -> list[Row]:
 
 def _refusals(timeline: Timeline, row: Row) -> Iterator[Message]:
     for refusal in fact_entries(timeline, "refusals", pl.col("step") == row["step"]):
-        needed, free = sum(refusal["blocks_needed"]), refusal["blocks_free"]
-        if needed and free is not None:
+        by_group, free = refusal["blocks_needed"], refusal["blocks_free"]
+        if (needed := sum(by_group)) and free is not None:
+            kinds = [group.kind for group in timeline.header.cache_groups]
+            groups = NOTHING
+            if len(kinds) == len(by_group) > 1:
+                pairs = zip(kinds, by_group, strict=True)
+                groups = joined(
+                    [say("{kind:code} {n:n}", kind=kind, n=blocks) for kind, blocks in pairs], ", "
+                )
             yield say(
                 "{request_id:id} needs {needed:n KV block}[ ({groups})], {blocks_free:n} free.",
                 SimpleNamespace(**refusal),
                 needed=needed,
-                groups=_by_group(timeline, refusal),
+                groups=groups,
             )
         yield from _holders(timeline, refusal)
-
-
-def _by_group(timeline: Timeline, refusal: Row) -> Message:
-    kinds = [group.kind for group in timeline.header.cache_groups]
-    if len(refusal["blocks_needed"]) < 2 or len(kinds) != len(refusal["blocks_needed"]):  # noqa: PLR2004  # one group needs no naming
-        return NOTHING
-    each = [
-        say("{kind:code} {blocks:n}", kind=kind, blocks=blocks)
-        for kind, blocks in zip(kinds, refusal["blocks_needed"], strict=True)
-    ]
-    return joined(each, ", ")
 
 
 def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:

@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 
 from vllm.lora.request import LoRARequest
 
-from schedtrace.explain.find_request import find_request
+from schedtrace.explain.request import find_request
 from schedtrace.model.printable import capped, hashed
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class

@@ -5,8 +5,7 @@ from itertools import groupby
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.explain.find_request import find_request
-from schedtrace.explain.request import explain_request, queue_stays
+from schedtrace.explain.request import explain_request, find_request, queue_stays
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.printable import capped, hashed
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
