@@ -453,7 +453,7 @@ def _refusals(timeline: Timeline, row: Row) -> Iterator[Message]:
             if len(kinds) == len(by_group) > 1:
                 pairs = zip(kinds, by_group, strict=True)
                 groups = joined(
-                    [say("{kind:code} {n:n}", kind=kind, n=blocks) for kind, blocks in pairs], ", "
+                    [say("{kind:code} {blocks:n}", kind=kind, blocks=blocks) for kind, blocks in pairs], ", "
                 )
             yield say(
                 "{request_id:id} needs {needed:n KV block}[ ({groups})], {blocks_free:n} free.",

@@ -117,10 +117,13 @@ class HeldBlocks(msgspec.Struct, kw_only=True):
     """Sentence with these figures."""
 
 
+UnmatchedReason = Literal["no_prefill", "no_decode", "ambiguous", "incomplete"]
+
+
 class UnmatchedRequests(msgspec.Struct, kw_only=True):
     """Requests of prefill or decode engines that are in no figure."""
 
-    reason: Literal["no_prefill", "no_decode", "ambiguous", "incomplete"]
+    reason: UnmatchedReason
     """``no_prefill``: no engine here prefilled it under this id. ``no_decode``: no engine here decoded it.
     ``ambiguous``: several requests have its id. ``incomplete``: matched, but a time is missing, because it
     was aborted, never got a token, or lies at the edge of a recording."""

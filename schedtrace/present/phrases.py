@@ -6,7 +6,6 @@ Pictures over time are rows of characters. ``model/message.pieces`` writes the a
 from bisect import bisect_right
 from collections import Counter
 from itertools import accumulate
-from typing import TypeVar
 
 from schedtrace.model.causes import interruption
 from schedtrace.model.message import NOTHING, Message, Steps
@@ -219,9 +218,6 @@ def in_brackets(detail: str | None) -> str:
     return f" ({detail})" if detail else ""
 
 
-_T = TypeVar("_T")
-
-
 def bar_characters(bars: Bars, width: int) -> str:
     """Return a character per height; if there is no room for all, each shows the highest of several."""
     return "".join(bar(height) for height in highest(bars, width))
@@ -229,7 +225,9 @@ def bar_characters(bars: Bars, width: int) -> str:
 
 def highest(bars: Bars, width: int) -> list[float]:
     """Return at most ``width`` heights; if there are more, the highest of each group."""
-    return [max(part) for part in _parts(bars.heights, width)]
+    count = len(bars.heights)
+    cells = min(width, count)
+    return [max(bars.heights[cell * count // cells : (cell + 1) * count // cells]) for cell in range(cells)]
 
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -271,8 +269,3 @@ def legend_with_key(strip: Strip) -> Text:
     """Return the pictures' legend with the character of each state: ``steps 3-9: P prefill, = decode``."""
     key = ", ".join(f"{state.character} {state.word}" for state in states_of(strip))
     return say("{legend}: {key}", legend=strip.legend, key=key) if key else strip.legend
-
-
-def _parts(values: list[_T], width: int) -> list[list[_T]]:
-    cells = min(width, len(values))
-    return [values[cell * len(values) // cells : (cell + 1) * len(values) // cells] for cell in range(cells)]

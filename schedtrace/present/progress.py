@@ -54,9 +54,6 @@ class _CountedBars:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def _print(self, text: str) -> None:
-        print_elapsed(self._console, time.monotonic() - self._start, text)
-
 
 class RunProgress(_CountedBars):
     """Observer of a run (``engine.execute.Observer``) that shows its progress to a user.
@@ -77,7 +74,8 @@ class RunProgress(_CountedBars):
 
     def progress(self, plan: "Plan", trial: int, finished: int, total: int) -> None:
         task = self._tasks.get(plan.label)
-        text = visible(self._which(plan) + self._trial(plan, trial))
+        label = f"{plan.label}: " if self._several else ""
+        text = visible(label + self._trial(plan, trial))
         if task is None:
             self._tasks[plan.label] = self._bars.add_task(text, total=total, completed=finished)
         else:
@@ -98,10 +96,8 @@ class RunProgress(_CountedBars):
 
     def _say(self, plan: "Plan", text: str) -> None:
         self._said = time.monotonic()
-        self._print(self._which(plan) + text)
-
-    def _which(self, plan: "Plan") -> str:
-        return f"{plan.label}: " if self._several else ""
+        label = f"{plan.label}: " if self._several else ""
+        print_elapsed(self._console, self._said - self._start, label + text)
 
     @staticmethod
     def _trial(plan: "Plan", trial: int) -> str:
@@ -142,7 +138,7 @@ class CountBar(_CountedBars):
 
     def _say(self) -> None:
         while not self._over.wait(EVERY_S):
-            self._print(self._text + self._count)
+            print_elapsed(self._console, time.monotonic() - self._start, self._text + self._count)
 
 
 def print_elapsed(console: Console, elapsed_s: float, text: str) -> None:

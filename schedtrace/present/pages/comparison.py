@@ -14,11 +14,11 @@ from schedtrace.model.comparison import (
     Outcome,
     Sample,
 )
-from schedtrace.model.message import Message
 from schedtrace.model.printable import counted, integer, number, percent, settled
 from schedtrace.model.say import say
 from schedtrace.present.phrases import CHANGES, in_brackets
 from schedtrace.present.sections import (
+    Content,
     Field,
     FindingSection,
     Headline,
@@ -126,10 +126,17 @@ ROWS = {
 def decisions_sections(decisions: Decisions) -> Iterator[Section]:
     """Yield the number of identical decisions, then the first step that differs."""
     yield Note(_alike(decisions), "Decisions of the scheduler:")
-    if decisions.first is None:
+    first = decisions.first
+    if first is None:
         return
-    yield table(list(ROWS), _decided(decisions.first))
-    yield Note(Styled(_why(decisions.first), Style.DIM))
+    yield table(list(ROWS), _decided(first))
+    if first.base is None or first.new is None:
+        why = f"{'base' if first.base is None else 'new'} had nothing more to decide in this trial."
+    elif not first.given:
+        why = "Nothing that the trace records of what they were decided from differs."
+    else:
+        why = f"Differed before: {', '.join(ROWS[name] for name in first.given)}."
+    yield Note(Styled(why, Style.DIM))
 
 
 def _alike(decisions: Decisions) -> str:
@@ -162,15 +169,6 @@ def _decided(divergence: Divergence) -> list[Field[str]]:
     ]
 
 
-def _why(divergence: Divergence) -> str:
-    """Return the inputs in which the two decisions differ."""
-    if divergence.base is None or divergence.new is None:
-        return f"{'base' if divergence.base is None else 'new'} had nothing more to decide in this trial."
-    if not divergence.given:
-        return "Nothing that the trace records of what they were decided from differs."
-    return f"Differed before: {', '.join(ROWS[name] for name in divergence.given)}."
-
-
 def _cell(side: DecidedStep | None, key: str) -> str:
     if side is None:
         return "-"
@@ -194,10 +192,15 @@ def comparison_page(comparison: Comparison) -> Page[Comparison]:
 
 
 def _sections(comparison: Comparison) -> Iterator[Section]:
-    base = _side("base", comparison.base_label, comparison.base_path)
-    new = _side("new", comparison.new_label, comparison.new_path)
+    sides: list[Content] = [
+        say("{side}: {label:code}[, {path:code}]", side=side, label=label, path=path if path != label else "")
+        for side, label, path in (
+            ("base", comparison.base_label, comparison.base_path),
+            ("new", comparison.new_label, comparison.new_path),
+        )
+    ]
     title = say("Verdict: {verdict}", verdict=comparison.verdict)
-    yield Headline(title, "", [base, new], list(comparison.notes))
+    yield Headline(title, "", sides, list(comparison.notes))
     if comparison.config:
         yield table(comparison.config, SETTINGS, most=MOST_SETTINGS)
     else:
@@ -219,11 +222,6 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
         shown = " that both records can show" if comparison.unjudged else ""
         yield Note(f"No finding{shown or 's'} on either side.")
     yield from (_finding(change) for change in comparison.findings)
-
-
-def _side(side: str, label: str, path: str) -> Message:
-    path_shown = path if path != label else ""
-    return say("{side}: {label:code}[, {path:code}]", side=side, label=label, path=path_shown)
 
 
 SETTINGS: list[Field[ConfigChange]] = [
@@ -253,21 +251,18 @@ CAUSES: list[Field[CauseChange]] = [
 
 
 def _finding(change: FindingChange) -> FindingSection:
-    about = say("[cause {cause:cause}  ]{values}", change, values=_values(change))
+    # Counts or, if only one side reached the threshold, shares.
+    values = say("{base_count:n} -> {new_count:n}", change)
+    if change.state == "stayed" and not (change.base_count and change.new_count):
+        below = say("below {threshold_frac:%}", change)
+        base, new = (
+            below if frac is None else say("{share:%}", share=frac)
+            for frac in (change.base_frac, change.new_frac)
+        )
+        values = say("{base} -> {new} (reported from {threshold_frac:%})", change, base=base, new=new)
+    about = say("[cause {cause:cause}  ]{values}", change, values=values)
     level = Styled(change.state, CHANGES[change.state])
     # What is below its threshold now has no words of the new run.
     of_base = change.state == "stayed" and not change.new_count
     words = say("[{of_base:?}base: ]{message}", change, of_base=of_base)
     return FindingSection(level, change.code, about, [Styled(words, Style.DIM)])
-
-
-def _values(change: FindingChange) -> Message:
-    """Return both sides' values: shares if only one side reached the threshold, otherwise counts."""
-    if change.state != "stayed" or (change.base_count and change.new_count):
-        return say("{base_count:n} -> {new_count:n}", change)
-    below = say("below {threshold_frac:%}", change)
-    base, new = (
-        below if frac is None else say("{share:%}", share=frac)
-        for frac in (change.base_frac, change.new_frac)
-    )
-    return say("{base} -> {new} (reported from {threshold_frac:%})", change, base=base, new=new)

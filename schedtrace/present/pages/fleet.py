@@ -12,7 +12,7 @@ from schedtrace.model.disaggregated import (
     TransferPair,
     TransferPart,
     TransferPartName,
-    UnmatchedRequests,
+    UnmatchedReason,
 )
 from schedtrace.model.fleet import (
     FaultKind,
@@ -400,6 +400,14 @@ PAIR: list[Field[TransferPair]] = [
 ]
 
 
+UNMATCHED: dict[UnmatchedReason, str] = {
+    "no_prefill": "{requests:n request} without a prefill in these traces ({example:id})",
+    "no_decode": "{requests:n request} without a decode in these traces ({example:id})",
+    "ambiguous": "{requests:n request} whose id others share ({example:id})",
+    "incomplete": "{requests:n request} for which a time is missing ({example:id})",
+}
+
+
 def _matched(across: Disaggregated) -> Message:
     keys = [
         say("[{n:n} by the id on the prefill engine]", n=across.by_remote_id),
@@ -407,7 +415,7 @@ def _matched(across: Disaggregated) -> Message:
         say("[{n:n} by the request's id]", n=across.by_request_id),
     ]
     how = joined([key for key in keys if key], ", ")
-    left_out = joined([_left_out(each) for each in across.unmatched], "; ")
+    left_out = joined([say(UNMATCHED[each.reason], each) for each in across.unmatched], "; ")
     return say(
         "{matched:n request}[: {how}][; {without_transfer:n} of them without a recorded transfer].[ Not in "
         "these figures: {left_out}.][{sampled:?} These are a sample: more requests than a summary holds.]",
@@ -417,45 +425,27 @@ def _matched(across: Disaggregated) -> Message:
     )
 
 
-def _left_out(unmatched: UnmatchedRequests) -> Message:
-    match unmatched.reason:
-        case "no_prefill":
-            return say("{requests:n request} without a prefill in these traces ({example:id})", unmatched)
-        case "no_decode":
-            return say("{requests:n request} without a decode in these traces ({example:id})", unmatched)
-        case "ambiguous":
-            return say("{requests:n request} whose id others share ({example:id})", unmatched)
-        case _:
-            return say("{requests:n request} for which a time is missing ({example:id})", unmatched)
-
-
 def _clock_offsets(pairs: list[TransferPair]) -> Message:
     """Return the known offsets between the clocks of different hosts."""
     apart = [pair for pair in pairs if pair.clock != "same"]
     if not apart:
         return NOTHING
     wrong = [pair for pair in apart if pair.out_of_order]
+    example = NOTHING
+    for pair in wrong[:1]:
+        ahead, behind = pair.ahead_least_ms or 0, -(pair.ahead_most_ms or 0)
+        if ahead > 0 or behind > 0:  # otherwise no offset fits all events
+            example = say(
+                "that of {decode:code} is at least {least:ms} {direction} that of {prefill:code}",
+                pair,
+                least=ahead if ahead > 0 else behind,
+                direction="ahead of" if ahead > 0 else "behind",
+            )
     return say(
         "Only parts with a clock error compare times of two hosts.[ For {unknown:n pair} of engines they "
         "are not known, because nothing bounds the offset of their clocks.][ The clocks of "
         "{wrong:n pair} contradict the order of events[: {example}].]",
         unknown=sum(pair.ahead_least_ms is None or pair.ahead_most_ms is None for pair in apart),
         wrong=len(wrong),
-        example=_offset_of(wrong[0]) if wrong else NOTHING,
-    )
-
-
-def _offset_of(pair: TransferPair) -> Message:
-    """Return the least difference between two clocks; nothing if no offset fits all events."""
-    if pair.ahead_least_ms is not None and pair.ahead_least_ms > 0:
-        least, direction = pair.ahead_least_ms, "ahead of"
-    elif pair.ahead_most_ms is not None and pair.ahead_most_ms < 0:
-        least, direction = -pair.ahead_most_ms, "behind"
-    else:
-        return NOTHING
-    return say(
-        "that of {decode:code} is at least {least:ms} {direction} that of {prefill:code}",
-        pair,
-        least=least,
-        direction=direction,
+        example=example,
     )

@@ -66,6 +66,8 @@ def _load(queue: EngineQueue) -> Message:
 def _waiting_for(queue: EngineQueue) -> Iterator[Message]:
     refused = Counter(request.refused_for for request in queue.waiting if request.refused_for is not None)
     causes = ", ".join(f"{cause} ({integer(count)})" for cause, count in refused.most_common())
+    exits = {loop_exit.cause for loop_exit in queue.exits if loop_exit.loop == "waiting"}
+    states = {request.state for request in queue.waiting}
     if queue.pause is not None and queue.waiting:
         yield say(
             "waiting until a client resumes the scheduler[; the latest step refused them for {causes}]",
@@ -75,16 +77,10 @@ def _waiting_for(queue: EngineQueue) -> Iterator[Message]:
         yield say("the first {first:n} wait for {causes}", first=len(queue.waiting), causes=causes)
     elif causes:
         yield say("waiting for {causes}", causes=causes)
-    elif queue.waiting and _came_since(queue):
+    elif queue.waiting and exits == {Cause.QUEUE_EMPTY} and states == {"waiting"}:
         yield say("no request waited after the latest known step: these have arrived since")
     elif queue.waiting:
         yield say("the cause of their wait is not known: the latest step refused no request, or was not seen")
-
-
-def _came_since(queue: EngineQueue) -> bool:
-    """Return whether the waiting requests came after the latest step, which left the queue empty."""
-    causes = {loop_exit.cause for loop_exit in queue.exits if loop_exit.loop == "waiting"}
-    return causes == {Cause.QUEUE_EMPTY} and all(request.state == "waiting" for request in queue.waiting)
 
 
 UNSEEN = (

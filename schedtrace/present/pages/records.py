@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from schedtrace.model.message import Message, joined
+from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.printable import number, percent
 from schedtrace.model.records import (
     ClientLatency,
@@ -11,12 +11,11 @@ from schedtrace.model.records import (
     Range,
     Records,
     ServerStart,
-    Statement,
-    WeakRecord,
 )
 from schedtrace.model.say import say
 from schedtrace.present.sections import (
     Commands,
+    Content,
     Field,
     FindingSection,
     Headline,
@@ -41,25 +40,29 @@ def records_page(records: Records) -> Page[Records]:
 
 def _sections(records: Records) -> Iterator[Section]:
     for record in records.records:
-        yield from _record(record)
-
-
-def _record(record: WeakRecord) -> Iterator[Section]:
-    source = f", {record.source}" if record.source else ""
-    about = say("  {kind}{source}: shows less than a schedtrace trace", kind=record.kind, source=source)
-    lines = [] if record.server is None else [line for line in (_server(record.server),) if line.template]
-    yield Headline(say("{path:code}", path=record.path), about, list(lines), list(record.notices))
-    if record.engines:
-        yield _engines_table(record.engines)
-    if record.metrics:
-        yield table(record.metrics, METRICS, most=MOST_ENGINES)
-    if record.latencies:
-        yield _latencies_table(record.latencies)
-    for statement in record.statements:
-        yield _statement(statement)
-    if record.commands:
-        yield Note(record.cannot_tell)
-        yield Commands("To find out more:", record.commands)
+        source = f", {record.source}" if record.source else ""
+        about = say("  {kind}{source}: shows less than a schedtrace trace", kind=record.kind, source=source)
+        server = NOTHING if record.server is None else _server(record.server)
+        lines: list[Content] = [server] if server else []
+        yield Headline(say("{path:code}", path=record.path), about, lines, list(record.notices))
+        if record.engines:
+            yield _engines_table(record.engines)
+        if record.metrics:
+            yield table(record.metrics, METRICS, most=MOST_ENGINES)
+        if record.latencies:
+            yield _latencies_table(record.latencies)
+        for statement in record.statements:
+            yield FindingSection(
+                Styled(statement.certainty, CERTAINTIES[statement.certainty]),
+                statement.code,
+                "" if statement.engine_rank is None else f"engine {statement.engine_rank}",
+                [statement.text],
+                statement.advice,
+                engine_rank=statement.engine_rank or 0,
+            )
+        if record.commands:
+            yield Note(record.cannot_tell)
+            yield Commands("To find out more:", record.commands)
 
 
 def _server(server: ServerStart) -> Message:
@@ -77,19 +80,7 @@ def _server(server: ServerStart) -> Message:
             longest="max_model_len",
         ),
     ]
-    return joined([part for part in parts if part.template], ", ")
-
-
-def _statement(statement: Statement) -> FindingSection:
-    engine = "" if statement.engine_rank is None else f"engine {statement.engine_rank}"
-    return FindingSection(
-        Styled(statement.certainty, CERTAINTIES[statement.certainty]),
-        statement.code,
-        engine,
-        [statement.text],
-        statement.advice,
-        engine_rank=statement.engine_rank or 0,
-    )
+    return joined(parts, ", ")
 
 
 def _engines_table(engines: list[ConsoleSnapshots]) -> Table:

@@ -287,7 +287,16 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
     alike: dict[tuple[str, str], list[Found]] = {}
     for root in named:
         alike.setdefault((plain(root.title), root.code), []).append(root)
-    parts = [_named_once(findings) for findings in alike.values()]
+    parts = [
+        say(
+            "{title} ([{count:n} times {several:?}]{code}[, [the first {several:?}]{gain}])[: {tail}]",
+            same[0],  # the largest
+            count=len(same),
+            several=len(same) > 1,
+            gain=_gain(same[0]),
+        )
+        for same in alike.values()
+    ]
     rest = [say("under 1 % each: {codes}", codes=", ".join(small))] if small else []
     for most in range(len(parts), -1, -1):
         codes = ", ".join(dict.fromkeys(code for _, code in list(alike)[most:]))
@@ -296,16 +305,6 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
         if findings and (_height(note) <= room or not most):
             yield note
             return
-
-
-def _named_once(findings: list[Found]) -> Message:
-    """Return a part of the note for findings with the same title, the largest first."""
-    first: Found = findings[0]
-    count = len(findings)
-    if count == 1:
-        return say("{title} ({code}[, {gain}])[: {tail}]", first, gain=_gain(first))
-    words = "{title} ({count:n} times {code}[, the first {gain}])[: {tail}]"
-    return say(words, first, count=count, gain=_gain(first))
 
 
 def _commands(run: RunReport, roots: list[Found], *, replays: bool) -> Iterator[Commands]:

@@ -109,7 +109,15 @@ def request_time_table(run: RunReport) -> Table:
     several = len({share.engine_rank for share in run.request_time}) > 1
     shown = [share for share in run.request_time if share.share_frac >= LEAST_STATE_FRAC][:MOST_ROWS]
     fields: list[Field[RequestTime]] = [
-        Field("requests' time", lambda share: _state(share, several=several)),
+        Field(
+            "requests' time",
+            lambda share: say(
+                "{state}[: {cause:cause}]{engine}",
+                share,
+                state=state(share.state).word,
+                engine=f" (engine {share.engine_rank})" if several else "",
+            ),
+        ),
         figure_field("share", lambda share: percent(share.share_frac)),
         figure_field("ms", lambda share: integer(share.time_ms)),
         figure_field("requests", lambda share: integer(share.requests)),
@@ -142,11 +150,6 @@ def step_excess(run: RunReport) -> Facts:
         for excess in run.step_excess[:MOST_ENGINES]
     ]
     return Facts([FactRow("slow steps", texts)])
-
-
-def _state(share: RequestTime, *, several: bool) -> Message:
-    engine = f" (engine {share.engine_rank})" if several else ""
-    return say("{state}[: {cause:cause}]{engine}", share, state=state(share.state).word, engine=engine)
 
 
 def engine_time_table(run: RunReport) -> Facts:

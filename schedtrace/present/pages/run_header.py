@@ -57,14 +57,14 @@ SETTINGS: list[Field[EffectiveSetting]] = [
 
 
 def header_lines(run: RunReport, *, full: bool) -> Iterator[str]:
-    """Return a description of the run: in one line or, if ``full``, with all limits and the workload."""
-    if run.config["exits_via"] is None:
-        return _log_header(run)
-    return _full_header(run) if full else _summary(run)
-
-
-def _full_header(run: RunReport) -> Iterator[str]:
+    """Yield a description of the run: in one line or, if ``full``, with all limits and the workload."""
     config = run.config
+    if config["exits_via"] is None:
+        yield from _log_header(run)
+        return
+    if not full:
+        yield _summary(run)
+        return
     scheduler = str(config["scheduler_class"]).rpartition(".")[2]
     yield f"{config['model']} on {config['device']}, vLLM {config['vllm_version']}, {scheduler}"
     engines = f"{config['engines']} engines, each: " if config["engines"] > 1 else ""
@@ -83,7 +83,7 @@ def _full_header(run: RunReport) -> Iterator[str]:
     yield f"causes {EXITS_VIA[config['exits_via']]}{warmup}"
 
 
-def _summary(run: RunReport) -> Iterator[str]:
+def _summary(run: RunReport) -> str:
     config = run.config
     engines = f" on {counted(config['engines'], 'engine')}" if config["engines"] > 1 else ""
     busy = sum(share.time_ms for share in run.engine_time if share.busy_frac is not None)
@@ -95,7 +95,7 @@ def _summary(run: RunReport) -> Iterator[str]:
     inferred = "; causes inferred" if config["exits_via"] == "inferred" else ""
     limits = {"seats": config["max_num_running_reqs"], "KV blocks": config["kv_blocks_total"]}
     named_limits = [f", {integer(value)} {name}" for name, value in limits.items() if value is not None]
-    yield (
+    return (
         f"{work}{', ' if work else ''}{number(busy / 1e3)} s busy; vLLM {config['vllm_version']} on "
         f"{config['device']}, budget {integer(config['token_budget'])}{''.join(named_limits)}{inferred}"
     )

@@ -11,7 +11,7 @@ from schedtrace.model.causes import interruption
 from schedtrace.model.message import NOTHING, Count, Message, Number, Steps, Value, joined, phrase
 from schedtrace.model.printable import counted, integer, number
 from schedtrace.model.say import say
-from schedtrace.model.story import Leaver, Life, LifeEvent, Newcomer, RankTurn, Scheduled, StepStory, Waiter
+from schedtrace.model.story import Life, LifeEvent, Newcomer, RankTurn, Scheduled, StepStory, Waiter
 from schedtrace.present.phrases import EVENTS, state
 from schedtrace.present.sections import (
     Band,
@@ -123,9 +123,18 @@ def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
 
 def _step_sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
     about = say(" of {label:code}{engine}", story, engine=engine_suffix(story.engine_rank))
-    yield Headline(
-        f"Step {story.step}{trial_suffix(story.trial)}", about, [_times(story)], list(story.problems)
+    back: Text = "its output has not come back"
+    if story.output_us is not None:
+        tokens = "" if story.output_tokens is None else f" with {counted(story.output_tokens, 'token')}"
+        after = story.output_us - story.start_us
+        back = say("its output was back after {after:us}{tokens}", after=after, tokens=tokens)
+    times = say(
+        "{start} s into the recording; schedule() took {schedule_us:us}, {back}",
+        story,
+        start=f"{story.into_recording_us / 1e6:,.3f}",
+        back=back,
     )
+    yield Headline(f"Step {story.step}{trial_suffix(story.trial)}", about, [times], list(story.problems))
     parts = (_before, _decided, _after_step)
     yield Facts([fact for part in parts for fact in part(story, everything=everything)])
     if story.ranks:
@@ -141,21 +150,6 @@ def _step_sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
         yield table(shown, RANK, f"{integer(less)} more, back earlier: {LISTED_BY}" if less else "")
 
 
-def _times(story: StepStory) -> Message:
-    back: Text = "its output has not come back"
-    if story.output_us is not None:
-        tokens = "" if story.output_tokens is None else f" with {counted(story.output_tokens, 'token')}"
-        after = story.output_us - story.start_us
-        back = say("its output was back after {after:us}{tokens}", after=after, tokens=tokens)
-    start = f"{story.into_recording_us / 1e6:,.3f}"
-    return say(
-        "{start} s into the recording; schedule() took {schedule_us:us}, {back}",
-        story,
-        start=start,
-        back=back,
-    )
-
-
 def _before(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
     yield FactRow(
         "before",
@@ -166,7 +160,12 @@ def _before(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
     if story.arrived:
         yield FactRow("arrived", [_arrived(story.arrived, everything=everything)])
     if story.finished:
-        yield FactRow("finished", [_finished(story.finished, everything=everything)])
+        ends = [(leaver, counted(leaver.output_tokens, "token")) for leaver in story.finished]
+        about = [
+            (leaver.request_id, f", {leaver.status} with {tokens}", f" ({leaver.status}, {tokens})")
+            for leaver, tokens in ends
+        ]
+        yield FactRow("finished", [_counted_names(about, everything=everything)])
 
 
 def _decided(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
@@ -260,14 +259,6 @@ def _arrived(newcomers: list[Newcomer], *, everything: bool) -> Message:
         )
         for newcomer in newcomers
     ]
-    return _counted_names(about, everything=everything)
-
-
-def _finished(leavers: list[Leaver], *, everything: bool) -> Message:
-    about = []
-    for leaver in leavers:
-        tokens = counted(leaver.output_tokens, "token")
-        about.append((leaver.request_id, f", {leaver.status} with {tokens}", f" ({leaver.status}, {tokens})"))
     return _counted_names(about, everything=everything)
 
 

@@ -102,14 +102,10 @@ def _outcome(row: Configuration, objective: str | None) -> Message:
 
 def _release_warning(replays: Replays) -> Iterator[Message]:
     recorded = replays.load.recorded_version
-    if recorded is not None and _release(recorded) != _release(replays.vllm_version):
+    # The build after the plus is another, such as the CPU's; the scheduler is the release's.
+    if recorded is not None and recorded.partition("+")[0] != replays.vllm_version.partition("+")[0]:
         words = "Recorded with vLLM {recorded_version}, whose scheduler may decide otherwise."
         yield say(words, replays.load)
-
-
-def _release(version: str) -> str:
-    """Return the release without its build, because the CPU build has the same scheduler."""
-    return version.partition("+")[0]
 
 
 def _notes(notes: Sequence[Message | str]) -> Iterator[Note]:
@@ -309,7 +305,13 @@ def _sweep(replays: Replays) -> Iterator[Section]:
             *(figure_field(column.heading, partial(_cell, column)) for column in varying),
         ]
         yield table(shown, fields)
-        yield Note(Styled(_legend(replays), Style.DIM))
+        latencies = ", ".join(
+            name.replace("_", " ").upper().replace(" P", " p") for name in replays.objectives[1:]
+        )
+        recorded = " R: as recorded." if replays.recorded_configuration is not None else ""
+        good = " good req/s: requests a second that meet every bound themselves." if replays.slo else ""
+        legend = f"Times in ms. * Pareto front of output tok/s against {latencies}.{recorded}{good}"
+        yield Note(Styled(legend, Style.DIM))
     if refused:
         more = len(refused) - MOST_REFUSED
         left_out = f"... and {more} more: --format json" if more > 0 else ""
@@ -425,15 +427,6 @@ def _mark(row: Configuration) -> Cell:
 def _cell(column: _Column, row: Configuration) -> Cell:
     text = column.text(row)
     return Styled(text, Style.STRONG) if row.pareto else text
-
-
-def _legend(replays: Replays) -> str:
-    latencies = ", ".join(
-        name.replace("_", " ").upper().replace(" P", " p") for name in replays.objectives[1:]
-    )
-    recorded = " R: as recorded." if replays.recorded_configuration is not None else ""
-    good = " good req/s: requests a second that meet every bound themselves." if replays.slo else ""
-    return f"Times in ms. * Pareto front of output tok/s against {latencies}.{recorded}{good}"
 
 
 ENGINES, ROUTER = "data_parallel_size", "router"

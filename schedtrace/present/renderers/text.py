@@ -120,12 +120,6 @@ def table_view(table: Table, width: int) -> RenderableType:
     return Group(shown, *more)
 
 
-def least_width(table: Table) -> int:
-    """Return the width below which a word would be broken even if the table is printed as blocks."""
-    words = [longest_word(drawn(cell, LEAST_BARS)) for row in table.rows for cell in row]
-    return INDENT + max(words, default=0)
-
-
 def _width(table: Table, at: int, *, narrow: bool) -> int:
     column = table.columns[at]
     heading = Text(column.heading)
@@ -233,27 +227,27 @@ def _labelled(label: str, text: Text, style: Style = Style.STRONG) -> Text:
 
 
 def _fact(fact: FactRow, width: int) -> RenderableType:
+    """Return the label beside the content or, where a word of the content would be broken, above it."""
     indent = LABELS + INDENT
-    if any(_least(part) > width - indent for part in fact.content):
-        parts = [_part(part, width - INDENT) for part in fact.content]
+    fits = True
+    for part in fact.content:
+        if isinstance(part, Table):  # below its widest word it would be broken even as blocks
+            words = [longest_word(drawn(cell, LEAST_BARS)) for row in part.rows for cell in row]
+            fits &= INDENT + max(words, default=0) <= width - indent
+        else:
+            text = written(legend_with_key(part) if isinstance(part, Strip) else part)
+            fits &= longest_word(text) <= width - indent
+    room = width - indent if fits else width - INDENT
+    parts = [view(part, room) if isinstance(part, Table | Strip) else written(part) for part in fact.content]
+    label = Text(fact.label, style=STYLES[Style.STRONG])
+    if not fits:
         below = Padding(Group(*parts), (0, 0, 0, INDENT), expand=False)
-        return Group(Text(fact.label, style=STYLES[Style.STRONG]), below) if fact.label else below
+        return Group(label, below) if fact.label else below
     grid = RichTable.grid(padding=(0, INDENT, 0, 0))
     grid.add_column(width=LABELS)
     grid.add_column()
-    parts = [_part(part, width - indent) for part in fact.content]
-    grid.add_row(Text(fact.label, style=STYLES[Style.STRONG]), Group(*parts))
+    grid.add_row(label, Group(*parts))
     return grid
-
-
-def _part(part: Content | Table | Strip, width: int) -> RenderableType:
-    return view(part, width) if isinstance(part, Table | Strip) else written(part)
-
-
-def _least(part: Content | Table | Strip) -> int:
-    if isinstance(part, Table):
-        return least_width(part)
-    return longest_word(written(legend_with_key(part) if isinstance(part, Strip) else part))
 
 
 def _strip(strip: Strip, width: int) -> Iterator[RenderableType]:

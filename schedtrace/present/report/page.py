@@ -5,7 +5,7 @@ and markup in untrusted text would be harmless even if it were not escaped.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -41,7 +41,7 @@ from schedtrace.present.report.data import (
     named,
     words_of_causes,
 )
-from schedtrace.present.sections import Headline, Note, Page, Section, answer_note
+from schedtrace.present.sections import Headline, Note, Page, answer_note
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
@@ -111,12 +111,19 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
             f"{('Base', 'New')[place]} run: {note}" for note in chart.notes[notes_before:]
         ]
     shown = printable(comparison)
+    # The verdict and its warnings stand above the timeline.
+    sections = [
+        replace(section, title="Comparison", about="", warnings=[])
+        if isinstance(section, Headline)
+        else section
+        for section in comparison_page(comparison).sections
+    ]
     return _document(
         chart,
         title=f"{shown.base_label} and {shown.new_label}",
         verdict=html.fragment([Note(say("Verdict: {verdict}", verdict=shown.verdict))], level=2),
         level="",
-        report=html.fragment(_unrepeated(comparison_page(comparison).sections), level=2),
+        report=html.fragment(sections, level=2),
         details="",
         zero="each run's first request",
         from_first=True,
@@ -128,15 +135,6 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
         marks=marks,
         problems=[plain(note) for note in shown.notes],
     )
-
-
-def _unrepeated(sections: list[Section]) -> Iterator[Section]:
-    """Yield the sections except the verdict and its warnings, which are shown above the timeline."""
-    for section in sections:
-        if isinstance(section, Headline):
-            yield replace(section, title="Comparison", about="", warnings=[])
-        else:
-            yield section
 
 
 def _stories(run: Run, timeline: Timeline, names: Named) -> dict[str, str]:
