@@ -22,12 +22,13 @@ class _Task:
 
     def __init__(self, what: Callable[[], None]) -> None:
         self._what = what
-        self._begun = threading.Lock()
+        self.begun = threading.Lock()
+        """Lock that is taken by the engine, or by the caller to cancel the task."""
         self.over = threading.Event()
         self.error: Exception | None = None
 
     def __call__(self) -> None:
-        if not self._begun.acquire(blocking=False):
+        if not self.begun.acquire(blocking=False):
             return
         try:
             self._what()
@@ -38,10 +39,6 @@ class _Task:
             raise
         finally:
             self.over.set()
-
-    def withdraw(self) -> bool:
-        """Cancel the task unless it has begun; return whether it was cancelled."""
-        return self._begun.acquire(blocking=False)
 
 
 class BetweenSteps:
@@ -73,7 +70,7 @@ class BetweenSteps:
             self._tasks.add(task)
         if self._name != "step_fn":
             self._engine.input_queue.put_nowait((task, None))
-        if not task.over.wait(timeout_s) and task.withdraw():
+        if not task.over.wait(timeout_s) and task.begun.acquire(blocking=False):
             msg = f"the engine has been within one step for {timeout_s:g} s"
             raise NotReachedError(msg)
         task.over.wait()

@@ -82,32 +82,26 @@ def listen_from_now_on() -> None:
     """
     global _listens  # noqa: PLW0603  # of the process, as its main thread is
     with _made_once:
-        _listens = _listens or _begin_to_listen()
-
-
-def _begin_to_listen() -> bool:
-    """Begin to listen in the running loop; return whether there is a socket.
-
-    An engine may have been unable to create its socket when its loop began, for example because another user
-    owned the sockets' folder. It keeps its watchdog and gets its socket now.
-    """
-    if is_switched_off():
-        logger.warning("schedtrace: process {} was started with {}=off", os.getpid(), SWITCH)
-        return False
-    main = threading.main_thread().ident or 0
-    frame = sys._current_frames().get(main)
-    while frame is not None and frame.f_code.co_name not in LOOPS:
-        frame = frame.f_back
-    if frame is None:
-        logger.warning("schedtrace: process {} is in no loop of an engine or worker of vLLM", os.getpid())
-        return False
-    loop = frame.f_locals["self"]
-    if frame.f_code.co_name != ENGINE_LOOP:
-        return _forever.enter_context(_listening(_Worker(loop).answer))
-    engine = _in_loop.get(id(loop))
-    return _forever.enter_context(
-        _Engine(loop, main).answering() if engine is None else _listening(engine.answer)
-    )
+        if _listens:
+            return
+        if is_switched_off():
+            logger.warning("schedtrace: process {} was started with {}=off", os.getpid(), SWITCH)
+            return
+        main = threading.main_thread().ident or 0
+        frame = sys._current_frames().get(main)
+        while frame is not None and frame.f_code.co_name not in LOOPS:
+            frame = frame.f_back
+        if frame is None:
+            logger.warning("schedtrace: process {} is in no loop of an engine or worker of vLLM", os.getpid())
+            return
+        loop = frame.f_locals["self"]
+        if frame.f_code.co_name != ENGINE_LOOP:
+            listening = _listening(partial(worker_answer, loop))
+        elif (engine := _in_loop.get(id(loop))) is None:
+            listening = _Engine(loop, main).answering()
+        else:  # no socket could be made when the loop began: another user owned the folder, for example
+            listening = _listening(engine.answer)
+        _listens = _forever.enter_context(listening)
 
 
 def engine_loop(original: Method, core: Any, *args: object, **kwargs: object) -> Any:
@@ -123,7 +117,7 @@ def engine_loop(original: Method, core: Any, *args: object, **kwargs: object) ->
 
 def worker_loop(original: Method, worker: Any, *args: object, **kwargs: object) -> Any:
     """Run a worker's loop, and answer clients while it runs."""
-    with _listening(_Worker(worker).answer):
+    with _listening(partial(worker_answer, worker)):
         return original(worker, *args, **kwargs)
 
 
@@ -231,11 +225,6 @@ class _Engine:
         if recorder is not None and recorder.active:
             recorder.writer.put_stall(seen)
 
-    def _exits(self, *, wait: bool) -> list[Exit]:
-        with suppress(Exception):  # then nobody knows
-            return self._attachment.exits_now(glance=wait and bool(self._core.scheduler.requests))
-        return []
-
     def _facts(self) -> EngineFacts:
         """Return the facts that metrics contain in addition to steps."""
         watchdog, progress_s = self._watchdog, None
@@ -256,12 +245,13 @@ class _Engine:
             raise RefusedError(msg)
 
     def _queue(self, *, glance: bool) -> QueueNow:
-        ids = self._attachment.ids
+        def exits(*, wait: bool) -> list[Exit]:
+            with suppress(Exception):  # then nobody knows
+                has_requests = bool(self._core.scheduler.requests)
+                return self._attachment.exits_now(glance=wait and glance and has_requests)
+            return []
 
-        def current_exits(*, wait: bool) -> list[Exit]:
-            return self._exits(wait=wait and glance)
-
-        return QueueNow(queue=queue_now(self._core, self._between_steps, current_exits, ids))
+        return QueueNow(queue=queue_now(self._core, self._between_steps, exits, self._attachment.ids))
 
     def _measure_from_the_start(self) -> None:
         """Switch metrics on if the environment says so; never raise."""
@@ -328,6 +318,8 @@ class _Engine:
     def _status(self) -> Status:
         core, attachment, watchdog = self._core, self._attachment, self._watchdog
         trace, flight = attachment.trace_path, self._flight
+        inputs = getattr(getattr(core, "addresses", None), "inputs", None) or []
+        gone = front_end_ended([str(address) for address in inputs])
         return Status(
             role="engine",
             pid=os.getpid(),
@@ -345,21 +337,14 @@ class _Engine:
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,
             stall=None if watchdog is None else watchdog.stall,
-            orphaned=_orphaned(core),
+            orphaned=None
+            if gone is None
+            else f"its front end, process {gone}, has ended: no request reaches the engine",
             starved=None if watchdog is None else watchdog.starvation,
             paused=paused(core),
             input_requests=num_in_input_queue(core),
             measured=self._metrics.published_on if self._measures and self._metrics is not None else None,
         )
-
-
-def _orphaned(core: Any) -> str | None:
-    """Return a sentence stating that the front end has ended; None if it has not, or if this is unknown."""
-    inputs = getattr(getattr(core, "addresses", None), "inputs", None) or []
-    front_end = front_end_ended([str(address) for address in inputs])
-    if front_end is None:
-        return None
-    return f"its front end, process {front_end}, has ended: no request reaches the engine"
 
 
 def _blocks_by_holder(scheduler: Any) -> dict[str, int]:
@@ -378,31 +363,26 @@ def _blocks_by_holder(scheduler: Any) -> dict[str, int]:
     return {}
 
 
-class _Worker:
-    """Process of a worker, as its clients see it.
+def worker_answer(worker: Any, ask: AnyAsk) -> AnyAnswer:
+    """Return the answer of a worker's process to a question.
 
     Args:
         worker: vLLM's ``WorkerProc``.
+        ask: The question.
     """
-
-    def __init__(self, worker: Any) -> None:
-        self._worker = worker
-
-    def answer(self, ask: AnyAsk) -> AnyAnswer:
-        """Return the answer to a question."""
-        match ask:
-            case AskStatus():
-                return Status(
-                    role="worker",
-                    pid=os.getpid(),
-                    engine_pid=os.getppid(),
-                    rank=int(getattr(self._worker, "rank", 0)),
-                    schedtrace_version=__version__,
-                    vllm_version=vllm_version(),
-                )
-            case AskTimes():
-                (wrap_worker if ask.on else unwrap_worker)()
-                return Done()
-            case AskStacks():
-                return Stacks(text=stacks_here())
-        return Refused(why="a worker is not asked this")
+    match ask:
+        case AskStatus():
+            return Status(
+                role="worker",
+                pid=os.getpid(),
+                engine_pid=os.getppid(),
+                rank=int(getattr(worker, "rank", 0)),
+                schedtrace_version=__version__,
+                vllm_version=vllm_version(),
+            )
+        case AskTimes():
+            (wrap_worker if ask.on else unwrap_worker)()
+            return Done()
+        case AskStacks():
+            return Stacks(text=stacks_here())
+    return Refused(why="a worker is not asked this")

@@ -117,20 +117,7 @@ class Connection:
         """
         self._socket.settimeout(self._left_s())
         self._socket.sendall(msgspec.json.encode(question) + b"\n")
-        return decoded(self._line(_LONGEST.get(expected, LONGEST_ANSWER)), expected)
-
-    def _connect(self, path: str) -> None:
-        while True:
-            self._socket.settimeout(self._left_s())
-            try:
-                self._socket.connect(path)
-            except BlockingIOError:  # as many wait as may
-                time.sleep(min(RETRY_S, self._left_s()))
-            else:
-                return
-
-    def _line(self, most: int) -> bytes:
-        line = bytearray()
+        line, most = bytearray(), _LONGEST.get(expected, LONGEST_ANSWER)
         while b"\n" not in line[-BLOCK:]:
             self._socket.settimeout(self._left_s())
             block = self._socket.recv(BLOCK)
@@ -141,7 +128,17 @@ class Connection:
             if len(line) > most:
                 msg = f"its answer is longer than {most >> 20} MiB"
                 raise AnswerError(msg)
-        return bytes(line)
+        return decoded(bytes(line), expected)
+
+    def _connect(self, path: str) -> None:
+        while True:
+            self._socket.settimeout(self._left_s())
+            try:
+                self._socket.connect(path)
+            except BlockingIOError:  # as many wait as may
+                time.sleep(min(RETRY_S, self._left_s()))
+            else:
+                return
 
     def _left_s(self) -> float:
         left_s = self._end_s - time.monotonic()
@@ -264,10 +261,6 @@ class ControlSocket:
         self._thread.join(END_S)
         self._socket.close()
 
-    def disown(self) -> None:
-        """Close the socket in a forked child, so that clients get no answer once the parent has ended."""
-        self._socket.close()
-
     def _listen(self) -> None:
         failed = 0
         while True:
@@ -323,8 +316,9 @@ _sockets: WeakSet[ControlSocket] = WeakSet()
 
 
 def _disown() -> None:
+    """Close the sockets in a forked child, so that clients get no answer once the parent has ended."""
     for listener in list(_sockets):
-        listener.disown()
+        listener._socket.close()
 
 
 os.register_at_fork(after_in_child=_disown)
@@ -403,21 +397,22 @@ def time_in_workers(*, on: bool) -> None:
 
 def worker_stacks() -> dict[str, list[str]]:
     """Return the stacks of this process's workers; for a worker without stacks, its state."""
-    return {path.stem: stacks for path in _worker_sockets() if (stacks := _stacks(path))}
-
-
-def _stacks(path: Path) -> list[str]:
-    pid = int(path.stem)
-    try:
-        answer = ask_process(path, AskStacks(), Stacks, STACKS_S)
-    except (OSError, AnswerError) as error:
-        state = ""
-        with contextlib.suppress(OSError):  # it is gone
-            state = _STATES.get(process_state(pid).state, "")
-        return [f"worker with pid {pid}{state} does not answer: {error}"]
-    if isinstance(answer, Refused):
-        return [f"worker with pid {pid}: {answer.why}"]
-    return [f"worker with pid {pid}:", *answer.text.splitlines()]
+    stacks: dict[str, list[str]] = {}
+    for path in _worker_sockets():
+        worker = f"worker with pid {path.stem}"
+        try:
+            answer = ask_process(path, AskStacks(), Stacks, STACKS_S)
+        except (OSError, AnswerError) as error:
+            state = ""
+            with contextlib.suppress(OSError):  # it is gone
+                state = _STATES.get(process_state(int(path.stem)).state, "")
+            stacks[path.stem] = [f"{worker}{state} does not answer: {error}"]
+            continue
+        if isinstance(answer, Refused):
+            stacks[path.stem] = [f"{worker}: {answer.why}"]
+        else:
+            stacks[path.stem] = [f"{worker}:", *answer.text.splitlines()]
+    return stacks
 
 
 def _worker_sockets() -> list[Path]:

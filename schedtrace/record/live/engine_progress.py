@@ -3,7 +3,6 @@
 The watchdog's thread reads a few attributes of vLLM's objects at each check, and takes no lock.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -113,9 +112,21 @@ class Movement:
         ended = (str(getattr(request.status, "name", "")) for request in self._ran)
         if any(name.startswith("FINISHED") and name != "FINISHED_ABORTED" for name in ended):
             self.circles.clear()
-        again = self._watch(
-            [request for request in (*running, queues.head(scheduler)) if _preemptions(request)], now_s
-        )
+        again = False
+        for request in (*running, queues.head(scheduler)):
+            # vLLM counts preemptions since 0.11.2.
+            if not (preemptions := getattr(request, "num_preemptions", 0)):
+                continue
+            request_id, tokens = request.request_id, request.num_output_tokens
+            circle = self.circles.get(request_id)
+            if circle is None or tokens > circle.output_tokens:
+                self.circles[request_id] = Circle(tokens, preemptions, now_s, now_s)
+            elif preemptions - circle.preemptions > circle.restarts:
+                circle.seen_s, circle.restarts, again = now_s, preemptions - circle.preemptions, True
+        for request_id in [
+            name for name, circle in self.circles.items() if now_s - circle.seen_s > FORGOTTEN_S
+        ]:
+            del self.circles[request_id]
         self._ran = running if self.circles else []
         return moved or again
 
@@ -133,24 +144,6 @@ class Movement:
         request_id = max(candidates)[1]
         return request_id, self.circles[request_id]
 
-    def _watch(self, preempted: Iterable[Any], now_s: float) -> bool:
-        """Update the tracked requests; return whether any of them was preempted again."""
-        again = False
-        for request in preempted:
-            preemptions = _preemptions(request)
-            request_id, tokens = request.request_id, request.num_output_tokens
-            circle = self.circles.get(request_id)
-            if circle is None or tokens > circle.output_tokens:
-                self.circles[request_id] = Circle(tokens, preemptions, now_s, now_s)
-                continue
-            if preemptions - circle.preemptions > circle.restarts:
-                circle.seen_s, circle.restarts, again = now_s, preemptions - circle.preemptions, True
-        for request_id in [
-            name for name, circle in self.circles.items() if now_s - circle.seen_s > FORGOTTEN_S
-        ]:
-            del self.circles[request_id]
-        return again
-
 
 def has_work(engine: Any, waiting: Queues) -> bool:
     """Return whether a request waits for the engine's next step, or for its thread to read it.
@@ -167,8 +160,3 @@ def has_work(engine: Any, waiting: Queues) -> bool:
     if scheduler.running or getattr(inputs, "queue", None):
         return True
     return waiting.any_waiting(scheduler, getattr(scheduler, "num_waiting_for_streaming_input", 0))
-
-
-def _preemptions(request: Any) -> int:
-    """Return the request's number of preemptions, which vLLM counts since 0.11.2."""
-    return getattr(request, "num_preemptions", 0)

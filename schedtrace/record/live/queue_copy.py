@@ -60,27 +60,27 @@ class QueueCopy(NamedTuple):
         """Return all requests, running ones first, in the scheduler's order if it is known."""
         place = {id(request): number for number, request in enumerate(self.requests)}
         order = (*self.running, *queues.queued_requests(self.waiting), *self.requests)
-        numbers = dict.fromkeys(place[id(request)] for request in order if id(request) in place)
-        copied = (self._copied(number) for number in numbers)
-        return [request for request in copied if request is not None]
-
-    def _copied(self, number: int) -> CopiedRequest | None:
-        status, events = self.statuses[number], self.events[number]
-        if status.name.startswith("FINISHED"):
-            return None
-        outputs, preemptions = self.output_tokens[number], self.num_preemptions[number]
-        runs = status.name == "RUNNING"
-        before = status.name == "PREEMPTED" or bool(preemptions) or outputs > 0
-        return CopiedRequest(
-            self.requests[number],
-            status.name,
-            "running" if runs else "preempted" if before else "waiting",
-            self.computed_tokens[number],
-            outputs,
-            preemptions,
-            tuple(event for event in events if event.timestamp * 1e9 <= self.at_ns),
-            runs and self.in_flight,
-        )
+        copied: list[CopiedRequest] = []
+        for number in dict.fromkeys(place[id(request)] for request in order if id(request) in place):
+            status, events = self.statuses[number].name, self.events[number]
+            if status.startswith("FINISHED"):
+                continue
+            outputs, preemptions = self.output_tokens[number], self.num_preemptions[number]
+            runs = status == "RUNNING"
+            before = status == "PREEMPTED" or bool(preemptions) or outputs > 0
+            copied.append(
+                CopiedRequest(
+                    self.requests[number],
+                    status,
+                    "running" if runs else "preempted" if before else "waiting",
+                    self.computed_tokens[number],
+                    outputs,
+                    preemptions,
+                    tuple(event for event in events if event.timestamp * 1e9 <= self.at_ns),
+                    runs and self.in_flight,
+                )
+            )
+        return copied
 
 
 class PresentRequests(NamedTuple):

@@ -73,17 +73,15 @@ def frame_place(frame: FrameType) -> ThreadPlace:
     file, line, function = next((entry for entry in stack if entry[0].startswith(root)), stack[0])
     if "schedule" in (names := [name for _, _, name in stack]):  # maybe of a scheduler that is not vLLM's
         below = stack[: names.index("schedule") + 1]
-        file, line, function = next((entry for entry in below if not _is_beneath(entry[0])), below[-1])
+        for entry in below:  # to the first that is neither Python's nor schedtrace's own
+            of_python = entry[0].startswith(("<", _LIBRARY)) and "-packages" not in entry[0]
+            if not of_python and not entry[0].startswith(_OURS):
+                break
+        file, line, function = entry
     shown = f"vllm/{file.removeprefix(root)}" if file.startswith(root) else file.rpartition("/")[2]
     files = [name.removeprefix(root) for name, _, _ in stack]
     connector = any(part in name for name in files for part in _CONNECTOR_FILES)
     return ThreadPlace(_at(names, files), f"{shown}:{line} {function}", connector)
-
-
-def _is_beneath(file: str) -> bool:
-    """Return whether a function on a stack is Python's or schedtrace's own, called by other code."""
-    of_python = file.startswith(("<", _LIBRARY)) and "-packages" not in file
-    return of_python or file.startswith(_OURS)
 
 
 def _at(functions: list[str], files: list[str]) -> At:
@@ -313,15 +311,14 @@ def holders(engine: Any, ids: WrittenIds) -> list[str]:
         return lines
     free = f"KV blocks: {free_blocks(scheduler.kv_cache_manager):,} of {usable:,} free"
     most = [(name, blocks) for name, blocks in held.most_common(MOST_NAMED) if blocks]
-    named = [f"{ids[name]} {blocks:,} ({_state(scheduler, name)})" for name, blocks in most]
+    named = []
+    for name, blocks in most:
+        request = dict.get(scheduler.requests, name)
+        state = "finished" if request is None else _worded(request.status.name)
+        named.append(f"{ids[name]} {blocks:,} ({state})")
     unnamed = sum(1 for blocks in held.values() if blocks) - len(named)
     more = f" and {unnamed:,} more" if unnamed > 0 else ""
     return [*lines, f"{free}; held by {', '.join(named)}{more}" if named else free]
-
-
-def _state(scheduler: Any, request_id: str) -> str:
-    request = dict.get(scheduler.requests, request_id)
-    return "finished" if request is None else _worded(request.status.name)
 
 
 def _worded(status: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 from schedtrace.model.live import socket_of
 from schedtrace.model.printable import visible
@@ -72,6 +72,7 @@ MORE = f"schedtrace queue {{pid}} names the limit; with {VARIABLE}={EXPLAIN} the
 log = logging.getLogger("vllm.schedtrace")
 """Logger that has vLLM's handlers, level and format."""
 
+_T = TypeVar("_T")
 Causes = Callable[[], list[Exit]]
 Ids = Callable[[], WrittenIds]
 """Function that returns the current written form of request ids."""
@@ -266,7 +267,11 @@ class Watchdog:
             since_s, cause = circle.since_s, lambda: circle.livelock(self._ids()[request_id])
         else:
             self._ended(now_s, working=working)
-            self._tell_starved(now_s)
+            starved = self.starvation
+            if starved is not None and now_s - self._starved_said_s >= STARVED_EVERY_S:
+                self._starved_said_s = now_s
+                begin = f"schedtrace: no step has made progress for {self.progress_age_s:.0f} s"
+                log.warning("%s: the engine %s", begin, starved)
             return
         if self._reported is None:
             self._reported_hashed = self._ids().hash_ids
@@ -293,14 +298,6 @@ class Watchdog:
         places = {place.at for place in self._places}
         return len(places) > 1 or "between" in places
 
-    def _tell_starved(self, now_s: float) -> None:
-        """Log that the engine waits for a processor, unless this was logged recently."""
-        starved = self.starvation
-        if starved is not None and now_s - self._starved_said_s >= STARVED_EVERY_S:
-            self._starved_said_s = now_s
-            begin = f"schedtrace: no step has made progress for {self.progress_age_s:.0f} s"
-            log.warning("%s: the engine %s", begin, starved)
-
     def _cause(self) -> StallCause:
         calls, steps = self._calls, self._steps
         exits: list[Exit] = []
@@ -325,48 +322,37 @@ class Watchdog:
         if stall.kind == "paused":
             log.info("%s", visible(f"{begin}{stall.sentence}"))
             return
-        held = _tried(lambda: holders(self._engine, self._ids()))
-        stacks = self._known_stacks()
+        held: list[str] = _attempt(lambda: holders(self._engine, self._ids()), [], "this")
+        stacks: dict[str, list[str]] = _attempt(self._stacks, {}, "stacks")
         if self._note is not None:
-            self._noted(stall, held, stacks)
+            with suppress(Exception):  # the log has it
+                scheduler = self._engine.scheduler
+                sentence, noted_holders = self._as_now_asked(stall, held)
+                self._note(
+                    Stalled(
+                        kind=stall.kind,
+                        since_us=int(self._reported_since_s * 1e6),
+                        sentence=sentence,
+                        running=len(scheduler.running),
+                        waiting=self._queues.num_waiting_seen_from_outside(scheduler),
+                        input_requests=queues.num_in_input_queue(self._engine),
+                        holders=noted_holders,
+                        stacks=[line for stack in stacks.values() for line in stack][:MOST_STACK_LINES],
+                    )
+                )
         lines = [f"{begin if stall.kind != 'livelock' else 'schedtrace: '}{stall.sentence} [{stall.kind}]"]
         if self._unexplained and stall.kind == "scheduler":
             lines.append(MORE.format(pid=os.getpid()))
         lines += held
         if self._snapshot is not None:
             take = self._snapshot
-            lines += _tried(lambda: [about] if (about := take(stall.kind)) else [])
+            lines += _attempt(lambda: [about] if (about := take(stall.kind)) else [], [], "this")
         for process, stack in stacks.items():
             key = (stall.kind, process, *_functions(stack))
             if now_s - self._stacks_s.get(key, -STACKS_EVERY_S) >= STACKS_EVERY_S:
                 self._stacks_s[key] = now_s
                 lines += stack
         log.warning("%s", "\n  ".join(map(visible, lines)))
-
-    def _known_stacks(self) -> dict[str, list[str]]:
-        try:
-            return self._stacks()
-        except Exception as error:
-            logger.trace("schedtrace: a stall is described without stacks: {!r}", error)
-            return {}
-
-    def _noted(self, stall: StallCause, held: list[str], stacks: dict[str, list[str]]) -> None:
-        """Write a stall into the trace."""
-        with suppress(Exception):  # the log has it
-            scheduler = self._engine.scheduler
-            sentence, held = self._as_now_asked(stall, held)
-            stalled = Stalled(
-                kind=stall.kind,
-                since_us=int(self._reported_since_s * 1e6),
-                sentence=sentence,
-                running=len(scheduler.running),
-                waiting=self._queues.num_waiting_seen_from_outside(scheduler),
-                input_requests=queues.num_in_input_queue(self._engine),
-                holders=held,
-                stacks=[line for stack in stacks.values() for line in stack][:MOST_STACK_LINES],
-            )
-            assert self._note is not None  # noqa: S101  # who calls has seen to that
-            self._note(stalled)
 
     def _as_now_asked(self, stall: StallCause, held: list[str]) -> tuple[str, list[str]]:
         """Return sentence and holders; drop ids that must now be hashed but are not."""
@@ -453,10 +439,10 @@ def _functions(stack: list[str]) -> list[str]:
     return [_LINE_NUMBER.sub(" ", line) for line in main][:SAME_FRAMES] or stack[:1]
 
 
-def _tried(lines: Callable[[], list[str]]) -> list[str]:
-    """Return the lines that a function returns; an empty list if it raises an error."""
+def _attempt(describe: Callable[[], _T], otherwise: _T, what: str) -> _T:
+    """Return what a function returns; ``otherwise`` if it raises an error."""
     try:
-        return lines()
+        return describe()
     except Exception as error:
-        logger.trace("schedtrace: a stall is described without this: {!r}", error)
-        return []
+        logger.trace("schedtrace: a stall is described without {}: {!r}", what, error)
+        return otherwise
