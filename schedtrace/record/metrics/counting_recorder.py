@@ -18,7 +18,7 @@ from schedtrace.record.capture import NOBODY, Capture, DummyPass, Result, SideEv
 from schedtrace.record.facts import SchedulerFacts
 from schedtrace.record.live.queue_copy import PresentRequests, QueueCopy, present_entry
 from schedtrace.record.marks.exits import Noted, ended_loops
-from schedtrace.record.metrics.tally import CountedStep, Tally
+from schedtrace.record.metrics.tally import CountedStep
 from schedtrace.record.queues import can_read_queues, know_queues
 from schedtrace.record.recorder import MOST_IN_FLIGHT, Recorder
 from schedtrace.record.vllms_own import is_own_class
@@ -85,7 +85,18 @@ class StepCounter(Assembler):
         if isinstance(capture, StepCounts):
             step = self._latest = self._counted(capture)
             if self.tally is not None:
-                self._add_counts(self.tally, step, capture)
+                ids = self._ids
+                if capture.ran:
+                    self.tally.resume_with(ids.written_ids(capture.ran))
+                # The requests that changed places between the queue and the running list.
+                idle = frozenset(capture.idle)
+                self.tally.note_step(
+                    step,
+                    admitted=ids.written_ids(capture.admitted),
+                    left=[(ids[name], name) for name in capture.idle if name not in self._idle],
+                    scheduled=self._idle - idle,
+                )
+                self._idle = idle
         elif self.tally is not None:  # the latest step, with the times of a steady one after it
             steady = self._latest._replace(
                 step=capture.step,
@@ -128,17 +139,6 @@ class StepCounter(Assembler):
         if self.tally is not None:
             self.tally.note_output(self._output(capture, result))
         return {}
-
-    def _add_counts(self, tally: Tally, step: CountedStep, capture: StepCounts) -> None:
-        """Add a step to the totals, with the requests that changed places between queue and running list."""
-        ids = self._ids
-        if capture.ran:
-            tally.resume_with(ids.written_ids(capture.ran))
-        idle = frozenset(capture.idle)
-        left = [(ids[name], name) for name in capture.idle if name not in self._idle]
-        admitted = ids.written_ids(capture.admitted)
-        tally.note_step(step, admitted=admitted, left=left, scheduled=self._idle - idle)
-        self._idle = idle
 
     def present_line(self, present_requests: PresentRequests) -> Events:
         """Begin the totals with the requests that were present when recording began."""
@@ -287,7 +287,14 @@ class CountingRecorder(Recorder):
         call.requests = requests = len(output.num_scheduled_tokens)
         call.token_budget = scheduler.max_num_scheduled_tokens
         call.tokens = call.decode = self._tokens = output.total_num_scheduled_tokens
-        call.num_waiting_after = waiting = self._count_waiting(scheduler)
+        waiting = 0
+        for name, kind, length in self._lengths:
+            queue = getattr(scheduler, name)
+            if type(queue) is not kind:  # another queue has replaced it
+                waiting = self.count_waiting(scheduler)
+                break
+            waiting += length(queue)
+        call.num_waiting_after = waiting
         self.queued = waiting > 0
         running, self._present = len(scheduler.running), len(scheduler.requests)
         if (
@@ -317,16 +324,6 @@ class CountingRecorder(Recorder):
         self._steps += 1
         self._side_events = NOBODY
         return call
-
-    def _count_waiting(self, scheduler: Any) -> int:
-        """Return the number of waiting requests, read directly if the queues are unchanged."""
-        waiting = 0
-        for name, kind, length in self._lengths:
-            queue = getattr(scheduler, name)
-            if type(queue) is not kind:
-                return self.count_waiting(scheduler)
-            waiting += length(queue)
-        return waiting
 
     def _note_places(self, scheduler: Any, output: Any, call: StepCounts) -> None:
         """Record the requests whose place the step changed; count prefill and decode tokens separately."""

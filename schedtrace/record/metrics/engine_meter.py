@@ -205,14 +205,10 @@ class LeadingCause:
             logger.info("schedtrace: in the last {:.0f} s, hardly any request waited", span_s)
             return
         share = f"{refused[leading] / whole_s:.0%}".replace("%", " %")
+        # The reason is that of the table of causes, without figures.
+        why = reason_text(leading, None, "waiting") or reason_text(str(Cause.OTHER), None, "waiting")
+        why = why.replace(" {seats_setting} {seats}", " max_num_seqs").replace(" of {token_budget}", "")
         logger.info(
             "schedtrace: in the last {:.0f} s, {} of waiting time ({:,.1f} of {:,.1f} s) was for {}: {}",
-            span_s, share, refused[leading], whole_s, leading, _reason(leading),
+            span_s, share, refused[leading], whole_s, leading, why.replace("`", ""),
         )  # fmt: skip
-
-
-def _reason(cause: str) -> str:
-    """Return the reason for a cause from the table of causes, without figures."""
-    text = reason_text(cause, None, "waiting") or reason_text(str(Cause.OTHER), None, "waiting")
-    text = text.replace(" {seats_setting} {seats}", " max_num_seqs").replace(" of {token_budget}", "")
-    return text.replace("`", "")

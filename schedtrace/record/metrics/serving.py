@@ -188,25 +188,20 @@ class _Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         try:
             if path == "/metrics":
-                self._metrics()
+                from prometheus_client.exposition import choose_encoder
+
+                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+                self._answer(OK, content_type, encode(self.registry))
             elif path in {"/health", "/ready"}:
-                self._health(ready=path == "/ready")
+                health = type(self).health()
+                fine = health.is_ready if path == "/ready" else health.is_alive
+                body = {"state": health.state} | ({} if health.cause is None else {"cause": health.cause})
+                text = json.dumps(body).encode() + b"\n"
+                self._answer(OK if fine else UNAVAILABLE, "application/json", text)
             else:
                 self._answer(NOT_FOUND, "text/plain; charset=utf-8", b"/metrics, /health or /ready\n")
         except (BrokenPipeError, ConnectionResetError):  # the client has gone
             return
-
-    def _metrics(self) -> None:
-        from prometheus_client.exposition import choose_encoder
-
-        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-        self._answer(OK, content_type, encode(self.registry))
-
-    def _health(self, *, ready: bool) -> None:
-        health = type(self).health()
-        fine = health.is_ready if ready else health.is_alive
-        body = {"state": health.state} | ({} if health.cause is None else {"cause": health.cause})
-        self._answer(OK if fine else UNAVAILABLE, "application/json", json.dumps(body).encode() + b"\n")
 
     def _answer(self, code: int, content_type: str, body: bytes) -> None:
         self.send_response(code)

@@ -31,13 +31,6 @@ def priority_class(priority: int) -> PriorityClass:
     return "urgent" if priority < 0 else "background" if priority else "default"
 
 
-def preemption_reason(preemption: Preemption) -> str:
-    """Return the reason for a preemption: one of three words."""
-    if not preemption.in_schedule:
-        return "cache_reset"
-    return "itself" if preemption.for_request_id == preemption.request_id else "kv_blocks"
-
-
 class Levels:
     """Time spent under each label: the number under each label, integrated over time, in microseconds."""
 
@@ -493,7 +486,9 @@ class Tally:
             self.waits.count[self._cause(request_id)] += 1
         self._next.clear()
         for preemption in step.preempted:
-            self.preemptions[preemption_reason(preemption)] += 1
+            by_itself = preemption.for_request_id == preemption.request_id
+            reason = "itself" if by_itself else "kv_blocks"
+            self.preemptions[reason if preemption.in_schedule else "cache_reset"] += 1
             if preemption.request_id in self._running and preemption.request_id not in gone:
                 self._queue(preemption.request_id, at_us)
         for aside in step.set_aside:

@@ -98,16 +98,6 @@ class _Run(NamedTuple):
     decodes: bool
     after_stall: bool = False
 
-    def piece(self) -> Piece:
-        """Return the piece that the series begins."""
-        if not self.decodes:
-            return Piece(self.step, COMPUTES, self.start_us, self.admission.computes)
-        back_us = self.admission.output_us
-        since_us = self.start_us if back_us is None else back_us
-        return Piece(
-            self.step, DECODES, max(since_us, self.start_us) if self.after_stall else since_us, "decode"
-        )
-
 
 @dataclass(eq=False, slots=True)
 class _Absence:
@@ -140,12 +130,6 @@ class History:
     finish: Finish | None = None
     asked_again: bool = False
     """Whether ``take_ended`` has already seen the request without its last output."""
-
-    @property
-    def awaits_output(self) -> bool:
-        """Whether the step that completed the request's prompt has no output yet."""
-        admission = self.admission
-        return admission is not None and admission.reached_step is not None and admission.output_us is None
 
 
 class RefusalLog:
@@ -285,7 +269,12 @@ class Histories:
         ended, self._ended = self._ended, []
         ready = []
         for history in ended:
-            if last or history.asked_again or not history.awaits_output:
+            admission = history.admission
+            # The step that completed the request's prompt may have no output yet.
+            is_complete = (
+                admission is None or admission.reached_step is None or admission.output_us is not None
+            )
+            if last or history.asked_again or is_complete:
                 ready.append(history)
             else:
                 history.asked_again = True
@@ -300,21 +289,18 @@ class Histories:
                 self._headers[self._written_id(raw_id)] = headers
         late = [finish for finish in finished if not self._finish(finish)]
         for arrival in arrived:
-            self._arrive(arrival)
+            headers = self._headers.pop(arrival.request_id, {})
+            if arrival.streaming_update:
+                self.lost += self._present.pop(arrival.request_id, None) is not None
+                continue
+            history = self._present[arrival.request_id] = History(arrival, headers)
+            arrived_us, queued_us = arrival.arrived_us, arrival.queued_us
+            if arrived_us is not None and arrived_us < queued_us:
+                history.marks.append(Piece(-1, ARRIVES, arrived_us, "front_end"))
+            history.marks.append(Piece(-1, WAITS, queued_us, "waiting", NEXT_STEP))
+            self._new.append(history)
         for finish in late:
             self._finish(finish)
-
-    def _arrive(self, arrival: Arrival) -> None:
-        headers = self._headers.pop(arrival.request_id, {})
-        if arrival.streaming_update:
-            self.lost += self._present.pop(arrival.request_id, None) is not None
-            return
-        history = self._present[arrival.request_id] = History(arrival, headers)
-        arrived_us, queued_us = arrival.arrived_us, arrival.queued_us
-        if arrived_us is not None and arrived_us < queued_us:
-            history.marks.append(Piece(-1, ARRIVES, arrived_us, "front_end"))
-        history.marks.append(Piece(-1, WAITS, queued_us, "waiting", NEXT_STEP))
-        self._new.append(history)
 
     def _finish(self, finish: Finish) -> bool:
         """End the history of a request; return whether the request has one."""
@@ -349,8 +335,19 @@ class Histories:
         if latest.phases:
             computed = dict(zip(latest.ids, latest.token_counts()[0], strict=True))
             for raw_id in latest.phases:
-                if (history := self._present.get(self._written_id(raw_id))) is not None:
-                    self._admit(history, raw_id, computed[raw_id], step)
+                if (history := self._present.get(self._written_id(raw_id))) is None:
+                    continue
+                self._end_absence(history, step)
+                history.raw_id = raw_id
+                lost, prompt = history.lost_tokens, history.arrival.prompt_tokens
+                # The last token of an output had been sampled but not computed before the preemption.
+                uncomputed = computed[raw_id] < lost and lost >= prompt
+                missing = max(prompt, lost) + uncomputed - computed[raw_id]
+                phase, decodes = "recompute" if lost else "prefill", missing <= 0
+                history.admission = _Admission(phase, missing, decodes=decodes)
+                history.marks.append(_Run(history.admission, step.step, step.start_us, decodes=decodes))
+                if not decodes:
+                    self._computing[raw_id] = history
         for raw_id, _ in latest.left:
             history = self._present.get(self._written_id(raw_id))
             if history is not None and history.absence is None and history.admission is not None:
@@ -375,17 +372,6 @@ class Histories:
             absence.end_step, absence.end_us = step.step, step.start_us
             if absence.back_us is None:
                 absence.back_us = self._outputs.get(absence.step - 1)
-
-    def _admit(self, history: History, raw_id: str, computed: int, step: Step) -> None:
-        self._end_absence(history, step)
-        history.raw_id = raw_id
-        lost, prompt = history.lost_tokens, history.arrival.prompt_tokens
-        # The last token of an output had been sampled but not computed before the preemption.
-        missing = max(prompt, lost) + (computed < lost and lost >= prompt) - computed
-        history.admission = _Admission("recompute" if lost else "prefill", missing, decodes=missing <= 0)
-        history.marks.append(_Run(history.admission, step.step, step.start_us, decodes=missing <= 0))
-        if missing > 0:
-            self._computing[raw_id] = history
 
     def _advance(self, step: Step, rows: Rows | None) -> None:
         """Record the requests that compute, or have computed, their next token in this step."""
@@ -437,8 +423,13 @@ class Histories:
             if isinstance(mark, Piece):
                 yield mark
             elif isinstance(mark, _Run):
-                admissions[id(mark.admission)] = mark.admission
-                yield mark.piece()
+                admission = admissions[id(mark.admission)] = mark.admission
+                if mark.decodes:
+                    since_us = mark.start_us if admission.output_us is None else admission.output_us
+                    since_us = max(since_us, mark.start_us) if mark.after_stall else since_us
+                    yield Piece(mark.step, DECODES, since_us, "decode")
+                else:
+                    yield Piece(mark.step, COMPUTES, mark.start_us, admission.computes)
             elif mark.state == "stalled":
                 yield from self._stalls(mark, history.arrival.request_id, end_us)
             else:
