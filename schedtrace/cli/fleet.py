@@ -121,7 +121,10 @@ def fleet(
         msg = "--hash-tenants and --price-per-gpu-hour need --tenant"
         raise UsageError(msg)
     tenant_key = None if tenant is None else parse_tenant_key(tenant, is_hashed=hash_tenants)
-    inputs = find_fleet([_absolute(path) for path in paths] if on == "ray" else paths)
+    places = paths
+    if on == "ray":  # the workers of a cluster run in other folders
+        places = [path if "://" in path else str(Path(path).absolute()) for path in paths]
+    inputs = find_fleet(places)
     if engine is not None:
         source = engine_named(inputs, engine)
         with CountBar(stderr_console(), "analyzing", counted=False):
@@ -181,8 +184,3 @@ def _replayed(paths: list[str], engines: int | None, router: str | None) -> "Pag
         import_vllm()
         changes = changes_of_ranks(engines or len(load.timelines), router or "least-running")
         return fleet_replay_page(fleet_replay(load, changes, notes))
-
-
-def _absolute(path: str) -> str:
-    """Return a local path in absolute form, for the workers of a cluster; an address unchanged."""
-    return path if "://" in path else str(Path(path).absolute())

@@ -174,7 +174,7 @@ def make_plan(
     model = options["model"] and str(options["model"])
     if model and options["executor"] == "simulated":
         model = simulated.model_folder(model)
-    if options["request_rate"] == float("inf"):  # vLLM's own way to print_line: all at once
+    if options["request_rate"] == float("inf"):  # as vLLM has it: all at once
         options = {**options, "request_rate": None, "at_once": True}
     arguments = [*(["--model", model] if model else []), "--seed", str(options["seed"])]
     arguments += [argument for part in engine_args for argument in part.arguments]
@@ -212,7 +212,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
         msg = f"interrupted; {what}"
         raise InterruptedRunError(msg) from None
     except UsageError:
-        for plan in plans:  # vLLM's options are known now: print_line where the wrong one stands
+        for plan in plans:  # vLLM's options are known now: name the place of the wrong one
             check_arguments(plan.parts)
         raise
 
@@ -232,27 +232,21 @@ def _end_when_the_terminal_hangs_up() -> None:
 
 
 def _show_outcome(plan: Any) -> None:
-    """Print the trials' figures, the folder, and the next command."""
+    """Print the trials' figures, a simulated device's assumptions, the folder, and the next command."""
     from schedtrace.model.message import plain
 
     report = show_trials(plan.folder)
-    _show_device(plan.manifest)
+    chosen = dict(plan.manifest.engine_args_chosen)
+    times = chosen.pop("simulated_step_times", None)
+    chosen.pop("skip_tokenizer_init", None)
+    if times is not None:
+        print_line(f"device: {plan.manifest.device}. {times}")
+    if times is not None and chosen:
+        defaults = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in chosen.items())
+        print_line(f"vLLM's defaults for it: {defaults}")
     for problem in report.problems:
         print_line(f"! {plain(problem)}")
     findings = len(report.findings)
     print_line("")
     print_line(f"recorded to {plan.folder}, {findings} finding{'' if findings == 1 else 's'}")
     print_line(f"next: schedtrace analyze {plan.folder}")
-
-
-def _show_device(manifest: Any) -> None:
-    """Print a simulated device's step times, and the defaults that vLLM used for it."""
-    chosen = dict(manifest.engine_args_chosen)
-    times = chosen.pop("simulated_step_times", None)
-    if times is None:
-        return
-    chosen.pop("skip_tokenizer_init", None)
-    print_line(f"device: {manifest.device}. {times}")
-    if chosen:
-        taken = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in chosen.items())
-        print_line(f"vLLM's defaults for it: {taken}")

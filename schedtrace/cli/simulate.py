@@ -26,6 +26,7 @@ from schedtrace.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from schedtrace.model.manifest import Manifest
     from schedtrace.workloads.workload import Workload
 
 
@@ -84,7 +85,7 @@ def simulate(
     make_folders([folder], force=force)
     notes = [plain(note) for note in loads[0].all_notes]
     print_notes(notes)
-    about = _manifest(folder, shape, device, _workload(context, loads[0], notes))
+    about = _manifest(context, folder, f"simulated: {shape.name} on {device.name}", loads[0], notes)
     with CountBar(stderr_console(), "simulating", counted=False):
         played = play_loads(loads, options, times, folder, trial_ids=True, manifest=about)
     for request_id in played.refused[:3]:
@@ -103,14 +104,19 @@ def _loads(context: typer.Context, dataset: str, arrivals_of: Path | None) -> "l
     return [at_times_of(load, times) for times in loads_of(run.traces[0], manifest=run.manifest)]
 
 
-def _workload(context: typer.Context, load: "Workload", notes: list[str]) -> Any:
-    """Return the load in the form that ``run.json`` contains."""
-    from schedtrace.model.manifest import RunWorkload as Work
+def _manifest(
+    context: typer.Context, folder: Path, device: str, load: "Workload", notes: list[str]
+) -> "Manifest":
+    import platform
+
+    from schedtrace.model.manifest import Manifest, RunWorkload
+    from schedtrace.model.printable import without_secrets
+    from schedtrace.version import __version__
     from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN
 
     parameters, is_random = context.params, load.source == "random"
     drawn = parameters["request_rate"] is not None or parameters["prequeue"]
-    return Work(
+    workload = RunWorkload(
         dataset=parameters["dataset"],
         num_prompts=len(load),
         input_tokens=load.prompt_tokens,
@@ -126,15 +132,6 @@ def _workload(context: typer.Context, load: "Workload", notes: list[str]) -> Any
         seed=parameters["seed"],
         notes=notes,
     )
-
-
-def _manifest(folder: Path, shape: Any, device: Any, workload: Any) -> Any:
-    import platform
-
-    from schedtrace.model.manifest import Manifest
-    from schedtrace.model.printable import without_secrets
-    from schedtrace.version import __version__
-
     return Manifest(
         schedtrace_version=__version__,
         status="finished",
@@ -142,7 +139,7 @@ def _manifest(folder: Path, shape: Any, device: Any, workload: Any) -> Any:
         started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=without_secrets(["schedtrace", *sys.argv[1:]]),
         host=platform.node(),
-        device=f"simulated: {shape.name} on {device.name}",
+        device=device,
         workload=workload,
     )
 
