@@ -126,13 +126,8 @@ NAMED_WORK = ("batch_size", "input_len", "output_len")
 
 def same_work(*, base: RunReport, new: RunReport) -> bool:
     """Return whether both runs had the same load, or one of the loads is not recorded."""
-    before, after = _work(base), _work(new)
+    before, after = recorded_work(base), recorded_work(new)
     return before is None or after is None or before == after
-
-
-def records_work(report: RunReport) -> bool:
-    """Return whether the run's manifest or name describes its load."""
-    return _work(report) is not None
 
 
 def workload(report: RunReport) -> Message:
@@ -156,8 +151,8 @@ def workload(report: RunReport) -> Message:
     )
 
 
-def _work(report: RunReport) -> tuple[Any, ...] | None:
-    """Return the run's load as far as its manifest records it."""
+def recorded_work(report: RunReport) -> tuple[Any, ...] | None:
+    """Return what the run's manifest or name states about its load; None if neither states anything."""
     if named := report.config.get("named"):
         return tuple(named[name] for name in NAMED_WORK)
     work = report.config.get("workload")

@@ -10,7 +10,7 @@ from schedtrace.compare.comparability import (
     Load,
     changed_settings,
     fairness_notes,
-    records_work,
+    recorded_work,
     same_work,
     taken_in_turn,
     workload,
@@ -154,7 +154,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
         side: make_timeline(run.traces[0], run.manifest) for side, run in {"base": base, "new": new}.items()
     }
     loads = []
-    if not all(records_work(report) for report in reports.values()):
+    if any(recorded_work(report) is None for report in reports.values()):
         before, after = (Load.from_report(reports[side], timelines[side]) for side in reports)
         if before.differs(after):
             words = "the loads differ: base {base}, new {new}: that alone changes the figures"
@@ -308,9 +308,9 @@ def comparison_verdict(
         whole: Whether both records contain everything that is compared.
     """
     parts = [] if same_work else [say("different workloads: the figures say little")]
-    gone, appeared = ([f for f in findings if f.state == state] for state in ("went", "appeared"))
-    most = 1 if gone and appeared else MOST_FINDINGS
-    for word, changes in (("gone", gone), ("new", appeared)):
+    most = 1 if {"went", "appeared"} <= {finding.state for finding in findings} else MOST_FINDINGS
+    for state, word in {"went": "gone", "appeared": "new"}.items():
+        changes: list[FindingChange] = [finding for finding in findings if finding.state == state]
         codes = [
             say("{code}[ {cause:cause}{by_cause:?}]", change, by_cause=change.code == "blocked-budget")
             for change in changes[:most]
@@ -324,8 +324,8 @@ def comparison_verdict(
         steady = [sample.min == sample.max for sample in (metric.base, metric.new)]
         if metric.name == "first-step requests" and same_work and metric.significant and len({*steady}) > 1:
             steadied = True
-            texts = {"new": _values(metric.new), "base": _values(metric.base)}
-            parts.append(say("{name} now {new} (were {base})", metric, **texts))
+            new, base = _values(metric.new), _values(metric.base)
+            parts.append(say("{name} now {new} (were {base})", metric, new=new, base=base))
     figures = _figures(metrics, most=1 if steadied else MOST_METRICS, shapes_too=not parts)
     parts += figures or _nothing_found(metrics, most_tests, has_changes=bool(parts))
     if figures and same_work and in_turn is False:

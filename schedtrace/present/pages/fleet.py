@@ -432,12 +432,13 @@ def _clock_offsets(pairs: list[TransferPair]) -> Message:
         return NOTHING
     wrong = [pair for pair in apart if pair.out_of_order]
     example = NOTHING
-    for pair in wrong[:1]:
-        ahead, behind = pair.ahead_least_ms or 0, -(pair.ahead_most_ms or 0)
+    if wrong:
+        first: TransferPair = wrong[0]
+        ahead, behind = first.ahead_least_ms or 0, -(first.ahead_most_ms or 0)
         if ahead > 0 or behind > 0:  # otherwise no offset fits all events
             example = say(
                 "that of {decode:code} is at least {least:ms} {direction} that of {prefill:code}",
-                pair,
+                first,
                 least=ahead if ahead > 0 else behind,
                 direction="ahead of" if ahead > 0 else "behind",
             )

@@ -117,7 +117,9 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
         yield trials_table(run.trials, log=True)
         yield from log_figures(run)
         yield from finding_sections([finding for finding in run.findings if not finding.title], engines=1)
-    advised = _advised(run, named)
+    # The verdict may state a finding that is too small to be described.
+    stated = [root for root in named if root.verdict in run.verdict and root.advice]
+    advised = [Note(action(root.advice[0]), "Try:") for root in stated[:1]]
     yield from advised
     named = [root for root in named if not root.verdict or root.verdict not in run.verdict]
     room -= sum(map(_height, shown)) + sum(map(_height, advised))
@@ -244,12 +246,6 @@ def _cause(place: int, root: Found, engines: int) -> RootCauseSection:
         root.engine_rank,
         step_list(root) if root.steps else "",
     )
-
-
-def _advised(run: RunReport, roots: list[Found]) -> list[Note]:
-    """Return the advice of a finding that the verdict states but that is too small to be described."""
-    actions = [action(root.advice[0]) for root in roots if root.verdict in run.verdict and root.advice]
-    return [Note(actions[0], "Try:")] if actions else []
 
 
 def _gain(root: Found) -> Message:
