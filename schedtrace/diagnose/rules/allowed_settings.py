@@ -44,7 +44,11 @@ def allowed(timeline: Timeline, finding: Finding) -> Finding:
         if why:
             option = f"--{(advice.setting or '').replace('_', '-')}"
             refuted.append(say("{option:setting} is no choice here: {why}.", option=option, why=why))
-        elif _unsure(timeline, advice):
+        elif (  # vLLM switches these off by itself if they do not combine with other settings
+            advice.setting in {"async_scheduling", "enable_chunked_prefill"}
+            and advice.value is True
+            and chosen_by_vllm(timeline, advice.setting) is None
+        ):
             unsure = "{advice}; whether vLLM itself keeps it off here is not recorded"
             accepted.append(msgspec.structs.replace(advice, message=say(unsure, advice=advice.message)))
         else:
@@ -139,13 +143,6 @@ _CHECKS: dict[str, Callable[[Timeline, Any], Message]] = {
 }
 
 
-def _unsure(timeline: Timeline, advice: Advice) -> bool:
-    """Return settings that vLLM switches off by itself if they do not combine with other settings."""
-    if advice.setting not in {"async_scheduling", "enable_chunked_prefill"} or advice.value is not True:
-        return False
-    return chosen_by_vllm(timeline, advice.setting) is None
-
-
 def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     """Return option, value and current value for a KV cache with this many blocks and the null block.
 
@@ -167,9 +164,11 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     )
     if cpu or configured:
         return memory
-    share = settings.get("cache_config.gpu_memory_utilization")
-    more = _more_of_gpu(timeline, blocks)
-    wanted_share = share + more if isinstance(share, float) and more is not None else None
+    share, total = settings.get("cache_config.gpu_memory_utilization"), timeline.header.kv_blocks_total
+    more = None if blocks is None or total is None else kv_bytes(timeline, blocks - total)
+    wanted_share, memory_bytes = None, timeline.header.device_memory_bytes
+    if isinstance(share, float) and more is not None and memory_bytes:
+        wanted_share = share + more / memory_bytes
     if wanted_share is not None and wanted_share > 1:
         return say(
             "{share}, as far as the GPU's memory goes: {blocks:n} blocks need {times:n} of it",
@@ -226,13 +225,6 @@ def kv_bytes(timeline: Timeline, blocks: int | None) -> int | None:
     if isinstance(configured, int) and total:  # an older trace: a block has at most this
         return -(-blocks * configured // total)
     return None
-
-
-def _more_of_gpu(timeline: Timeline, blocks: int | None) -> float | None:
-    """Return the share of a GPU's memory that this many additional blocks need; None if unknown."""
-    memory, total = timeline.header.device_memory_bytes, timeline.header.kv_blocks_total
-    more = None if blocks is None or total is None else kv_bytes(timeline, blocks - total)
-    return None if more is None or not memory else more / memory
 
 
 def batched_tokens(timeline: Timeline) -> int:

@@ -129,7 +129,11 @@ def _share(timeline: Timeline, late: pl.DataFrame) -> float | None:
 
     None if requests arrive independently: each must then wait for the next step, and no setting changes that.
     """
-    if not timeline.requests_us or not (timeline.closed_workload or _in_bursts(timeline, late)):
+    # A burst brings as many requests too late for a step as the step had, or more.
+    each = late.group_by("step").agg(pl.len().alias("late"), pl.col("total_requests").first())
+    in_bursts = int(each.filter(pl.col("late") >= pl.col("total_requests"))["late"].sum())
+    is_bursty = in_bursts >= MOST_FRAC * timeline.arrivals.height
+    if not timeline.requests_us or not (timeline.closed_workload or is_bursty):
         return None
     nexts = timeline.steps.select("step", next_us=pl.col("start_us").shift(-1))
     waited = (
@@ -139,13 +143,6 @@ def _share(timeline: Timeline, late: pl.DataFrame) -> float | None:
     )
     share = int(waited["us"].sum()) / timeline.requests_us
     return share if timeline.closed_workload or share >= FOUND_FROM_FRAC else None
-
-
-def _in_bursts(timeline: Timeline, late: pl.DataFrame) -> bool:
-    """Return whether most requests came in bursts: as many too late for a step as the step had, or more."""
-    each = late.group_by("step").agg(pl.len().alias("late"), pl.col("total_requests").first())
-    bursts = int(each.filter(pl.col("late") >= pl.col("total_requests"))["late"].sum())
-    return bursts >= MOST_FRAC * timeline.arrivals.height
 
 
 def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:

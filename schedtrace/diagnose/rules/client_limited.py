@@ -17,7 +17,7 @@ from schedtrace.model.causes import Cap
 from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import RankSummary, RecordedRanks
+from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.clients import clients_of
@@ -144,7 +144,11 @@ def _find_in_ranks(ranks: RecordedRanks) -> Findings:
         return
     load, seats = _load_of_ranks(ranks), sum(rank.seats for rank in ranks.each)
     if load is not None and _waits_for_clients(load, seats):
-        finding = _finding(load, seats, engines=len(ranks.each), dummy_frac=_dummy_frac(ranks, load))
+        dummy_frac = None
+        if ranks.lockstep and load.clients is not None and load.clients.clients < len(ranks.each):
+            batches = len(ranks.each) * int(ranks.waves["passes"].sum())
+            dummy_frac = int(ranks.dummies["batches"].sum()) / batches
+        finding = _finding(load, seats, engines=len(ranks.each), dummy_frac=dummy_frac)
         finding.count = sum(rank.steps.height for rank in ranks.each)
         finding.engine_rank = ranks.each[0].rank_number
         finding.engine_ranks = [rank.rank_number for rank in ranks.each]
@@ -165,27 +169,20 @@ def _load_of_ranks(ranks: RecordedRanks) -> OfferedLoad | None:
     seats = sum(rank.seats for rank in ranks.each)
     latency_us = largest.select((pl.col("gone_us") - pl.col("came_us")).median()).item()
     is_barrier = clients.pattern == "barrier"
+    working_fracs = []
+    for rank in ranks.each:
+        has_requests = pl.col("running") + pl.col("waiting") > 0
+        working, whole = rank.presence.select(
+            LENGTH_US.filter(has_requests).sum(), whole=LENGTH_US.sum()
+        ).row(0)
+        working_fracs.append(working / whole if whole else 0.0)
     return OfferedLoad(
         "answers",
-        sum(map(_working_frac, ranks.each)) / len(ranks.each),
+        sum(working_fracs) / len(ranks.each),
         clients,
         latency_us / 1e3,
         rounds_of(largest, min(clients.clients, seats or clients.clients)) if is_barrier else None,
     )
-
-
-def _dummy_frac(ranks: RecordedRanks, load: OfferedLoad) -> float | None:
-    """Return the share of dummy batches if fewer requests are open than there are ranks in lock-step."""
-    if not ranks.lockstep or load.clients is None or load.clients.clients >= len(ranks.each):
-        return None
-    return int(ranks.dummies["batches"].sum()) / (len(ranks.each) * int(ranks.waves["passes"].sum()))
-
-
-def _working_frac(rank: RankSummary) -> float:
-    """Return the share of a rank's time in which it had a request."""
-    has_requests = pl.col("running") + pl.col("waiting") > 0
-    working, whole = rank.presence.select(LENGTH_US.filter(has_requests).sum(), whole=LENGTH_US.sum()).row(0)
-    return working / whole if whole else 0.0
 
 
 def _waits_for_clients(load: OfferedLoad, seats: int | None) -> bool:
@@ -196,15 +193,12 @@ def _waits_for_clients(load: OfferedLoad, seats: int | None) -> bool:
     return load.pace == "clock" and not load.grows and load.working_frac <= IDLE_FRAC
 
 
-def _is_pipeline(timeline: Timeline) -> bool:
-    return (timeline.header.pipeline_parallel_size or 1) > 1
-
-
 def _in_flight(timeline: Timeline) -> tuple[float | None, int | None]:
     """Return the mean and the most batches in flight of a pipeline that lacks batches; None without one."""
     depth, batches = timeline.header.batches_in_flight, executed_batches(timeline)["in_flight"]
     mean = batches.mean()
-    if not _is_pipeline(timeline) or depth is None or not isinstance(mean, float):
+    is_pipeline = (timeline.header.pipeline_parallel_size or 1) > 1
+    if not is_pipeline or depth is None or not isinstance(mean, float):
         return None, None
     return (mean, depth) if mean < MOST_IN_FLIGHT * depth else (None, None)
 
@@ -215,7 +209,8 @@ def _most_gain(timeline: Timeline, load: OfferedLoad) -> float | None:
     A pipeline also gains from more batches.
     """
     model, busy_us = timeline.step_time, timeline.busy_us
-    if load.working_frac < FULL_FROM_FRAC or model is None or not busy_us or _is_pipeline(timeline):
+    is_pipeline = (timeline.header.pipeline_parallel_size or 1) > 1
+    if load.working_frac < FULL_FROM_FRAC or model is None or not busy_us or is_pipeline:
         return None
     of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
     base_us = pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)

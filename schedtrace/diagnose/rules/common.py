@@ -258,8 +258,10 @@ def step_finding(
         "trials": trial_numbers(shown),
         **fields,
     }
-    values = {"trials": in_trials(timeline, of_engine["trials"]), **values}
-    return finding_of(evidence, shown, values=values, **of_engine)
+    trials, of_run, in_trials = len(of_engine["trials"]), len(timeline.trials()), NOTHING
+    if trials and of_run != 1:
+        in_trials = say(" in {trials:n} of {all:n trial}", trials=trials, all=of_run)
+    return finding_of(evidence, shown, values={"trials": in_trials, **values}, **of_engine)
 
 
 def wait_finding(
@@ -313,19 +315,14 @@ def only(values: pl.Series) -> str | None:
     return different[0] if len(different) == 1 else None
 
 
-def in_trials(timeline: Timeline, trials: list[int]) -> Message:
-    """Return `` in 7 of 8 trials``; nothing for a trace without several trials."""
-    if not trials or len(timeline.trials()) == 1:
-        return NOTHING
-    return say(" in {trials:n} of {all:n trial}", trials=len(trials), all=len(timeline.trials()))
-
-
 def listed(parts: list[Message], last: str = "and") -> Message:
     """Join parts as ``a, b and c``; leave out empty parts."""
     filled = [part for part in parts if part]
     return joined([joined(filled[:-1], ", "), *filled[-1:]], f" {last} ")
 
 
+PRESENT = pl.max_horizontal("num_running_after", "total_requests") + pl.col("num_waiting_after").fill_null(0)
+"""Number of requests that ran or waited in a step."""
 WAITED = "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms})."
 """Sentence about the fields of ``Waited``."""
 

@@ -11,7 +11,7 @@ from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message, Steps
-from schedtrace.model.report import Advice, Gain
+from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import RECOMPUTE
@@ -93,6 +93,12 @@ def _find(timeline: Timeline) -> Findings:
     lost = waits.rows.filter(pl.col("state").is_in(["preempted", "recompute"]))
     again = int(lost["time_us"].sum()) / timeline.requests_us
     thrashing = again > waits.share_frac / 2
+    gain = None
+    if evidence.blocks_for_all is not None and evidence.blocks_total:  # more running requests, no preemptions
+        most = RAN * evidence.blocks_for_all / evidence.blocks_total
+        if timeline.seats:
+            most = pl.min_horizontal(most, pl.lit(timeline.seats))
+        gain = with_more_running(timeline, waits, most, recomputed_tokens=evidence.recomputed_tokens)
     yield limit_finding(
         timeline,
         waits,
@@ -108,22 +114,12 @@ def _find(timeline: Timeline) -> Findings:
             else say(", while {mean_budget_left_frac:%} of the token budget stayed free", evidence),
         },
         holder=_holder(evidence),
-        gain=_gain(timeline, waits, evidence),
+        gain=gain,
         limit=Cause.KV_BLOCKS,
         message=REFUSALS + (PREEMPTIONS if evidence.preemptions else ""),
         advice=_advice(timeline, evidence, thrashing=thrashing),
         evidence=evidence,
     )
-
-
-def _gain(timeline: Timeline, waits: Charged, evidence: KvSpace) -> Gain | None:
-    """Estimate the gain of enough blocks for all: more running requests, and no preemptions."""
-    if evidence.blocks_for_all is None or not evidence.blocks_total:
-        return None
-    most = RAN * evidence.blocks_for_all / evidence.blocks_total
-    if timeline.seats:
-        most = pl.min_horizontal(most, pl.lit(timeline.seats))
-    return with_more_running(timeline, waits, most, recomputed_tokens=evidence.recomputed_tokens)
 
 
 def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
@@ -216,11 +212,14 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
                 costs="Some accuracy.",
             )
         )
-    if thrashing and (value := _watermark(timeline)) is not None:
+    config, total = timeline.header.scheduler_config, timeline.header.kv_blocks_total or 0
+    # The smallest reserve of at least a block; what more than a present reserve would do is not known.
+    value = next((share for share in WATERMARKS if share * total >= 1), None)
+    if thrashing and value is not None and "watermark" in config and not config["watermark"]:
         pieces.append(
             advise(
                 "{option} {value:n} (now {now:n}): a reserve of {blocks:n block} for running requests",
-                now=timeline.header.scheduler_config["watermark"] or 0,
+                now=0,
                 blocks=int(value * (evidence.blocks_total or 0)),
                 setting="watermark",
                 value=value,
@@ -228,14 +227,6 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
             )
         )
     return pieces
-
-
-def _watermark(timeline: Timeline) -> float | None:
-    """Return the smallest reserve of at least a block; None if a reserve is set, or vLLM cannot set one."""
-    config, total = timeline.header.scheduler_config, timeline.header.kv_blocks_total or 0
-    if "watermark" not in config or config["watermark"]:
-        return None  # what more of it would do is not known
-    return next((share for share in WATERMARKS if share * total >= 1), None)
 
 
 RULE = Rule(

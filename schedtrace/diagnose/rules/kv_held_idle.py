@@ -189,17 +189,6 @@ def _idle_holders(timeline: Timeline) -> Finding | None:
     )
 
 
-def _holds_ms(timeline: Timeline) -> tuple[float | None, float | None]:
-    """Return the median and the longest time for which finished requests kept their blocks."""
-    events = timeline.kv_sends.group_by("request_id").agg(
-        begun_us=pl.col("at_us").filter(pl.col("event") == "begun").min(),
-        ended_us=pl.col("at_us").filter(pl.col("event") == "ended").max(),
-    )
-    holds = events.select((pl.col("ended_us").fill_null(timeline.end_us) - pl.col("begun_us")) / 1e3)
-    longest, median = holds.select(pl.all().max(), median=pl.all().median()).row(0)
-    return median, longest
-
-
 def _longest(timeline: Timeline) -> dict[str, Any]:
     """Return the evidence about the longest series of steps in which idle requests held blocks."""
     starts = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us")
@@ -214,7 +203,14 @@ def _longest(timeline: Timeline) -> dict[str, Any]:
     of_run = rows.filter(pl.col("first_step") == rows["first_step"][0])
     largest = of_run.row(0, named=True)
     kinds = totals(of_run, "blocks", by="kind")
-    median_ms, longest_ms = _holds_ms(timeline) if "finished" in kinds["kind"] else (None, None)
+    median_ms = longest_ms = None
+    if "finished" in kinds["kind"]:
+        events = timeline.kv_sends.group_by("request_id").agg(
+            begun_us=pl.col("at_us").filter(pl.col("event") == "begun").min(),
+            ended_us=pl.col("at_us").filter(pl.col("event") == "ended").max(),
+        )
+        holds = events.select((pl.col("ended_us").fill_null(timeline.end_us) - pl.col("begun_us")) / 1e3)
+        longest_ms, median_ms = holds.select(pl.all().max(), median=pl.all().median()).row(0)
     waiting = of_run.filter(~pl.col("kind").is_in(["finished", "aborted"]) & ~pl.col("silent"))
     return {
         "first_step": largest["first_step"],

@@ -201,7 +201,7 @@ def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
     last_arrival_us = timeline.trial_rows(timeline.arrivals, trial).select(pl.col("queued_us").max()).item()
     if ends.height < FEWEST or long.is_empty() or usual_ends.is_empty():
         return None, run_us
-    begin = max(_latest(usual_ends), last_arrival_us or 0)
+    begin = max(usual_ends.select(pl.col("finished_us").max()).item(), last_arrival_us or 0)
     alone = long.filter(pl.col("finished_us") > begin).sort(
         "output_tokens", "request_id", descending=[True, False]
     )
@@ -211,16 +211,12 @@ def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
     ran_before = alone["request_id"][0] in timeline.present.filter(pl.col("state") == "running")["request_id"]
     return _OneTail(
         begin,
-        _latest(alone),
+        alone.select(pl.col("finished_us").max()).item(),
         alone["request_id"].to_list(),
         int(alone["output_tokens"][0]),
         usual,
         ran_before or (late_us is not None and late_us - begin_us < FOUND_FROM_FRAC * run_us),
     ), run_us
-
-
-def _latest(ends: pl.DataFrame) -> int:
-    return int(ends.select(pl.col("finished_us").max()).item())
 
 
 RULE = Rule(

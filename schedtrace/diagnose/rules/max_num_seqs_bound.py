@@ -161,40 +161,35 @@ def _holder(evidence: Seats) -> Message:
 
 
 def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
-    seats = _more_seats(timeline, evidence)
-    if (
-        evidence.capped_steps is None
-        or timeline.header.scheduler_config.get("max_num_partial_prefills", 1) > 1
-    ):
-        return seats  # vLLM sets a threshold of its own where several prompts may prefill at once
-    no_cap = advise(
-        "{option} {value:n}, no limit (now {now:n}): prompts then take the budget that is left",
-        setting="long_prefill_token_threshold",
-        value=0,
-        now=threshold(timeline),
-        costs="Longer steps: requests that decode beside a long prompt wait longer for each token.",
-    )
-    return [no_cap, *seats]
-
-
-def _more_seats(timeline: Timeline, evidence: Seats) -> list[Advice]:
+    advice = []
+    partial_prefills = timeline.header.scheduler_config.get("max_num_partial_prefills", 1)
+    # vLLM sets a threshold of its own where several prompts may prefill at once.
+    if evidence.capped_steps is not None and partial_prefills <= 1:
+        advice.append(
+            advise(
+                "{option} {value:n}, no limit (now {now:n}): prompts then take the budget that is left",
+                setting="long_prefill_token_threshold",
+                value=0,
+                now=threshold(timeline),
+                costs="Longer steps: requests that decode beside a long prompt wait longer for each token.",
+            )
+        )
     wanted, most = peak_requests(timeline), most_seats(timeline)
     fit = evidence.seats_that_fit or wanted
     value = min(wanted, most, fit)
     if value < LEAST_TIMES * timeline.seats:
-        return _other_limit_first(timeline, fit=fit, most=most, wanted=wanted)
-    return [
-        advise(
-            "{option} {value:n} (now {seats:n}): {wanted:n request} were present at once[, and the KV cache "
-            "has room for about {fit:n}]",
-            seats=timeline.seats,
-            wanted=wanted,
-            fit=evidence.seats_that_fit,
-            setting=timeline.seats_name,
-            value=value,
-            costs=seats_cost(timeline),
-        )
-    ]
+        return advice + _other_limit_first(timeline, fit=fit, most=most, wanted=wanted)
+    seats = advise(
+        "{option} {value:n} (now {seats:n}): {wanted:n request} were present at once[, and the KV cache "
+        "has room for about {fit:n}]",
+        seats=timeline.seats,
+        wanted=wanted,
+        fit=evidence.seats_that_fit,
+        setting=timeline.seats_name,
+        value=value,
+        costs=seats_cost(timeline),
+    )
+    return [*advice, seats]
 
 
 def _other_limit_first(timeline: Timeline, *, fit: int, most: int, wanted: int) -> list[Advice]:

@@ -67,10 +67,18 @@ def _find(timeline: Timeline) -> list[Finding]:
 
 
 def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
-    lost = _lost(timeline, rows).group_by("request_id").agg(LENGTH_US.sum().alias("us"))
-    behind = lost.filter(~pl.col("request_id").is_in(pl.lit(rows["request_id"]).implode())).height
-    between = pl.col("step").is_between(rows["first_step"].min(), rows["last_step"].max())
-    evidence = _evidence(timeline, cause, rows, behind)
+    # Lost are these requests' time in the engine, and other requests' waits behind them.
+    first, last = rows["first_step"].min(), rows["last_step"].max()
+    begins = min(timeline.steps.filter(pl.col("step") >= first)["start_us"].to_list())
+    ends = min(timeline.steps.filter(pl.col("step") > last)["start_us"].to_list(), default=timeline.end_us)
+    own = pl.col("request_id").is_in(pl.lit(rows["request_id"]).implode())
+    mine = timeline.recorded_states.filter(own & (pl.col("state") != "front_end") & (LENGTH_US > 0))
+    waits = pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP)
+    others = timeline.recorded_states.filter(~own & waits).with_columns(
+        pl.col("begin_us", "end_us").clip(begins, ends)
+    )
+    delayed = others.filter(LENGTH_US > 0)
+    evidence = _evidence(timeline, cause, rows, delayed["request_id"].n_unique())
     return finding_of(
         evidence,
         engine_rank=timeline.rank,
@@ -78,14 +86,14 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
         severity="critical",
         title="A request can never run",
         verdict="{request_id:id} can never run: {why}.",
-        share_frac=share_of_requests(timeline, int(lost["us"].sum())),
+        share_frac=share_of_requests(timeline, total_us(mine) + total_us(delayed)),
         holder="[{request_id:id} blocked the queue: {delayed_requests:n other request} waited behind it.]",
         leads=True,
         cause=cause,
         via=only(rows["via"]) or "inferred",
         location=only(rows["location"]),
         count=int(rows["refusals"].sum()),
-        steps=timeline.steps.filter(between)["step"].head(MAX_STEPS).to_list(),
+        steps=timeline.steps.filter(pl.col("step").is_between(first, last))["step"].head(MAX_STEPS).to_list(),
         tokens=int(rows["tokens"].sum()),
         message="vLLM refused {request_id:id} in {refusals:n step} while no other request held anything"
         "[ and preempted it {self_preemptions:n time} for itself]; it waited {waited_ms:ms}."
@@ -99,21 +107,6 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
             "span": Steps(*rows[["first_step", "last_step", "trial"]].row(0)),
         },
     )
-
-
-def _lost(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return these requests' time in the engine, and other requests' waits behind them."""
-    first, last = rows["first_step"].min(), rows["last_step"].max()
-    steps = timeline.steps
-    begins = min(steps.filter(pl.col("step") >= first)["start_us"].to_list())
-    after = steps.filter(pl.col("step") > last)["start_us"].to_list()
-    ends = min(after, default=timeline.end_us)
-    states = timeline.recorded_states
-    own = pl.col("request_id").is_in(pl.lit(rows["request_id"]).implode())
-    waits = pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP)
-    behind = states.filter(~own & waits).with_columns(pl.col("begin_us", "end_us").clip(begins, ends))
-    mine = states.filter(own & (pl.col("state") != "front_end"))
-    return pl.concat([mine, behind]).filter(LENGTH_US > 0)
 
 
 def _evidence(timeline: Timeline, cause: str, rows: pl.DataFrame, behind: int) -> NeverFitting:

@@ -87,22 +87,21 @@ class Parked(Evidence, kw_only=True):
 
 def _find(timeline: Timeline) -> list[Finding]:
     never = pl.lit(never_fitting(timeline)["request_id"]).implode()
-    restarted = _not_by_resets(timeline, no_progress(timeline).filter(~pl.col("request_id").is_in(never)))
+    restarted = no_progress(timeline).filter(~pl.col("request_id").is_in(never))
+    if restarted.height:  # finished ones that only cache resets preempted are those of ``interruption``
+        each = timeline.preemptions.group_by("request_id").agg(by_reset=~pl.col("in_schedule").any())
+        by_reset = pl.col("by_reset").fill_null(value=False)
+        restarted = (
+            restarted.join(each, on="request_id", how="left", maintain_order="left")
+            .filter(pl.col("unfinished") | ~by_reset)
+            .drop("by_reset")
+        )
     parked = ready_but_parked(timeline)
     restarts = [_restarts(timeline, restarted)] if restarted.height else []
     return restarts + [
         _parked(timeline, rows["cause"][0], rows)
         for rows in parked.partition_by("cause", maintain_order=True)
     ]
-
-
-def _not_by_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests, without finished ones that only cache resets preempted (``interruption``)."""
-    if rows.is_empty():
-        return rows
-    each = timeline.preemptions.group_by("request_id").agg(by_reset=~pl.col("in_schedule").any())
-    examined = rows.join(each, on="request_id", how="left", maintain_order="left")
-    return examined.filter(pl.col("unfinished") | ~pl.col("by_reset").fill_null(value=False)).drop("by_reset")
 
 
 def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
@@ -121,7 +120,7 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
         preemptions=of_worst.height,
         holders=_holders(timeline, worst, of_worst),
         steps_in_vain=in_vain.height or None,
-        victims_in_vain=_mean(in_vain["victims"]),
+        victims_in_vain=float(in_vain["victims"].sum()) / in_vain.height if in_vain.height else None,
         **{
             name: worst[name]
             for name in ("request_id", "restarts", "fruitless", "high_tokens", "recomputed_tokens")
@@ -159,7 +158,7 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
             "span": Steps(worst["first_step"], worst["last_step"], worst["trial"]),
             "times": evidence.recomputed_tokens // max(1, evidence.high_tokens),
         },
-        advice=[*_in_turn(timeline, in_vain), *_advice(timeline, lost)],
+        advice=_advice(timeline, lost, in_vain),
         example="in {span}, {request_id:id} computed {recomputed_tokens:n token} again, {times:n time} as "
         "many as it ever held.",
     )
@@ -181,24 +180,6 @@ def _in_vain(timeline: Timeline) -> pl.DataFrame:
     still_taken = pl.col("free") * (header.block_size or 1) < MOST_FRAC * pl.col("lost")
     in_vain = taken.filter((pl.col("victims") > 1) & still_taken & keeps)
     return in_vain if in_vain.height >= MOST_FRAC * taken.height else in_vain.clear()
-
-
-def _in_turn(timeline: Timeline, in_vain: pl.DataFrame) -> list[Advice]:
-    """Return advice to have one batch in flight, if preemptions in vain come from several."""
-    if in_vain.is_empty() or timeline.header.pipeline_parallel_size != 1:
-        return []
-    return [
-        advise(
-            "Set {option}, or use a newer vLLM, which preempts no request whose blocks it cannot free at "
-            "once.",
-            option="--no-async-scheduling",
-            costs="Host work between steps no longer overlaps with the device.",
-        )
-    ]
-
-
-def _mean(values: pl.Series) -> float | None:
-    return None if values.is_empty() else float(values.sum()) / values.len()
 
 
 def _holders(timeline: Timeline, worst: dict[str, Any], lost: pl.DataFrame) -> list[str]:
@@ -234,11 +215,20 @@ def _held_by(evidence: Restarts, lost: pl.DataFrame, resets: pl.DataFrame) -> Me
     return say("vLLM preempted {request_id:id} {preemptions:n time}, for {others}.", evidence, others=holding)
 
 
-def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
+def _advice(timeline: Timeline, lost: pl.DataFrame, in_vain: pl.DataFrame) -> list[Advice]:
     """Return advice; empty if no preemption took the tokens, such as after a failed KV load."""
-    if lost.is_empty():
-        return []
     advices = []
+    if in_vain.height and timeline.header.pipeline_parallel_size == 1:
+        advices.append(
+            advise(
+                "Set {option}, or use a newer vLLM, which preempts no request whose blocks it cannot free at "
+                "once.",
+                option="--no-async-scheduling",
+                costs="Host work between steps no longer overlaps with the device.",
+            )
+        )
+    if lost.is_empty():
+        return advices
     if timeline.header.scheduler_config.get("scheduler_reserve_full_isl") is False:
         advices.append(
             advise(

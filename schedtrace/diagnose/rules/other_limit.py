@@ -22,7 +22,7 @@ from schedtrace.diagnose.rules.token_budget_bound import more_batched_tokens
 from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside, totals
 from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause, cause_advice, reason
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice
+from schedtrace.model.report import Advice, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import CHARGES as NAMED
@@ -56,8 +56,12 @@ def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noq
             return _padded_decodes(timeline)
         case Cause.ENCODER_BUDGET:
             return _encoder(timeline, waits)
-        case Cause.REMOTE_KV_PENDING:
-            return _loads(timeline)
+        case Cause.REMOTE_KV_PENDING if times := _load_times(timeline):
+            return say(
+                "{loads:n KV load} began and took {median_us:us} (median)[; {pending:n} never arrived]"
+                "[{is_slow:?}; this engine computes as many tokens ({tokens:n}) in about {compute_us:us}].",
+                times,
+            )
         case Cause.CONNECTOR_UNDECIDED:
             return _undecided(timeline)
         case _:
@@ -212,16 +216,6 @@ def _load_times(timeline: Timeline) -> LoadTimes | None:
     )
 
 
-def _loads(timeline: Timeline) -> Message:
-    if (times := _load_times(timeline)) is None:
-        return NOTHING
-    return say(
-        "{loads:n KV load} began and took {median_us:us} (median)[; {pending:n} never arrived]"
-        "[{is_slow:?}; this engine computes as many tokens ({tokens:n}) in about {compute_us:us}].",
-        times,
-    )
-
-
 @made_once
 def _waits_for_loads(timeline: Timeline) -> float | None:
     """Return the share of the waits for the connector's answer in which it loaded KV for another request.
@@ -285,21 +279,35 @@ class LimitWait(Waited, kw_only=True):
 def _find(timeline: Timeline) -> Findings:
     causes = timeline.charges["charge"].unique().sort().to_list()
     for cause in [cause for cause in causes if cause not in NAMED and cause not in HAVE_A_RULE]:
-        yield from _cause_findings(timeline, cause)
+        if (waits := charged(timeline, cause)) is not None:
+            yield _finding(timeline, cause, waits)
 
 
-def _cause_findings(timeline: Timeline, cause: str) -> Findings:
-    waits = charged(timeline, cause)
-    if waits is None:
-        return
+def _finding(timeline: Timeline, cause: str, waits: Charged) -> Finding:
     title = CAUSES[cause].entry.title if cause in CAUSES else ""
     refusals = timeline.exits.filter((pl.col("cause") == cause) & pl.col("refusal"))
     detail = refusals["detail"].drop_nulls().mode().sort().to_list()[:1] or [None]
     stalls = (waits.rows["state"] == "stalled").all()
     why = reason(timeline.header, loop="running" if stalls else "waiting", cause=cause, detail=detail[0])
-    if turns := _batches_take_turns(timeline, cause, detail[0]):
-        title, why = "Batches take turns", _turns(timeline)
-    yield wait_finding(
+    advice = _advice(timeline, cause, detail[0]) if refusals.height else []
+    if _batches_take_turns(timeline, cause, detail[0]):
+        scheduler = timeline.header.scheduler_class
+        title = "Batches take turns"
+        why = say(
+            "their outputs were in flight: unlike vLLM's AsyncScheduler, {scheduler:code} schedules no "
+            "request then, so each gets a token in one of {depth:n step}",
+            scheduler=scheduler,
+            depth=timeline.header.batches_in_flight,
+        )
+        advice = [
+            advise(
+                "Derive {scheduler:code} from vLLM's AsyncScheduler; until then, {option} leaves one batch "
+                "with all requests",
+                scheduler=scheduler,
+                option="--no-async-scheduling",
+            )
+        ]
+    return wait_finding(
         timeline,
         waits,
         title=title or "Waiting for {cause:cause}",
@@ -311,11 +319,7 @@ def _cause_findings(timeline: Timeline, cause: str) -> Findings:
         message="{refused_steps:n} of {steps:n step} refused or passed over a request for it; "
         "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
         values={"cause": cause, "why": why},
-        advice=[_no_turns(timeline)]
-        if turns
-        else _advice(timeline, cause, detail[0])
-        if refusals.height
-        else [],
+        advice=advice,
         evidence=LimitWait(
             **wait_figures(waits),
             refused_steps=refusals["step"].n_unique(),
@@ -335,26 +339,6 @@ def _batches_take_turns(timeline: Timeline, cause: str, detail: str | None) -> b
     return cause == Cause.NO_NEW_TOKENS and detail is None and in_flight and header.async_scheduling is True
 
 
-def _turns(timeline: Timeline) -> Message:
-    """Describe why the batches take turns."""
-    return say(
-        "their outputs were in flight: unlike vLLM's AsyncScheduler, {scheduler:code} schedules no request "
-        "then, so each gets a token in one of {depth:n step}",
-        scheduler=timeline.header.scheduler_class,
-        depth=timeline.header.batches_in_flight,
-    )
-
-
-def _no_turns(timeline: Timeline) -> Advice:
-    """Return advice against batches that take turns."""
-    return advise(
-        "Derive {scheduler:code} from vLLM's AsyncScheduler; until then, {option} leaves one batch with all "
-        "requests",
-        scheduler=timeline.header.scheduler_class,
-        option="--no-async-scheduling",
-    )
-
-
 def _guard(refusals: pl.DataFrame) -> Message:
     """Return the scheduler's condition that refused most of the requests."""
     guarded = refusals.filter(pl.col("guard").is_not_null() & pl.col("location").is_not_null())
@@ -370,15 +354,6 @@ def _guard(refusals: pl.DataFrame) -> Message:
         "Most often {guard:code} held at {location:code}[, with {values:code}].",
         **{name: often[name] for name in ("guard", "location", "values")},
     )
-
-
-def _slow_tier(timeline: Timeline) -> LoadTimes | None:
-    """Return the times of loads that this engine could easily replace with computing; otherwise None.
-
-    An engine whose prompts another engine computes has no choice.
-    """
-    times = _load_times(timeline)
-    return times if times is not None and times.is_slow and kv_tier(timeline) is not None else None
 
 
 def _load_advice(timeline: Timeline, cause: str) -> Advice | None:
@@ -398,7 +373,9 @@ def _load_advice(timeline: Timeline, cause: str) -> Advice | None:
             "requests wait for each other's loads.",
             connector=connector,
         )
-    if (times := _slow_tier(timeline)) is None:
+    # An engine whose prompts another engine computes has no choice but to load.
+    times = _load_times(timeline)
+    if times is None or not times.is_slow or kv_tier(timeline) is None:
         return None
     return advise(
         "Load only what loads faster than it is computed ({load_us:us} a token against {token_us:us}): from "

@@ -3,8 +3,6 @@
 The trace has the recomputed tokens of each step; ``record/assemble.py`` counts them.
 """
 
-from typing import Any
-
 import msgspec
 import polars as pl
 
@@ -139,22 +137,17 @@ def _storm(timeline: Timeline, repeated: pl.DataFrame, recomputed: int) -> Storm
     if not often and (lost.height < FEWEST_PREEMPTIONS or part < MUCH_FRAC):
         return None
     first = timeline.steps.filter(pl.col("step").is_in(pl.lit(lost["step"]).implode())).row(0, named=True)
+    total, free = first["kv_blocks_total"], first["kv_blocks_free_before"]
+    # One block is vLLM's null block, which nobody uses.
+    is_counted = free is not None and total is not None and total > 1
     return Storm(
         cycles=lost.filter("cycle").height,
         cycle_steps=steps_per_block(timeline),
         prefill_again_frac=part,
         first_step=first["step"],
         first_running=first["num_running_before"],
-        first_used_frac=_used_frac(first),
+        first_used_frac=1 - free / (total - 1) if is_counted else None,
     )
-
-
-def _used_frac(step: dict[str, Any]) -> float | None:
-    """Return the share of the KV blocks in use before a step, without vLLM's null block."""
-    total, free = step["kv_blocks_total"], step["kv_blocks_free_before"]
-    if free is None or total is None or total < 2:  # noqa: PLR2004  # no block but the null block
-        return None
-    return float(1 - free / (total - 1))
 
 
 RULE = Rule(

@@ -6,6 +6,7 @@ from schedtrace.diagnose.kv_cache import cache_use, kv_tier, resumptions, shared
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import (
+    PRESENT,
     advise,
     listed,
     prefill_cost,
@@ -390,9 +391,7 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
     model = timeline.step_time
     if model is None or not model.per_prefill_token_us:
         return None
-    running = pl.max_horizontal("num_running_after", "total_requests")
-    present = running + pl.col("num_waiting_after").fill_null(0)
-    sizes = shown.join(timeline.steps.select("step", present=present), on="step")["present"]
+    sizes = shown.join(timeline.steps.select("step", present=PRESENT), on="step")["present"]
     together = int(sizes.sum()) / max(1, sizes.len())
     return share_of_requests(timeline, tokens * model.per_prefill_token_us * together)
 

@@ -21,7 +21,6 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import RankLoads, RecordedRanks
 from schedtrace.timeline.spans import LENGTH_US
-from schedtrace.timeline.timeline import Timeline
 
 LEAST_REQUESTS = 2.0
 """Minimum number of requests by which the largest load must exceed the mean."""
@@ -155,6 +154,9 @@ def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
     steps = timeline.steps
     if evidence.avoidable_ms:
         steps = steps.filter(pl.col("num_waiting_after") > 0)
+    waits = timeline.request_states.filter(pl.col("state").is_in(["waiting", "preempted"])).drop_nulls(
+        "begin_step"
+    )
     return finding_of(
         evidence,
         steps,
@@ -169,13 +171,21 @@ def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
         example="{request_id:id} was refused from step {step:n} on and waited {waited_us:us}."
         if evidence.avoidable_ms
         else None,
-        cases=_longest_waits(timeline),
+        cases=waits.group_by("request_id")
+        .agg(pl.col("trial").first(), step=pl.col("begin_step").min(), waited_us=LENGTH_US.sum())
+        .sort("waited_us", "request_id", descending=[True, False]),
     )
 
 
 def _dummies_finding(ranks: RecordedRanks, dummies: DummyBatches) -> Finding:
     """Return the finding about dummy batches of ranks that are otherwise evenly loaded."""
-    rank, gaps = dummies.most.rank, _dummy_gaps(ranks)
+    rank = dummies.most.rank
+    gaps = (  # steps after dummy batches of their rank
+        ranks.turns[["rank", "wave", "step_counter", "trial", "step"]]
+        .sort("rank", "wave", "step_counter")
+        .with_columns(batches=pl.col("step_counter").diff().over("rank", "wave", "trial") - 1)
+        .filter(pl.col("batches") > 0)
+    )
     fields: Fields = {
         "engine_rank": rank,
         "steps": step_numbers(gaps.filter(pl.col("rank") == rank)),
@@ -512,18 +522,6 @@ def _why(figures: list[RankFigures], rank: int) -> str:
     return "unknown"
 
 
-def _longest_waits(timeline: Timeline) -> pl.DataFrame:
-    """Return the waits of each request on a rank, the longest first, with the first step that refused it."""
-    waits = timeline.request_states.filter(pl.col("state").is_in(["waiting", "preempted"])).drop_nulls(
-        "begin_step"
-    )
-    return (
-        waits.group_by("request_id")
-        .agg(pl.col("trial").first(), step=pl.col("begin_step").min(), waited_us=LENGTH_US.sum())
-        .sort("waited_us", "request_id", descending=[True, False])
-    )
-
-
 def _dummies(ranks: RecordedRanks) -> DummyBatches | None:
     """Return the dummy batches of ranks in lock-step; None if there are few, or ranks are independent."""
     if not ranks.lockstep or ranks.passes.is_empty():
@@ -546,17 +544,6 @@ def _dummies(ranks: RecordedRanks) -> DummyBatches | None:
         steps_frac=batches / (batches + ranks.turns.height),
         time_frac=frac,
         ranks=each,
-    )
-
-
-def _dummy_gaps(ranks: RecordedRanks) -> pl.DataFrame:
-    """Return the steps after dummy batches of their rank, with the number of these ``batches``."""
-    between = pl.col("step_counter").diff().over("rank", "wave", "trial") - 1
-    return (
-        ranks.turns[["rank", "wave", "step_counter", "trial", "step"]]
-        .sort("rank", "wave", "step_counter")
-        .with_columns(batches=between)
-        .filter(pl.col("batches") > 0)
     )
 
 

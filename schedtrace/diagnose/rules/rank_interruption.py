@@ -136,16 +136,6 @@ def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFram
     )
 
 
-def _may_move_beside_steps(settings: Mapping[str, Any]) -> bool:
-    """Return whether vLLM moves experts between steps although it could move them while steps run."""
-    return (
-        settings.get("eplb_config.use_async") is False
-        and settings.get("eplb_config.policy") == "default"
-        and settings.get("eplb_config.communicator") not in ("torch_nccl", "pynccl")
-        and not settings.get("parallel_config.enable_elastic_ep")
-    )
-
-
 def _advice_for_passes(evidence: SlowPasses, settings: Mapping[str, Any]) -> list[Advice]:
     """Return the advice about the rearrangement of experts if that is the cause, or what to examine."""
     if evidence.kind == events.FIRST:
@@ -162,7 +152,12 @@ def _advice_for_passes(evidence: SlowPasses, settings: Mapping[str, Any]) -> lis
             costs="Experts are balanced later.",
         )
     ]
-    if _may_move_beside_steps(settings):
+    if (  # vLLM could move experts while steps run
+        settings.get("eplb_config.use_async") is False
+        and settings.get("eplb_config.policy") == "default"
+        and settings.get("eplb_config.communicator") not in ("torch_nccl", "pynccl")
+        and not settings.get("parallel_config.enable_elastic_ep")
+    ):
         advice.insert(
             0,
             advise(

@@ -50,6 +50,10 @@ def _find(timeline: Timeline) -> Findings:
     if timeline.header.async_scheduling is False:
         gain = host_gain(timeline, *hidden_us(gaps))
     updated = not gaps["before_update_us"].is_null().all()
+    running = timeline.request_states.filter(pl.col("state").is_in(["prefill", "decode", "recompute"]))
+    felt_us = int(with_engine_time(running, timeline.engine_states)["host_us"].sum()) - int(
+        overlap_us(running, timeline.host_spans).sum()
+    )
     yield step_finding(
         timeline,
         gaps,
@@ -57,7 +61,7 @@ def _find(timeline: Timeline) -> Findings:
         title="Host work between steps",
         verdict="The device waits for the host: {share:%} of the busy time ({gap_ms:ms}) passed between "
         "steps while requests were running.",
-        share_frac=_share_of_requests(timeline),
+        share_frac=share_of_requests(timeline, felt_us),
         gain=gain,
         severity=severity(frac, WARNING_FRAC, CRITICAL_FRAC),
         message="The device waited {gap_ms:ms} for the host before {steps:n step}: schedule() took "
@@ -90,15 +94,6 @@ def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
     )
     least_us, most_us = gaps.select(hidden).row(0)
     return int(least_us), int(most_us)
-
-
-def _share_of_requests(timeline: Timeline) -> float | None:
-    """Return the share of the requests' time that passed between steps while they ran."""
-    running = timeline.request_states.filter(pl.col("state").is_in(["prefill", "decode", "recompute"]))
-    host_us = int(with_engine_time(running, timeline.engine_states)["host_us"].sum()) - int(
-        overlap_us(running, timeline.host_spans).sum()
-    )
-    return share_of_requests(timeline, host_us)
 
 
 def _advice(timeline: Timeline) -> list[Advice]:
@@ -142,22 +137,11 @@ def host_gaps(timeline: Timeline) -> pl.DataFrame:
         )
         .filter((pl.col("gap_us") > 0) & (pl.col("num_running_before") > 0) & (pl.col("total_requests") > 0))
     )
-    return _without_events(timeline, gaps)
-
-
-def _without_events(timeline: Timeline, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Return the gaps without the time of interruptions, which are not part of every step."""
-    spans = timeline.host_spans
+    spans = timeline.host_spans  # interruptions, which are not part of every step
     if spans.is_empty():
         return gaps
-    parts = [
-        gaps.select(begin_us=begin, end_us=end)
-        for begin, end in (
-            ("gap_begin_us", "gap_end_us"),
-            (pl.col("start_us"), pl.col("start_us") + pl.col("schedule_us")),
-        )
-    ]
-    lost, in_schedule = (overlap_us(part, spans) for part in parts)
+    lost = overlap_us(gaps.select(begin_us="gap_begin_us", end_us="gap_end_us"), spans)
+    in_schedule = overlap_us(gaps.select(begin_us="start_us", end_us=done), spans)
     return gaps.with_columns(
         gap_us=pl.col("gap_us") - lost, in_schedule_us=(pl.col("in_schedule_us") - in_schedule).clip(0)
     ).filter(pl.col("gap_us") > 0)

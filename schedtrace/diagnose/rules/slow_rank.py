@@ -152,10 +152,14 @@ def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
     equally good.
     """
     numbers = [rank.rank_number for rank in ranks.each]
+    most = (  # the largest prefill of a rank, with that rank's requests
+        ranks.turns.sort("prefill_tokens", "requests", maintain_order=True)
+        .group_by(*PASS)
+        .agg(most=pl.col("prefill_tokens").last(), own_requests=pl.col("requests").last())
+    )
+    of_pass = most.join(ranks.passes.select(*PASS, "length_us", "largest", "requests"), on=PASS).sort(PASS)
     tokens = (
-        ranks.turns.pivot("rank", index=[*PASS], values="prefill_tokens")
-        .fill_null(0)
-        .join(_most_prefilling(ranks), on=PASS)
+        ranks.turns.pivot("rank", index=[*PASS], values="prefill_tokens").fill_null(0).join(of_pass, on=PASS)
     )
     numbers = [number for number in numbers if str(number) in tokens.columns]
     base = tokens.filter(pl.col("most") == 0).select(pl.col("length_us").median()).item()
@@ -189,16 +193,6 @@ def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
         compared=len(numbers),
     )
     return evidence, min(1.0, lost_us / ranks.total_requests_us)
-
-
-def _most_prefilling(ranks: RecordedRanks) -> pl.DataFrame:
-    """Return each pass with ``most`` (the largest prefill of a rank), ``own_requests``, and its length."""
-    most = (
-        ranks.turns.sort("prefill_tokens", "requests", maintain_order=True)
-        .group_by(*PASS)
-        .agg(most=pl.col("prefill_tokens").last(), own_requests=pl.col("requests").last())
-    )
-    return most.join(ranks.passes.select(*PASS, "length_us", "largest", "requests"), on=PASS).sort(PASS)
 
 
 def _as_long(tokens: pl.DataFrame, name: str) -> pl.DataFrame:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import advise, largest, share_of_requests, step_finding
+from schedtrace.diagnose.rules.common import PRESENT, advise, largest, share_of_requests, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
@@ -471,9 +471,7 @@ def _draft_steps(timeline: Timeline) -> pl.DataFrame:
 
 def _share(timeline: Timeline, steps: pl.DataFrame, slower: float) -> float:
     """Return the share of the requests' time, including waits, saved by the same tokens without drafts."""
-    running = pl.max_horizontal("num_running_after", "total_requests")
-    present = running + pl.col("num_waiting_after").fill_null(0)
-    felt_us = int(steps.select((pl.col("busy_us") * present).sum()).item())
+    felt_us = int(steps.select((pl.col("busy_us") * PRESENT).sum()).item())
     return share_of_requests(timeline, felt_us * (1 - slower)) or 0.0
 
 
