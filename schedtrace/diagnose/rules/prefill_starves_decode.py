@@ -21,7 +21,7 @@ from schedtrace.diagnose.rules.common import (
 from schedtrace.diagnose.rules.token_budget_bound import smaller_budget, smaller_chunks
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice, Evidence
+from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median
@@ -59,6 +59,8 @@ ELSEWHERE = (
 )
 SHARED_FRAC = 0.95
 """Least share of the steps with prefill that take at least half of a cost of any prefill."""
+DECODES = pl.col("decode_tokens") - pl.col("draft_tokens")
+"""Number of decodes in a step: drafts belong to the decode that they follow."""
 WHOLE_LOG = 0.5
 """Minimum number of doublings between small and large prefills that separates a fixed cost from the cost of a
 token."""
@@ -99,29 +101,38 @@ class StretchedDecodes(Evidence, kw_only=True):
 
 def _find(timeline: Timeline) -> Findings:
     decoding = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("busy_us") > 0))
-    all_us = _waited_us(decoding)
+    mixed = _mixed(timeline)
+    all_us, mixed_us = (
+        int(steps.select((pl.col("busy_us") * DECODES).sum()).item() or 0) for steps in (decoding, mixed)
+    )
     # No step is stretched by more than its time: below the threshold, the slow model need not be asked.
-    if not all_us or _waited_us(decoding.filter(pl.col("prefill_tokens") > 0)) / all_us < FOUND_FROM_FRAC:
+    if not all_us or mixed_us / all_us < FOUND_FROM_FRAC:
         return
-    mixed = stretched_steps(timeline)
-    stretch_us = float((mixed["stretch_us"] * _decodes(mixed)).sum() or 0)
+    fixed_us, per_token_us = prefill_time(timeline)
+    added_us = fixed_us + pl.col("prefill_tokens") * per_token_us
+    mixed = mixed.with_columns(stretch_us=pl.min_horizontal(added_us, "busy_us"))
+    stretch_us = float(mixed.select((pl.col("stretch_us") * DECODES).sum()).item() or 0)
     if stretch_us / all_us < FOUND_FROM_FRAC:
         return
-    failed = _failed_loads(timeline, mixed)
+    prefills = timeline.prefills.join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
+    failed, loads = prefills.clear(), 0
+    if "kv_loads" in timeline.lists:
+        events = timeline.lists["kv_loads"].select("request_id", failed=pl.col("event") == "failed").collect()
+        loaded = events.group_by("request_id").agg(pl.col("failed").any())
+        failed, loads = prefills.join(loaded.filter("failed"), on="request_id", how="semi"), loaded.height
     evidence = StretchedDecodes(
         stretch_frac=stretch_us / all_us,
         mean_stretch_us=float(mixed["stretch_us"].sum()) / mixed.height,
-        fixed_us=prefill_time(timeline).fixed_us,
-        failed_loads=failed.height,
-        kv_loads=0 if "kv_loads" not in timeline.lists else _loaded(timeline).height,
-        failed_tokens=int(failed["tokens"].sum()),
+        fixed_us=fixed_us,
+        failed_loads=failed["request_id"].n_unique(),
+        kv_loads=loads,
+        failed_tokens=int(failed["scheduled_tokens"].sum()),
         median_prefill_tokens=median(mixed["prefill_tokens"]),
         max_busy_us=int(mixed["busy_us"].max()),  # type: ignore[arg-type]  # an integer column with rows
         median_decode_step_us=decoding.filter(pl.col("prefill_tokens") == 0)["busy_us"].median(),  # type: ignore[arg-type]  # of integers
     )
-    worst = largest(mixed, "stretch_us")
-    model = timeline.step_time
-    severity = "critical" if evidence.stretch_frac >= CRITICAL_FROM_FRAC else "warning"
+    model, smaller = timeline.step_time, smaller_budget(timeline)
+    sizes: Values = {} if smaller is None else {name: getattr(smaller, name) for name in SIZES}
     fields: Fields = {
         "tokens": int(mixed["prefill_tokens"].sum()),
         "message": "{steps:n step}{trials} computed prefill chunks beside decodes, which delayed the "
@@ -130,123 +141,111 @@ def _find(timeline: Timeline) -> Findings:
         "{median_decode_step_us:us} at the median.]",
         "example": "{at} took {busy_us:us} for {prefill_tokens:n prefill token} and "
         "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
-        "cases": worst,
+        "cases": largest(mixed, "stretch_us"),
         "cost_error_frac": None if model is None else model.error_frac,
     }
-    again_frac = _computed_again_frac(timeline, mixed)
+    fields |= _root_cause(timeline, mixed, prefills, failed, evidence)
+    yield step_finding(
+        timeline,
+        mixed,
+        evidence,
+        values={"most": largest(mixed, "busy_us")["prefill_tokens"][0], **sizes},
+        **fields,
+    )
+
+
+def _root_cause(
+    timeline: Timeline,
+    mixed: pl.DataFrame,
+    prefills: pl.DataFrame,
+    failed: pl.DataFrame,
+    evidence: StretchedDecodes,
+) -> Fields:
+    """Return the fields of a root cause if the trace shows what helps, or else the severity of a symptom.
+
+    Args:
+        timeline: The engine's trace.
+        mixed: Stretched steps.
+        prefills: Chunks of prompts in these steps.
+        failed: Chunks of prompts whose KV loads failed.
+        evidence: Evidence about these steps.
+    """
+    prefill_tokens = int(mixed["prefill_tokens"].sum())
+    stretch_us = float(mixed.select((pl.col("stretch_us") * DECODES).sum()).item() or 0)
+    is_critical = evidence.stretch_frac >= CRITICAL_FROM_FRAC
+    symptom: Fields = {"severity": "critical" if is_critical else "warning"}
     smaller, usual_us = smaller_budget(timeline), evidence.median_decode_step_us
-    if evidence.failed_tokens >= MOST_FRAC * fields["tokens"]:
-        fields |= {
+    if evidence.failed_tokens >= MOST_FRAC * prefill_tokens:
+        return {
             "title": "KV loads failed, and their prompts are computed here",
             "verdict": "{failed_loads:n} of {kv_loads:n KV load} failed, and {failed_tokens:n prompt token} "
             "were computed here instead: steps with prefill took up to {max_busy_us:us}, where a step with "
             "decodes only takes {median_decode_step_us:us}; that is {stretch_frac:%} of the time between "
             "tokens.",
-            "holder": _holder(_prefills(timeline, mixed).join(failed, on="request_id", how="semi")),
+            "holder": _holder(failed),
             "share_frac": share_of_requests(timeline, stretch_us),
             "advice": [advise(FAILED_LOADS, costs="With that policy, these requests fail.")],
         }
-    elif (  # the fixed part of a prefill's time is most of it, and at least doubles a step
-        evidence.stretch_frac >= CRITICAL_FROM_FRAC
-        and usual_us is not None
-        and evidence.fixed_us >= max(usual_us, MOST_FRAC * evidence.mean_stretch_us)
-    ):
-        fields |= {
+    # The fixed part of a prefill's time is most of it, and at least doubles a step.
+    least_us = max(usual_us or 0.0, MOST_FRAC * evidence.mean_stretch_us)
+    if is_critical and usual_us is not None and evidence.fixed_us >= least_us:
+        return {
             "title": "Any prefill in a step costs a fixed time",
             "verdict": "A prefill adds {fixed_us:us} to a step, however few its tokens "
             "({median_prefill_tokens:n token} at the median): {steps:n step} with one took "
             "{stretch_frac:%} of the time between tokens.",
             "share_frac": share_of_requests(timeline, stretch_us),
-            "advice": [advise(FEWER_STEPS, step=first_step(worst))],
+            "advice": [advise(FEWER_STEPS, step=first_step(largest(mixed, "stretch_us")))],
         }
-    elif smaller is not None and smaller.saved_frac >= WORTH_FRAC:
-        fields |= {
+    if smaller is not None and smaller.saved_frac >= WORTH_FRAC:
+        return {
             "title": "Prefill chunks are too large for the decodes beside them",
             "verdict": "Steps with prefill delay the decodes in them: steps of about {size:n token} took "
             "{step_us:us}, larger ones {larger_us:us} on average; smaller chunks would save at least "
             "{share:%} of the requests' time.",
-            "holder": _holder(_prefills(timeline, mixed)),
+            "holder": _holder(prefills),
             "share_frac": smaller.saved_frac,
             "cause": Cause.TOKEN_BUDGET,
             "advice": [smaller.advice(timeline)],
         }
-    elif (  # users notice such a step as a pause, and not only as a slightly slower stream
-        usual_us is not None
-        and evidence.mean_stretch_us >= min(PAUSE_TIMES * usual_us, max(PAUSE_US, usual_us))
-        and not _came_too_late(timeline, mixed)
-        and again_frac < AGAIN_FRAC
-    ):
-        fields |= {
-            "title": "Large prefill chunks interrupt the decodes",
-            "verdict": "Prefill chunks interrupt the decodes: {steps:n step} with up to "
-            "{most:n prefill token} took up to {max_busy_us:us}, where a step with decodes only takes "
-            "{median_decode_step_us:us}; that is {stretch_frac:%} of the time between tokens.",
-            "holder": _holder(_prefills(timeline, mixed)),
-            "share_frac": share_of_requests(timeline, stretch_us * (1 - again_frac)),
-            "advice": [_chunks_advice(timeline, mixed)],
-        }
-    else:
-        fields["severity"] = severity
-    most = largest(mixed, "busy_us")["prefill_tokens"][0]
-    sizes: Values = {} if smaller is None else {name: getattr(smaller, name) for name in SIZES}
-    yield step_finding(timeline, mixed, evidence, values={"most": most, **sizes}, **fields)
+    # Users notice such a step as a pause, and not only as a slightly slower stream.
+    if usual_us is None or evidence.mean_stretch_us < min(PAUSE_TIMES * usual_us, max(PAUSE_US, usual_us)):
+        return symptom
+    return _interrupted(timeline, mixed, prefills, stretch_us) or symptom
 
 
-def _chunks_advice(timeline: Timeline, mixed: pl.DataFrame) -> Advice:
-    """Return the advice on the size of chunks, unless all recorded chunks have one size."""
-    if _sizes_vary(mixed["prefill_tokens"].to_numpy()):
-        return smaller_chunks(timeline, mixed)
-    return advise(
-        ELSEWHERE,
-        connector="--kv-transfer-config",
-        option="--long-prefill-token-threshold",
-        half=round(median(mixed["prefill_tokens"]) / 2),
-    )
-
-
-def _sizes_vary(tokens: np.ndarray) -> bool:
-    """Return whether prefills vary enough in size to separate a fixed cost from the cost of a token."""
-    small, large = np.quantile(tokens, [0.1, 0.9])
-    return bool(np.log2(large / small) >= WHOLE_LOG)
-
-
-def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
-    """Return whether most prefill is for requests sent together with the decoding ones but arriving late."""
-    if not timeline.closed_workload:
-        return False
-    late = late_requests(timeline)[["request_id"]]
-    of_late = _prefills(timeline, mixed).join(late, on="request_id", how="semi")["scheduled_tokens"].sum()
-    return int(of_late) >= MOST_FRAC * int(mixed["prefill_tokens"].sum())
-
-
-def _computed_again_frac(timeline: Timeline, mixed: pl.DataFrame) -> float:
-    """Return the share of the prefill that earlier prompts had computed and the cache has lost.
-
-    The time of these tokens is an effect, and ``prefix-cache`` states it.
-    """
-    each = _prefills(timeline, mixed)
-    missed = cache_use(timeline).join(each, on="request_id", how="semi")["missed_tokens"].sum() or 0
-    prefill = int(mixed["prefill_tokens"].sum())
-    return min(1.0, int(missed) / prefill) if prefill else 0.0
-
-
-def _loaded(timeline: Timeline) -> pl.DataFrame:
-    """Return the requests with a KV load, and whether it ``failed``."""
-    loads = timeline.lists["kv_loads"].select("request_id", failed=pl.col("event") == "failed").collect()
-    return loads.group_by("request_id").agg(pl.col("failed").any())
-
-
-def _failed_loads(timeline: Timeline, mixed: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests with a failed KV load, and the ``tokens`` of their prompts in these steps."""
-    each = _prefills(timeline, mixed).group_by("request_id").agg(tokens=pl.col("scheduled_tokens").sum())
-    if "kv_loads" not in timeline.lists:
-        return each.clear()
-    return each.join(_loaded(timeline).filter("failed"), on="request_id", how="semi")
-
-
-def _prefills(timeline: Timeline, mixed: pl.DataFrame) -> pl.DataFrame:
-    """Return the prompts' chunks in these steps."""
-    return timeline.prefills.join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
+def _interrupted(
+    timeline: Timeline, mixed: pl.DataFrame, prefills: pl.DataFrame, stretch_us: float
+) -> Fields | None:
+    """Return the fields of decodes that large chunks interrupt; None if something else is the cause."""
+    prefill_tokens = int(mixed["prefill_tokens"].sum())
+    if timeline.closed_workload:  # most prefill may be for requests sent with the decoding ones, but late
+        late = late_requests(timeline)[["request_id"]]
+        of_late = prefills.join(late, on="request_id", how="semi")["scheduled_tokens"].sum()
+        if int(of_late) >= MOST_FRAC * prefill_tokens:
+            return None
+    # The time of tokens that the cache has lost is an effect, and ``prefix-cache`` states it.
+    again = cache_use(timeline).join(prefills, on="request_id", how="semi")["missed_tokens"].sum() or 0
+    again_frac = min(1.0, int(again) / prefill_tokens)
+    if again_frac >= AGAIN_FRAC:
+        return None
+    advice = smaller_chunks(timeline, mixed)
+    if not _sizes_vary(mixed["prefill_tokens"].to_numpy()):
+        advice = advise(
+            ELSEWHERE,
+            connector="--kv-transfer-config",
+            option="--long-prefill-token-threshold",
+            half=round(median(mixed["prefill_tokens"]) / 2),
+        )
+    return {
+        "title": "Large prefill chunks interrupt the decodes",
+        "verdict": "Prefill chunks interrupt the decodes: {steps:n step} with up to "
+        "{most:n prefill token} took up to {max_busy_us:us}, where a step with decodes only takes "
+        "{median_decode_step_us:us}; that is {stretch_frac:%} of the time between tokens.",
+        "holder": _holder(prefills),
+        "share_frac": share_of_requests(timeline, stretch_us * (1 - again_frac)),
+        "advice": [advice],
+    }
 
 
 def _holder(prefills: pl.DataFrame) -> Message:
@@ -265,21 +264,10 @@ def _holder(prefills: pl.DataFrame) -> Message:
     )
 
 
-def _waited_us(steps: pl.DataFrame) -> int:
-    """Return the busy time of these steps, counted once per decode."""
-    return int((steps["busy_us"] * _decodes(steps)).sum() or 0)
-
-
-def _decodes(steps: pl.DataFrame) -> pl.Series:
-    """Return the number of decodes in each step: drafts belong to the decode that they follow."""
-    return steps["decode_tokens"] - steps["draft_tokens"]
-
-
-def stretched_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return the steps with both kinds of work, and ``stretch_us``, the time that prefill added to each."""
-    fixed_us, per_token_us = prefill_time(timeline)
-    added_us = fixed_us + pl.col("prefill_tokens") * per_token_us
-    return _mixed(timeline).with_columns(stretch_us=pl.min_horizontal(added_us, "busy_us"))
+def _sizes_vary(tokens: np.ndarray) -> bool:
+    """Return whether prefills vary enough in size to separate a fixed cost from the cost of a token."""
+    small, large = np.quantile(tokens, [0.1, 0.9])
+    return bool(np.log2(large / small) >= WHOLE_LOG)
 
 
 def _mixed(timeline: Timeline) -> pl.DataFrame:
