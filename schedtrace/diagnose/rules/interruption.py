@@ -256,14 +256,15 @@ def _find(timeline: Timeline) -> Findings:
         return
     for rows in timeline.events.partition_by("kind", maintain_order=True):
         kind = rows["kind"][0]
-        if not _explained(timeline, kind, rows):
-            finding = _finding(timeline, kind, rows)
-            if finding.leads or (finding.share_frac or 0) >= LEAST_FRAC:
-                yield finding
+        if _is_explained(timeline, kind, rows):
+            continue
+        finding = _finding(timeline, kind, rows)
+        if finding.leads or (finding.share_frac or 0) >= LEAST_FRAC:
+            yield finding
     yield from _cache_resets(timeline)
 
 
-def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
+def _is_explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
     """Return whether ``slow-steps`` reports most of these steps, because they share a feature."""
     if kind not in (events.PERIODIC, events.SCATTERED, events.EPISODE, events.NO_CALL):
         return False
@@ -289,9 +290,6 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
     )
     period_us = rows["period_us"].mean()
     starving = kind == events.STARVED
-    in_window = timeline.starved.with_columns(
-        pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
-    )
     shown = rows.unique("step", keep="first", maintain_order=True) if starving else rows
     mark = _shared_mark(timeline, kind, rows)
     evidence = Interruptions(
@@ -314,8 +312,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         open=bool(rows["open"].any()),
         scheduler=timeline.header.scheduler_class.rpartition(".")[2],
         stacks=_stacks(timeline, rows),
-        short_ms=total_us(in_window) / 1e3 if starving else None,
-        **(_most_starved(timeline) if starving else {}),
+        **(_starving(timeline) if starving else {"short_ms": None}),
     )
     words = KINDS.get(kind, SLOW)
     clause = mark_clause(mark.term) if mark else NOTHING
@@ -334,7 +331,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         holder=_place(evidence.stacks),
         cause=kind,
         message=_message(evidence, cases),
-        advice=_remedies(timeline, evidence, mark) or [advise(words.advice or _advice(evidence), evidence)],
+        advice=_advice(timeline, evidence, mark),
         example=None if starving else "{length_us:us}, {begin_us:us} into the recording ({at}).",
         cases=cases,
         cost_ms=evidence.time_ms,
@@ -349,12 +346,6 @@ def _shared_mark(timeline: Timeline, kind: str, rows: pl.DataFrame) -> "SharedMa
     from schedtrace.diagnose.excess_features import shared_mark  # noqa: PLC0415  # it loads NumPy
 
     return shared_mark(timeline, rows["step"].unique())
-
-
-def _remedies(timeline: Timeline, evidence: Interruptions, mark: "SharedMark | None") -> list[Advice]:
-    """Return the advice for the feature that slow steps share; empty if there is none."""
-    part = STEP_PARTS.get(evidence.part, evidence.part)
-    return remedies(timeline, part, [mark.term]) if mark else []
 
 
 def _cache_resets(timeline: Timeline) -> Findings:
@@ -450,11 +441,14 @@ def _place(stacks: list[str]) -> Message:
     )
 
 
-def _most_starved(timeline: Timeline) -> dict[str, Any]:
-    """Return the evidence's fields about the thread that lost the most time."""
+def _starving(timeline: Timeline) -> dict[str, Any]:
+    """Return the evidence's fields about the lack of processors, and the thread that lost the most time."""
+    in_window = timeline.starved.with_columns(
+        pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
+    )
     most = starved_threads(timeline.tables.thread_times, timeline.starved).row(0, named=True)
     fracs = {name: most[f"{name[:-5]}_us"] / most["us"] for name in ("ran_frac", "waited_frac")}
-    return {"role": most["role"], "pid": most["pid"], **fracs}
+    return {"short_ms": total_us(in_window) / 1e3, "role": most["role"], "pid": most["pid"], **fracs}
 
 
 def _message(evidence: Interruptions, cases: pl.DataFrame) -> Message:
@@ -484,18 +478,24 @@ def _message(evidence: Interruptions, cases: pl.DataFrame) -> Message:
     )
 
 
-def _advice(evidence: Interruptions) -> str:
-    """Advise what to examine, because no setting of the scheduler helps."""
-    if evidence.kind == events.STALLED:
-        return "Look at the stacks (--details), and at the processes that the engine waits for."
-    if evidence.part != "device":
-        return (
+def _advice(timeline: Timeline, evidence: Interruptions, mark: "SharedMark | None") -> list[Advice]:
+    """Return the advice for the feature that slow steps share or for the kind, or what to examine."""
+    part = STEP_PARTS.get(evidence.part, evidence.part)
+    if mark and (shared := remedies(timeline, part, [mark.term])):
+        return shared
+    words = KINDS.get(evidence.kind, SLOW).advice
+    if not words and evidence.kind == events.STALLED:
+        words = "Look at the stacks (--details), and at the processes that the engine waits for."
+    elif not words and evidence.part != "device":
+        words = (
             "Sample the stacks of the engine process while it runs (for instance with py-spy): the trace "
             "does not record what it does {where}."
         )
-    if evidence.kind == events.PERIODIC:
-        return "Profile one of these steps on the device; look for what else uses it."
-    return "Profile one of these steps: the trace does not see inside a step."
+    elif not words and evidence.kind == events.PERIODIC:
+        words = "Profile one of these steps on the device; look for what else uses it."
+    elif not words:
+        words = "Profile one of these steps: the trace does not see inside a step."
+    return [advise(words, evidence)]
 
 
 RULE = Rule(

@@ -72,30 +72,23 @@ def _find(ranks: RecordedRanks) -> Findings:
         .sort("prefill_tokens", descending=True, maintain_order=True)
         .unique(PASS, keep="first", maintain_order=True)
     )
-    saved_us = _saved_if_aligned_us(ranks, stalls)
-    evidence = PrefillStall(
-        passes=ranks.passes.height,
-        prefill_passes=stalls.passes.height,
-        stalled_passes=stalling.height,
-        mean_prefilling=float(stalls.passes["prefilling"].mean() or 0),  # type: ignore[arg-type]  # integers
-        stalled_ms=stalled_us / 1e3,
-        stalled_frac=frac,
-        ranks=_ranks(ranks, stalls, blamed),
-        aligned_saved_ms=saved_us / 1e3 if saved_us else None,
-        most_gain_frac=ranks.passes_us / (ranks.passes_us - saved_us) - 1 if saved_us else None,
-    )
+    evidence = _evidence(ranks, stalls, blamed)
     beside = stalls.stalled.group_by(PASS).agg(stalled_ranks=pl.len())
     cases = blamed.join(beside, on=PASS).join(stalls.passes.select(*PASS, "length_us"), on=PASS)
     worst = max(evidence.ranks, key=lambda rank: rank.stalled_others_ms)
     peers = [rank for rank in evidence.ranks if rank.rank != worst.rank]
     held = max(peers, key=lambda rank: rank.stalled_ms)
+    share = None
+    if ranks.total_requests_us:  # each request of a stalled rank waits
+        felt_us = float(stalls.stalled.select((pl.col("excess_us") * pl.col("requests")).sum()).item())
+        share = min(1.0, max(0.0, felt_us / ranks.total_requests_us))
     yield finding_of(
         evidence,
         title="Ranks wait for each other's prefills",
         verdict="Ranks in lock-step wait for each other's prefills: in {stalled_passes:n} of "
         "{passes:n common step} a rank only decoded while another one prefilled, which cost "
         "{stalled_ms:ms}, {stalled_frac:%} of the busy time.",
-        share_frac=_share(ranks, stalls),
+        share_frac=share,
         holder=say(
             "Prefills of rank {worst:n} held the others up for {held_up:ms}; rank {rank:n} waited "
             "longest, {stalled_ms:ms} in {stalled_passes:n step}.",
@@ -125,36 +118,36 @@ def _find(ranks: RecordedRanks) -> Findings:
     )
 
 
-def _ranks(ranks: RecordedRanks, stalls: PrefillStalls, blamed: pl.DataFrame) -> list[RankStall]:
-    waited = stalls.stalled.group_by("rank").agg(passes=pl.len(), us=pl.col("excess_us").sum())
-    caused = blamed.group_by("rank").agg(us=pl.col("excess_us").sum())
-    passes_of, us_of = (dict(waited.select("rank", name).iter_rows()) for name in ("passes", "us"))
-    caused_of = dict(caused.iter_rows())
-    return [
-        RankStall(
-            rank=rank,
-            stalled_passes=passes_of.get(rank, 0),
-            stalled_ms=us_of.get(rank, 0.0) / 1e3,
-            stalled_others_ms=caused_of.get(rank, 0.0) / 1e3,
-        )
-        for rank in (engine.rank_number for engine in ranks.each)
-    ]
-
-
-def _saved_if_aligned_us(ranks: RecordedRanks, stalls: PrefillStalls) -> float:
-    """Return the most that aligned prefills save; 0 if that is little, or a setting already aligns them."""
+def _evidence(ranks: RecordedRanks, stalls: PrefillStalls, blamed: pl.DataFrame) -> PrefillStall:
+    """Return the evidence; ``blamed`` has the turn with the largest prefill of each pass with a stall."""
+    stalled_us = float(stalls.stalling["excess_us"].sum())
+    # The most that aligned prefills save, unless that is little, or a setting already aligns them.
     saved_us, noise_us = stalls.saved_us(), stalls.noise_us * stalls.passes.height**0.5
-    is_alone = (stalls.passes["prefilling"] == 1).any()
     is_small = saved_us < max(FOUND_FROM_FRAC * ranks.passes_us, RESOLVED * noise_us)
-    return 0.0 if _is_aligned(ranks.first_header) or not is_alone or is_small else saved_us
-
-
-def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:
-    """Return the share of the requests' time that stalls cost, as each request of a stalled rank waits."""
-    if not ranks.total_requests_us:
-        return None
-    felt = float(stalls.stalled.select((pl.col("excess_us") * pl.col("requests")).sum()).item())
-    return min(1.0, max(0.0, felt / ranks.total_requests_us))
+    is_alone = (stalls.passes["prefilling"] == 1).any()
+    is_saved = is_alone and not is_small and not _is_aligned(ranks.first_header) and saved_us != 0
+    waited = stalls.stalled.group_by("rank").agg(passes=pl.len(), us=pl.col("excess_us").sum())
+    stalled_passes, waited_us = (dict(waited.select("rank", name).iter_rows()) for name in ("passes", "us"))
+    caused_us = dict(blamed.group_by("rank").agg(pl.col("excess_us").sum()).iter_rows())
+    return PrefillStall(
+        passes=ranks.passes.height,
+        prefill_passes=stalls.passes.height,
+        stalled_passes=stalls.stalling.height,
+        mean_prefilling=float(stalls.passes["prefilling"].mean() or 0),  # type: ignore[arg-type]  # integers
+        stalled_ms=stalled_us / 1e3,
+        stalled_frac=stalled_us / ranks.passes_us,
+        ranks=[
+            RankStall(
+                rank=rank,
+                stalled_passes=stalled_passes.get(rank, 0),
+                stalled_ms=waited_us.get(rank, 0.0) / 1e3,
+                stalled_others_ms=caused_us.get(rank, 0.0) / 1e3,
+            )
+            for rank in (engine.rank_number for engine in ranks.each)
+        ],
+        aligned_saved_ms=saved_us / 1e3 if is_saved else None,
+        most_gain_frac=ranks.passes_us / (ranks.passes_us - saved_us) - 1 if is_saved else None,
+    )
 
 
 def _is_aligned(header: Header) -> bool:

@@ -115,12 +115,6 @@ class PrefixCache(Evidence, kw_only=True):
     """Median time to first token of new requests that found their whole shared beginning."""
 
     @property
-    def makes_tail(self) -> bool:
-        """Whether requests that miss their shared beginning wait far longer for their first token."""
-        missed, reused = self.missed_ttft_ms, self.reused_ttft_ms
-        return missed is not None and reused is not None and missed >= TIMES_MEDIAN * reused
-
-    @property
     def too_many(self) -> bool | None:
         """Whether the cache lacks room for all shared prefixes beside running requests; None if unknown."""
         if self.needed_blocks is None or self.least_free_blocks is None:
@@ -194,7 +188,7 @@ def _find(timeline: Timeline) -> Findings:
         tokens=again,
         message=joined(_sentences(evidence, block_size, missed=missed, nothing=nothing)),
         values={
-            "felt": _felt(share),
+            "felt": share if (share or 0.0) >= LEAST_FRAC else None,
             "short": evidence.without_hit.get("short"),
             "size": block_size,
             "dropped": "all" if dropped == again else dropped and say("{dropped:n}", dropped=dropped),
@@ -228,7 +222,7 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
         tokens=again,
         message="{alike:n prompt} begin as an earlier one does, by at least a full block of {size:n token}.",
         values={
-            "felt": _felt(share),
+            "felt": share if (share or 0.0) >= LEAST_FRAC else None,
             "alike": shared["request_id"].n_unique(),
             "size": timeline.header.block_size or 0,
         },
@@ -241,11 +235,6 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
         ],
         **prefill_cost(timeline, again),
     )
-
-
-def _felt(share: float | None) -> float | None:
-    """Return a share of the requests' time if it is large enough to state; None otherwise."""
-    return share if share is not None and share >= LEAST_FRAC else None
 
 
 def _could_share(evidence: PrefixCache, block_size: int) -> bool:
@@ -280,26 +269,35 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
     missed_ttft, reused_ttft = _first_token_ms(timeline, use)
     total, settings = timeline.header.kv_blocks_total, timeline.header.settings
     drops_last = settings.get("scheduler.use_eagle_block_drop", settings.get("scheduler.use_eagle"))
+    missed_tokens, groups = int(use["missed_tokens"].sum()), timeline.header.cache_groups
+    # Without a sliding window, another group may lack tokens only because a Mamba group lacks a state.
+    only_states = all(group.kind != "SlidingWindow" for group in groups) and any(
+        group.cache_mode == "align" for group in groups
+    )
+    empty_tier = None
+    if use.height >= FEWEST_REQUESTS and "admitted" in timeline.lists:
+        brought = timeline.lists["admitted"].select("external_tokens").collect().to_series()
+        empty_tier = kv_tier(timeline) if not brought.has_nulls() and not brought.sum() else None
     return PrefixCache(
         requests=use.height,
         prompt_tokens=prompt,
         cached_tokens=cached,
         hit_frac=cached / prompt if prompt else None,
         shareable_tokens=int(use["shareable_tokens"].sum()) if counted else None,
-        missed_tokens=int(use["missed_tokens"].sum()) if counted else None,
+        missed_tokens=missed_tokens if counted else None,
         group_lost_tokens=int(group_lost) if group_lost else None,
         dropped_tokens=int(dropped) if counted and drops_last else None,
         shared_blocks=shared,
         shared_end_blocks=end_blocks,
         keeps_windows=keeps_windows(timeline.header),
-        lacks_states=_lacks_states(timeline, use, group_lost),
+        lacks_states=only_states and bool(group_lost) and group_lost >= MOST_FRAC * missed_tokens,
         usable_blocks=None if total is None else total - 1,
         least_free_blocks=free if isinstance(free, int) else None,
         without_hit=dict(misses.iter_rows()),
         salted=int(use["salted"].fill_null(value=False).sum()),
         resets=resets,
         evicted_blocks=evicted,
-        empty_tier=_empty_tier(timeline, use),
+        empty_tier=empty_tier,
         returned=back.height,
         returned_requests=back["request_id"].n_unique(),
         lost_tokens=int(back["lost_tokens"].sum()),
@@ -308,23 +306,6 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         missed_ttft_ms=missed_ttft,
         reused_ttft_ms=reused_ttft,
     )
-
-
-def _empty_tier(timeline: Timeline, use: pl.DataFrame) -> str | None:
-    """Return the KV connector that brought none of the tokens that the engine had computed earlier."""
-    if use.height < FEWEST_REQUESTS or "admitted" not in timeline.lists:
-        return None
-    brought = timeline.lists["admitted"].select("external_tokens").collect().to_series()
-    return kv_tier(timeline) if not brought.has_nulls() and not brought.sum() else None
-
-
-def _lacks_states(timeline: Timeline, use: pl.DataFrame, group_lost: int | None) -> bool:
-    """Return whether most missed tokens lacked only a Mamba group's state, not tokens of a window."""
-    groups = timeline.header.cache_groups
-    if any(group.kind == "SlidingWindow" for group in groups):
-        return False
-    at_chunks = any(group.cache_mode == "align" for group in groups)
-    return at_chunks and bool(group_lost) and (group_lost or 0) >= MOST_FRAC * int(use["missed_tokens"].sum())
 
 
 def _first_token_ms(timeline: Timeline, use: pl.DataFrame) -> tuple[float | None, float | None]:
@@ -446,27 +427,11 @@ def _sentences(evidence: PrefixCache, block_size: int, *, missed: bool, nothing:
             )
         )
     sentences.append(say("[{tail}.]", tail=_tail(evidence)))
-    if missed or nothing:
-        sentences += _reasons(evidence, block_size)
-    return sentences
-
-
-def _tail(evidence: PrefixCache) -> Message:
-    """State how much longer requests that miss their beginning wait for a first token, if far longer."""
-    if not evidence.makes_tail:
-        return NOTHING
-    return say(
-        "Requests that missed tokens waited {missed_ttft_ms:ms} (median) for their first token, requests "
-        "that found all of them {reused_ttft_ms:ms}",
-        evidence,
-    )
-
-
-def _reasons(evidence: PrefixCache, block_size: int) -> list[Message]:
-    """Return the reasons why requests found nothing, the most frequent reason first."""
-    misses = dict(evidence.without_hit)
+    if not missed and not nothing:
+        return sentences
+    misses = dict(evidence.without_hit)  # the most frequent reason first
     nobody_had_it = evidence.shareable_tokens == 0 and misses.pop("not_cached", None) is not None
-    parts = [
+    reasons = [
         said(REASONS.get(miss, REASONS["unknown"]), values={"requests": count, "size": block_size})
         for miss, count in misses.items()
     ]
@@ -475,7 +440,8 @@ def _reasons(evidence: PrefixCache, block_size: int) -> list[Message]:
         "find a shorter shared beginning."
     )
     return [
-        say("[{reasons}.]", reasons=listed(parts)),
+        *sentences,
+        say("[{reasons}.]", reasons=listed(reasons)),
         say(
             "[{salted:n request} had a cache salt. Only requests with the same salt share blocks; the trace "
             "does not show whether prompts with different salts begin alike.]",
@@ -483,6 +449,18 @@ def _reasons(evidence: PrefixCache, block_size: int) -> list[Message]:
         ),
         say(alone, size=block_size, salted=evidence.salted > 0) if nobody_had_it else NOTHING,
     ]
+
+
+def _tail(evidence: PrefixCache) -> Message:
+    """State how much longer requests that miss their beginning wait for a first token, if far longer."""
+    missed, reused = evidence.missed_ttft_ms, evidence.reused_ttft_ms
+    if missed is None or reused is None or missed < TIMES_MEDIAN * reused:
+        return NOTHING
+    return say(
+        "Requests that missed tokens waited {missed_ttft_ms:ms} (median) for their first token, requests "
+        "that found all of them {reused_ttft_ms:ms}",
+        evidence,
+    )
 
 
 def _advice(

@@ -168,7 +168,7 @@ def _find(timeline: Timeline) -> Findings:
         if has_phases and is_clock_range(effect.explanation):
             continue  # the finding about all phases names this phase
         share = min(1.0, effect.felt_us / timeline.requests_us)
-        if share < LEAST_FRAC or _first_steps(timeline, excess, effect) or _drafts_lose(timeline, effect):
+        if share < LEAST_FRAC or _is_reported_elsewhere(timeline, excess, effect):
             continue
         evidence: SlowSteps = _evidence(timeline, excess, effect)
         subject = steps_subject(excess, effect)
@@ -301,18 +301,18 @@ def _when(phases: list[SlowPhase]) -> Message:
     )
 
 
-def _drafts_lose(timeline: Timeline, effect: "Effect") -> bool:
-    """Return whether only drafts explain the time, and ``spec-decode`` already reports them as a loss."""
-    is_drafts = effect.explanation.feature_families == {"drafts"}
-    return is_drafts and larger_steps(timeline) is not None
+def _is_reported_elsewhere(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> bool:
+    """Return whether ``interruption`` or ``spec-decode`` reports these steps.
 
-
-def _first_steps(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> bool:
-    """Return whether most of the added time is in first steps, which ``interruption`` reports."""
+    ``interruption`` does if most of the added time is in first steps, and ``spec-decode`` if only drafts
+    explain the time and are a loss.
+    """
     first = timeline.events.filter(pl.col("kind") == FIRST)["step"]
     inside = pl.Series(effect.inside & excess.steps["step"].is_in(first.implode()).to_numpy())
     added = pl.Series(effect.excess_us)
-    return bool(2 * added.filter(inside).sum() > added.sum())
+    if 2 * added.filter(inside).sum() > added.sum():
+        return True
+    return effect.explanation.feature_families == {"drafts"} and larger_steps(timeline) is not None
 
 
 def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> SlowSteps:
@@ -325,9 +325,14 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
     unexplained_frac = excess.unexplained_us / excess.excess_us if excess.excess_us else 0.0
     starting, ending = _at_the_ends(timeline, excess, effect)
     returns = any(term.feature.kind == "period" for term in explanation.terms)
+    conditions = []
+    for term in explanation.terms:
+        cut = term.cut if term.feature.kind in SECONDS else float(math.floor(term.cut))
+        side = {"more_than": cut} if term.above else {"at_most": cut}
+        conditions.append(Condition(feature=term.feature.kind, detail=term.feature.detail, **side))
     return SlowSteps(
         part=excess.part,
-        conditions=_conditions(explanation),
+        conditions=conditions,
         per_unit_us=per_unit_us,
         looked_at=excess.steps.height,
         inside=int(inside.sum()),
@@ -363,15 +368,6 @@ def _at_the_ends(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> 
     ending = lives.filter(last_step=int(inside[-1]))["request_id"].to_list()
     chance = lives["step"].n_unique() * lives["last_step"].n_unique() / excess.all_steps**2
     return (starting, ending) if starting and ending and chance <= MOST_BY_CHANCE else ([], [])
-
-
-def _conditions(explanation: "Explanation") -> list[Condition]:
-    conditions = []
-    for term in explanation.terms:
-        cut = term.cut if term.feature.kind in SECONDS else float(math.floor(term.cut))
-        side = {"more_than": cut} if term.above else {"at_most": cut}
-        conditions.append(Condition(feature=term.feature.kind, detail=term.feature.detail, **side))
-    return conditions
 
 
 def _cliff(explanation: "Explanation") -> int | None:

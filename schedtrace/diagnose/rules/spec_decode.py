@@ -11,7 +11,6 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
-from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.step_time import fit_bent_time
 from schedtrace.timeline.timeline import Timeline, made_once
@@ -395,8 +394,11 @@ def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
 def _advice(timeline: Timeline, evidence: SpecDecode, *, loses: bool) -> list[Advice]:
     """Return the advice to run without drafts if they cost time, and how to find why acceptance falls."""
     advice = []
+    header = timeline.header
     if evidence.from_requests is not None:
-        if _may_depend_on_batch(timeline.header):
+        # vLLM could vary the number of drafts by batch size, but is not set to do so.
+        per_batch = header.settings.get(f"speculative_config.{PER_BATCH}", True)
+        if per_batch is None and (header.data_parallel_size or 1) == 1:
             most = evidence.num_speculative_tokens or 0
             advice.append(
                 advise(
@@ -406,7 +408,7 @@ def _advice(timeline: Timeline, evidence: SpecDecode, *, loses: bool) -> list[Ad
                     f"[{evidence.from_requests}, {timeline.seats}, 0]]",
                     config="--speculative-config",
                     costs=""
-                    if timeline.header.settings.get("use_v2_model_runner")
+                    if header.settings.get("use_v2_model_runner")
                     else "Without {runner:setting}, vLLM then runs decode steps without full CUDA graphs.",
                     runner="VLLM_USE_V2_MODEL_RUNNER=1",
                 )
@@ -450,12 +452,6 @@ def _advice(timeline: Timeline, evidence: SpecDecode, *, loses: bool) -> list[Ad
             )
         )
     return advice
-
-
-def _may_depend_on_batch(header: Header) -> bool:
-    """Return whether vLLM could vary the number of drafts by batch size, but is not set to do so."""
-    name = f"speculative_config.{PER_BATCH}"
-    return header.settings.get(name, True) is None and (header.data_parallel_size or 1) == 1
 
 
 def _draft_steps(timeline: Timeline) -> pl.DataFrame:
