@@ -74,10 +74,10 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     own = pl.col("request_id").is_in(pl.lit(rows["request_id"]).implode())
     mine = timeline.recorded_states.filter(own & (pl.col("state") != "front_end") & (LENGTH_US > 0))
     waits = pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP)
-    others = timeline.recorded_states.filter(~own & waits).with_columns(
+    behind = timeline.recorded_states.filter(~own & waits).with_columns(
         pl.col("begin_us", "end_us").clip(begins, ends)
     )
-    delayed = others.filter(LENGTH_US > 0)
+    delayed = behind.filter(LENGTH_US > 0)
     evidence = _evidence(timeline, cause, rows, delayed["request_id"].n_unique())
     return finding_of(
         evidence,
