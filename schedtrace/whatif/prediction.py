@@ -15,7 +15,6 @@ from schedtrace.compare.metric_changes import Metric
 from schedtrace.diagnose.run_statistics import pooled_reports
 from schedtrace.engine.vllm_config import required_vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
-from schedtrace.model.manifest import Manifest
 from schedtrace.model.printable import duration, number
 from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
@@ -109,14 +108,9 @@ class RecordedLoad:
         return recorded_processors(self.timelines)
 
     @property
-    def manifest(self) -> Manifest | None:
-        """Manifest of the run."""
-        return self.run.manifest
-
-    @property
     def keep_prefix_cache(self) -> bool:
         """Whether the prefix cache was kept between trials."""
-        workload = self.manifest and self.manifest.workload
+        workload = self.run.manifest and self.run.manifest.workload
         return bool(workload and workload.keep_prefix_cache)
 
     @cached_property
@@ -251,7 +245,7 @@ class Predictor:
                 rest, ready = timeline.finishes.filter(~there), timeline.tables
                 timeline = replace(timeline, finishes=rest, ready_tables=ready)  # noqa: PLW2901  # a copy
             timelines.append(timeline)
-        return pooled_reports(timelines, self._base.manifest)
+        return pooled_reports(timelines, self._base.run.manifest)
 
     @cached_property
     def recorded(self) -> Configuration:
@@ -339,10 +333,12 @@ class Predictor:
         counted, times = changed.counted, self._base.times
         bound, leaned = None, []
         if counted and counted.larger:
-            bound = self._priced(changes, Counted(times, device_us=times.without_economies_us))
+            alone = Counted(times, device_us=times.without_economies_us)
+            bound = self._replay(changes, "changed-priced", times=alone).replayed_trials
         if counted and counted.outside and resamples and times.extrapolation:
-            ends = (-LEANED_DEVIATIONS, LEANED_DEVIATIONS)
-            leaned = [self._priced(changes, Counted(Leaned(times, end))) for end in ends]
+            for end in (-LEANED_DEVIATIONS, LEANED_DEVIATIONS):
+                leaning = Counted(Leaned(times, end))
+                leaned.append(self._replay(changes, "changed-priced", times=leaning).replayed_trials)
         figures = [
             *decided_figures(replayed.timelines, changed.timelines),
             *timing_figures(
@@ -387,10 +383,6 @@ class Predictor:
     def _replay(self, changes: Mapping[str, Any], name: str, **how: Any) -> Replayed:
         parent = self._output if name in KEPT and self._output else Path(self._scratch.name)
         return replay_work(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
-
-    def _priced(self, changes: Mapping[str, Any], times: Counted) -> list[TrialReport]:
-        """Return the changed load, replayed with these step times."""
-        return self._replay(changes, "changed-priced", times=times).replayed_trials
 
     def _resampled(self, seed: int, *, side: int, factor: float = 1.0) -> Counted:
         """Return a fit to resampled steps with noise of resampled residuals, different on each side.

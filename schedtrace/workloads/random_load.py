@@ -51,11 +51,11 @@ def at_times_of(load: Workload, times: Workload) -> Workload:
         msg = f"{times.name}: {len(times)} arrivals for {len(load)} requests; give --num-prompts {len(times)}"
         raise InputError(msg)
 
-    woke_us = max((_reached_us(timed) for timed in times if timed.queued_step == 0), default=0.0)
+    woke_us = max((timed.reached_us for timed in times if timed.queued_step == 0), default=0.0)
 
     def random_requests() -> Iterator[LoadRequest]:
         for request, timed in zip(load, times, strict=False):
-            reached_us = max(_reached_us(timed), woke_us)
+            reached_us = max(timed.reached_us, woke_us)
             yield msgspec.structs.replace(
                 request, arrived_us=timed.arrived_us, front_end_us=reached_us - timed.arrived_us, after=None
             )
@@ -63,10 +63,6 @@ def at_times_of(load: Workload, times: Workload) -> Workload:
     return replace(
         load, name=f"{load.name} at the times of {times.name}", read=random_requests, later_turns=0
     )
-
-
-def _reached_us(request: LoadRequest) -> float:
-    return request.arrived_us + request.front_end_us
 
 
 DEFAULT_PROMPTS = 1000

@@ -417,7 +417,7 @@ def load_of_ranks(
             )
             for request in load
         )
-    requests.sort(key=lambda request: request.arrived_us + request.front_end_us)
+    requests.sort(key=lambda request: request.reached_us)
     name = traces[0].path.parent.name
     return make_workload(
         name if trial is None else f"{name}, trial {trial}",

@@ -63,6 +63,11 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the request's draft tokens that were accepted; None if not recorded, or none were scheduled.
     """
 
+    @property
+    def reached_us(self) -> float:
+        """Time at which the request reached the engine's input queue."""
+        return self.arrived_us + self.front_end_us
+
 
 Source = Literal[
     "mooncake",
@@ -87,8 +92,7 @@ Source = Literal[
 class Workload:
     """Stream of requests that can be iterated repeatedly, in bounded memory.
 
-    Requests are ordered by the time at which they reach the engine's input queue: ``arrived_us +
-    front_end_us``.
+    Requests are ordered by ``reached_us``.
     """
 
     name: str
