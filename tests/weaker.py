@@ -62,13 +62,6 @@ def _no_preemptions(line: Line) -> None:
     _without("preempted", "num_preemptions", "lost_tokens", "recomputed_tokens")(line)
 
 
-def _nullify_stamps(line: Line) -> None:
-    """Requests that nobody stamped at the front end."""
-    for name in ("arrived", "finished", "present"):
-        for entry in line.get(name, ()):
-            entry["arrived_us"] = None
-
-
 FACTS: dict[str, Weaken] = {
     "kv": _no_kv,
     "preemptions": _no_preemptions,

@@ -89,6 +89,11 @@ def decisions(name: str, seed: int, wrap: Any = None) -> list[Decision]:
     return list(under_load(partial(Deciding, wrap), name, seed).decisions)
 
 
+def num_steps(taken: list[Decision]) -> int:
+    """How many of these decisions are those of a step."""
+    return sum("tokens" in decision for decision in taken)
+
+
 def first_difference(one: list[Decision], other: list[Decision]) -> int | None:
     """Where two records part; None where they are equal to the end."""
     pairs = enumerate(zip_longest(one, other))

@@ -49,25 +49,81 @@ def exits(recording):
     return read
 
 
-def test_queue_empty(exits):
-    engine = Watched()
-    engine.add("only", prompt=10)
-    engine.step()
-    assert exits(engine) == [(*NOBODY_WAITS, 246, None)]
+TWO_BLOCKS = {"prompt": 32, "max_tokens": 40}
+SESSION = {"prompt": 10, "max_tokens": 1, "resumable": True}
+STRUCTURED = {"structured_outputs": StructuredOutputsParams(json="{}")}
+GRAMMAR, STREAMING = "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR", "WAITING_FOR_STREAMING_REQ"
+SCENES = {
+    "queue_empty": ({}, {"only": 10}, 1, (*NOBODY_WAITS, 246, None)),
+    "queue_empty, nothing to do": ({}, {}, 1, (*NOBODY_WAITS, 256, None)),
+    "token_budget": (
+        {"max_num_batched_tokens": 100},
+        {"long": 120, "next": 10},
+        1,
+        ("waiting", "condition", "token_budget", "next", 0, None),
+    ),
+    "max_num_seqs": (
+        {"max_num_seqs": 2},
+        {"one": 10, "two": 10, "three": 10, "four": 10},
+        1,
+        ("waiting", "break", "max_num_seqs", "three", 236, None),
+    ),
+    "max_num_seqs, of active ones": (
+        {"max_num_seqs": 4, "max_num_active_seqs": 1},
+        {"one": 10, "two": 10},
+        1,
+        ("waiting", "break", "max_num_seqs", "two", 246, None),
+    ),
+    "kv_blocks": (
+        {"num_blocks": 10},
+        {"fits": 100, "does_not": 100, "would": 10},
+        1,
+        ("waiting", "break", "kv_blocks", "does_not", 156, None),
+    ),
+    "preempted_this_step": (
+        {"num_blocks": 1 + 4, "enable_prefix_caching": False},
+        {"stays": TWO_BLOCKS, "victim": TWO_BLOCKS},
+        2,
+        ("waiting", "gate", "preempted_this_step", None, 255, None),
+    ),
+    "chunked_prefill_off": (
+        {"enable_chunked_prefill": False},
+        {"fits": 100, "too_long": 200},
+        1,
+        ("waiting", "break", "chunked_prefill_off", "too_long", 156, "prompt of 200 tokens"),
+    ),
+    "grammar_pending": (
+        {},
+        {"structured": STRUCTURED, "plain": 10},
+        1,
+        ("waiting", "continue", "grammar_pending", "structured", 246, GRAMMAR),
+    ),
+    "streaming_input_pending": (
+        {},
+        {"session": SESSION},
+        2,
+        ("waiting", "continue", "streaming_input_pending", "session", 256, STREAMING),
+    ),
+    "output_in_flight": (
+        {"async_scheduling": True},
+        {"last_token": {"prompt": 10, "max_tokens": 1}, "goes_on": {"prompt": 10, "max_tokens": 9}},
+        2,
+        ("running", "continue", "output_in_flight", "last_token", 255, None),
+        (*NOBODY_WAITS, 255, None),
+    ),
+}
+"""Options of the engine, requests by their prompt or options, steps, and the exits of the last of these."""
 
 
-def test_a_step_with_nothing_to_do_ends_with_an_empty_queue(exits):
-    engine = Watched()
-    engine.step()
-    assert exits(engine) == [(*NOBODY_WAITS, 256, None)]
-
-
-def test_token_budget(exits):
-    engine = Watched(max_num_batched_tokens=100)
-    engine.add("long", prompt=120)
-    engine.add("next", prompt=10)
-    engine.step()
-    assert exits(engine) == [("waiting", "condition", "token_budget", "next", 0, None)]
+@pytest.mark.parametrize("name", SCENES)
+def test_a_cause_that_the_state_tells(exits, name):
+    options, requests, steps, *expected = SCENES[name]
+    engine = Watched(**options)
+    for request_id, about in requests.items():
+        engine.add(request_id, **(about if isinstance(about, dict) else {"prompt": about}))
+    for _ in range(steps):
+        engine.step()
+    assert exits(engine) == expected
 
 
 def test_token_budget_leaves_a_running_request_out(exits):
@@ -84,40 +140,6 @@ def test_token_budget_leaves_a_running_request_out(exits):
     ]
 
 
-def test_max_num_seqs(exits):
-    engine = Watched(max_num_seqs=2)
-    for name in ("one", "two", "three", "four"):
-        engine.add(name, prompt=10)
-    engine.step()
-    assert exits(engine) == [("waiting", "break", "max_num_seqs", "three", 236, None)]
-
-
-def test_max_num_active_seqs_counts_as_max_num_seqs(exits):
-    engine = Watched(max_num_seqs=4, max_num_active_seqs=1)
-    engine.add("one", prompt=10)
-    engine.add("two", prompt=10)
-    engine.step()
-    assert exits(engine) == [("waiting", "break", "max_num_seqs", "two", 246, None)]
-
-
-def test_kv_blocks(exits):
-    engine = Watched(num_blocks=10)
-    engine.add("fits", prompt=100)
-    engine.add("does_not", prompt=100)
-    engine.add("would", prompt=10)
-    engine.step()
-    assert exits(engine) == [("waiting", "break", "kv_blocks", "does_not", 156, None)]
-
-
-def test_preempted_this_step(exits):
-    engine = Watched(num_blocks=1 + 4, enable_prefix_caching=False)
-    engine.add("stays", prompt=32, max_tokens=40)
-    engine.add("victim", prompt=32, max_tokens=40)
-    engine.step()
-    engine.step()
-    assert exits(engine) == [("waiting", "gate", "preempted_this_step", None, 255, None)]
-
-
 @pytest.mark.parametrize("state", ["PAUSED_NEW", "PAUSED_ALL"])
 def test_paused(exits, state):
     engine = Watched()
@@ -125,45 +147,6 @@ def test_paused(exits, state):
     engine.pause(state)
     engine.step()
     assert exits(engine) == [("waiting", "gate", "paused", None, 256, state)]
-
-
-def test_chunked_prefill_off(exits):
-    engine = Watched(enable_chunked_prefill=False)
-    engine.add("fits", prompt=100)
-    engine.add("too_long", prompt=200)
-    engine.step()
-    told = ("waiting", "break", "chunked_prefill_off", "too_long", 156, "prompt of 200 tokens")
-    assert exits(engine) == [told]
-
-
-def test_grammar_pending(exits):
-    engine = Watched()
-    engine.add("structured", structured_outputs=StructuredOutputsParams(json="{}"))
-    engine.add("plain", prompt=10)
-    engine.step()
-    status = "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"
-    assert exits(engine) == [("waiting", "continue", "grammar_pending", "structured", 246, status)]
-
-
-def test_streaming_input_pending(exits):
-    engine = Watched()
-    engine.add("session", prompt=10, max_tokens=1, resumable=True)
-    engine.step()
-    engine.step()
-    status = "WAITING_FOR_STREAMING_REQ"
-    assert exits(engine) == [("waiting", "continue", "streaming_input_pending", "session", 256, status)]
-
-
-def test_output_in_flight(exits):
-    engine = Watched(async_scheduling=True)
-    engine.add("last_token", prompt=10, max_tokens=1)
-    engine.add("goes_on", prompt=10, max_tokens=9)
-    engine.step()
-    engine.step()
-    assert exits(engine) == [
-        ("running", "continue", "output_in_flight", "last_token", 255, None),
-        (*NOBODY_WAITS, 255, None),
-    ]
 
 
 def test_other_where_the_state_does_not_tell(recording, exits):

@@ -14,14 +14,10 @@ from schedtrace.record.marks.marking import Instrumented
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.traced import traced_class, traced_scheduler
 from schedtrace.simulate import Driver as Engine
-from tests.contract.deciding import LOAD, Deciding, decisions, failing_from, first_difference
+from tests.contract.deciding import LOAD, Deciding, decisions, failing_from, first_difference, num_steps
 from tests.contract.loads import under_load
 
 pytestmark = pytest.mark.vllm
-
-
-def num_steps(taken):
-    return sum("tokens" in decision for decision in taken)
 
 
 ON_THE_ENGINES_THREAD = {

@@ -15,7 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from schedtrace.read.run import read_run
 from schedtrace.record.marks import exits
 from schedtrace.record.traced import traced_class
-from tests.contract.deciding import Deciding, first_difference
+from tests.contract.deciding import Deciding, first_difference, num_steps
 from tests.contract.loads import FAMILIES, SEEDS, SHORT_STEPS, under_load
 from tests.contract.oracle import Oracle
 from tests.contract.shows import SHOWS
@@ -59,7 +59,7 @@ def test_watched_is_the_untouched_scheduler_and_it_decides_the_same(played):
 
 
 def test_every_step_is_written_and_nothing_went_wrong(played):
-    steps = sum("tokens" in decision for decision in played.traced.decisions)
+    steps = num_steps(played.traced.decisions)
     assert played.trace.steps.height == played.trace.end.steps == steps > SHORT_STEPS
     header = played.trace.header
     assert (played.trace.notices, header.notices, header.exits_via) == ([], [], "source")

@@ -18,7 +18,7 @@ from schedtrace.record.traced import traced_class, traced_scheduler
 from schedtrace.simulate import Driver as Engine
 from schedtrace.simulate.driver import engine_config, kv_cache_groups, make_request, scheduler_arguments
 from schedtrace.simulate.releases import model_output
-from tests.contract.deciding import LOAD, decisions, first_difference
+from tests.contract.deciding import LOAD, decisions, first_difference, num_steps
 
 pytestmark = pytest.mark.vllm
 
@@ -173,7 +173,7 @@ def test_traced_scheduler_beside_the_plugin_records_once_and_without_a_warning(r
 def test_traced_scheduler_decides_as_the_plain_one(plain, recording):
     traced = decisions(*LOAD, lambda _: traced_scheduler)
     assert first_difference(plain, traced) is None
-    assert read_run(recording).traces[0].steps.height == sum("tokens" in taken for taken in traced)
+    assert read_run(recording).traces[0].steps.height == num_steps(traced)
 
 
 def test_traced_scheduler_records_to_logs_where_no_folder_is_named(tmp_path, monkeypatch):

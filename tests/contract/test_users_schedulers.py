@@ -14,7 +14,7 @@ from schedtrace.record.live.attachment import Attachment, RefusedError
 from schedtrace.record.plugin import register
 from schedtrace.record.traced import traced_or_plain
 from schedtrace.simulate.driver import engine_config
-from tests.contract.deciding import Deciding, first_difference
+from tests.contract.deciding import Deciding, first_difference, num_steps
 from tests.contract.families import FAMILIES
 from tests.contract.loads import make_script
 from tests.contract.test_attach import Now
@@ -94,7 +94,7 @@ def test_traced_from_its_beginning(name, unrecorded, recording, warnings):
     RECORDERS.look_up(engine.scheduler).close()
     assert warnings == ENDING.get(name, [])
     assert state(engine.scheduler)[0] == state(unrecorded(name).scheduler)[0]
-    taken = sum("tokens" in one for one in engine.decisions)
+    taken = num_steps(engine.decisions)
     assert read_run(recording).traces[0].steps.height == ENDS_EARLY.get(name, taken)
 
 
@@ -122,7 +122,7 @@ def test_attached_to_and_detached_from(name, unrecorded, tmp_path, warnings):
     assert RECORDERS.look_up(engine.scheduler) is None
     assert bool(refused) == (name in STEPS_ASIDE | CANNOT_BE_ATTACHED_TO), refused
     if not refused:
-        taken = sum("tokens" in one for one in engine.decisions[steps[0] : steps[-1]])
+        taken = num_steps(engine.decisions[steps[0] : steps[-1]])
         assert read_run(tmp_path / "attached").traces[0].steps.height == ENDS_EARLY.get(name, taken)
     assert warnings == ENDING.get(name, [])
 

@@ -2,14 +2,13 @@
 
 import os
 import re
-import shutil
-import subprocess
 import threading
 import time
 
 import pytest
 
 from schedtrace.read.trace import read_trace
+from tests.disks import small_disk
 from tests.e2e.conftest import MODEL, REPO, run_options, schedtrace, write_plugin
 
 BUSY = {"input_len": 64, "output_len": 64, "num_prompts": 16, "trials": 8, "lines": "full"}
@@ -17,19 +16,10 @@ BUSY |= {"executor": "simulated", "gpu": "h100"}  # the engine core records, and
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 600 KiB: room for vLLM's log and a few trials."""
-    mount, umount, disk = shutil.which("mount"), shutil.which("umount"), tmp_path / "disk"
-    if os.geteuid() != 0 or mount is None or umount is None:
-        pytest.skip("a file system can be mounted by root only")
-    disk.mkdir()
-    made = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", "size=600k", "tmpfs", disk], capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    yield disk
-    subprocess.run([umount, "--lazy", disk], check=True)
+def disk(tmp_path):
+    """A disk with room for vLLM's log and a few trials."""
+    with small_disk(tmp_path / "disk", 600) as folder:
+        yield folder
 
 
 def once(condition, deed):
@@ -46,9 +36,9 @@ def once(condition, deed):
     return thread
 
 
-def test_a_disk_that_fills_up_ends_the_run_with_4_and_how_far_it_came(small_disk, workplace):
-    ended = schedtrace("run", *run_options(label="full", output=small_disk, **BUSY), cwd=workplace)
-    path = small_disk / "full" / "engine-0.jsonl"
+def test_a_disk_that_fills_up_ends_the_run_with_4_and_how_far_it_came(disk, workplace):
+    ended = schedtrace("run", *run_options(label="full", output=disk, **BUSY), cwd=workplace)
+    path = disk / "full" / "engine-0.jsonl"
     assert (ended.code, ended.out) == (4, "")
     assert "Traceback" not in ended.err
     *_, fact, advice = ended.err.splitlines()

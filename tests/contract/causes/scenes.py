@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import polars as pl
@@ -52,13 +52,17 @@ class Scene(Driver):
         super().__init__(options.pop("wrap", traced_class), **options)
         self._folder = folder
 
-    def play(self, *, steps: int = 1, **requests: int | dict[str, Any]) -> Told:
-        """Add requests by prompt length or options, and step; return what the last of the steps says."""
+    def after(self, *, steps: int = 1, throttled: bool = False, **requests: int | dict[str, Any]) -> Self:
+        """Add requests by prompt length or options, and step; return the scene itself."""
         for name, options in requests.items():
             self.add(name, **(options if isinstance(options, dict) else {"prompt": options}))
         for _ in range(steps):
-            self.step()
-        return self.told()
+            self.step(*[True] * throttled)
+        return self
+
+    def play(self, **requests: Any) -> Told:
+        """Do as ``after`` does, and return what the last of the steps says."""
+        return self.after(**requests).told()
 
     def told(self, step: int = -1) -> Told:
         """What the trace says of a step, the last one if not told otherwise; closes the trace."""

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.vllm
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 DRAFT_MODEL = {"method": "draft_model", "model": tiny_model(), "num_speculative_tokens": 3}
 """Takes a slot of the input budget for every request, besides its tokens."""
+DECODES = {"prompt": 1, "max_tokens": 9}
 
 
 def test_queue_empty(scene):
@@ -40,7 +41,7 @@ def test_token_budget_with_nobody_waiting_names_nobody(scene):
 def test_token_budget_leaves_a_running_request_out(scene):
     """Drafts make a request want more than when it was admitted."""
     told = scene(max_num_batched_tokens=4, max_num_seqs=2, speculative_config=NGRAM, drafts=3).play(
-        first={"prompt": 1, "max_tokens": 9}, second={"prompt": 1, "max_tokens": 9}, steps=2
+        first=DECODES, second=DECODES, steps=2
     )
     assert told.tokens == {"first": 4}
     assert told.exits == [
@@ -51,11 +52,7 @@ def test_token_budget_leaves_a_running_request_out(scene):
 
 
 def test_input_budget(scene):
-    engine = scene(max_num_batched_tokens=40, speculative_config=DRAFT_MODEL)
-    for name in ("one", "two", "three"):
-        engine.add(name, prompt=19)
-    engine.step()
-    told = engine.told()
+    told = scene(max_num_batched_tokens=40, speculative_config=DRAFT_MODEL).play(one=19, two=19, three=19)
     assert told.tokens == {"one": 19, "two": 19}
     assert told.exits == [waiting("break", Cause.INPUT_BUDGET, "three", 2)]
     assert told.guards == ["not request_queue or input_budget <= draft_slots"]
@@ -63,11 +60,7 @@ def test_input_budget(scene):
 
 def test_input_budget_leaves_a_running_request_out(scene):
     engine = scene(max_num_batched_tokens=4, max_num_seqs=3, speculative_config=DRAFT_MODEL, drafts=3)
-    for name in ("first", "second", "third"):
-        engine.add(name, prompt=1, max_tokens=9)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = engine.play(first=DECODES, second=DECODES, third=DECODES, steps=2)
     assert told.tokens == {"first": 3}
     assert told.exits == [
         running("break", Cause.INPUT_BUDGET, "second", 1),
@@ -79,21 +72,13 @@ def test_input_budget_leaves_a_running_request_out(scene):
 def test_spec_decode_padding(scene):
     """A decode is admitted with room for all its drafts, or not at all."""
     engine = scene(max_num_batched_tokens=4, max_num_seqs=2, speculative_config=NGRAM)
-    engine.add("runs", prompt=2, max_tokens=9)
-    engine.step()
-    engine.add("wants_four", prompt=1)
-    engine.step()
-    told = engine.told()
+    told = engine.after(runs={"prompt": 2, "max_tokens": 9}).play(wants_four=1)
     assert told.exits == [waiting("break", Cause.SPEC_DECODE_PADDING, "wants_four", 3)]
     assert told.guards == ["padded_num_tokens > request_token_budget"]
 
 
 def test_max_num_seqs(scene):
-    engine = scene(max_num_seqs=2)
-    for name in ("one", "two", "three", "four"):
-        engine.add(name, prompt=10)
-    engine.step()
-    told = engine.told()
+    told = scene(max_num_seqs=2).play(one=10, two=10, three=10, four=10)
     assert told.exits == [waiting("break", Cause.MAX_NUM_SEQS, "three", 236)]
     assert told.guards == ["num_running >= self.max_num_active_reqs"]
 
@@ -101,13 +86,9 @@ def test_max_num_seqs(scene):
 def test_rank_balance(scene):
     """Two seats are free, and the other rank has one."""
     engine = scene(wrap=lambda base: traced_class(balanced(base)), max_num_seqs=4)
-    for name in ("one", "two"):
-        engine.add(name, prompt=10)
-    engine.step()
-    engine.add("three", prompt=10)
+    engine.after(one=10, two=10)
     engine.scheduler.observe_ranks([2, 3])
-    engine.step()
-    told = engine.told()
+    told = engine.play(three=10)
     assert told.exits == [waiting("break", Cause.RANK_BALANCE, "three", 254)]
     assert told.guards == ["num_running >= self.max_num_active_reqs"]
 

@@ -29,12 +29,7 @@ def test_long_prefill_token_threshold_while_it_runs(scene):
 def test_adaptive_long_prefill_token_threshold(scene):
     """A fair share of 256 among 2 is more than the threshold, among 16 it is less."""
     engine = scene(long_prefill_token_threshold=24, long_prefill_token_threshold_adaptive=True)
-    engine.add("long", prompt=200)
-    engine.add("short", prompt=10)
-    engine.step()
-    for number in range(14):
-        engine.add(f"more{number}", prompt=1)
-    engine.step()
+    engine.after(long=200, short=10).after(**{f"more{number}": 1 for number in range(14)})
     told = engine.told(0)
     assert told.tokens == {"long": 128, "short": 10}
     assert told.caps == [ChunkCap("long", Cap.LONG_PREFILL_ADAPTIVE, wanted_tokens=200, capped_tokens=128)]

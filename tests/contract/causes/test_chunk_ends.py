@@ -23,12 +23,7 @@ def test_mamba_alignment(scene):
 def test_mamba_alignment_leaves_a_running_request_out(scene):
     """The first request decodes again once its output is back (two batches are in flight): 15 are left."""
     engine = scene(**with_mamba(), max_num_batched_tokens=16, pipeline_parallel_size=2)
-    engine.add("decodes", prompt=1)
-    engine.step()
-    engine.add("half_way", prompt=64)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    told = engine.after(decodes=1).play(half_way=64, steps=2)
     assert told.tokens == {"decodes": 1}
     assert told.exits == [
         running("continue", Cause.MAMBA_ALIGNMENT, "half_way", 15, detail=Cap.MAMBA_ALIGNMENT),

@@ -42,9 +42,7 @@ def test_encoder_budget_leaves_a_running_request_out(scene):
 def test_encoder_transfer_pending(scene):
     engine = scene(**sees_images(), ec_transfer_config=EC)
     engine.scheduler.ec_connector.arrived = False
-    engine.add("looks", prompt=40, mm_features=[image("one", at=0)])
-    engine.step()
-    told = engine.told()
+    told = engine.play(looks={"prompt": 40, "mm_features": [image("one", at=0)]})
     assert told.exits == [
         waiting("continue", Cause.ENCODER_TRANSFER_PENDING, "looks", 256),
         nobody_is_left(256),
@@ -54,11 +52,9 @@ def test_encoder_transfer_pending(scene):
 
 def test_encoder_transfer_pending_while_it_runs(scene):
     engine = scene(**sees_images(), ec_transfer_config=EC)
-    engine.add("looks", prompt=40, mm_features=[image("one", at=0)])
-    engine.step()
+    engine.after(looks={"prompt": 40, "mm_features": [image("one", at=0)]})
     engine.scheduler.ec_connector.arrived = False
-    engine.step()
-    told = engine.told()
+    told = engine.play()
     assert told.exits == [
         running("continue", Cause.ENCODER_TRANSFER_PENDING, "looks", 256),
         nobody_is_left(256),
@@ -69,12 +65,10 @@ def test_encoder_transfer_pending_while_it_runs(scene):
 def test_encoder_transfer_pending_of_a_session_that_goes_on(scene):
     """It waits with blocks of its own; the part that has come brings an image."""
     engine = scene(**sees_images(), ec_transfer_config=EC)
-    engine.add("session", prompt=10, max_tokens=1, resumable=True)
-    engine.step()
+    session = {"max_tokens": 1, "resumable": True}
+    engine.after(session={"prompt": 10, **session})
     engine.scheduler.ec_connector.arrived = False
-    engine.add("session", prompt=40, max_tokens=1, resumable=True, mm_features=[image("one", at=0)])
-    engine.step()
-    told = engine.told()
+    told = engine.play(session={"prompt": 40, **session, "mm_features": [image("one", at=0)]})
     assert told.exits == [
         waiting("continue", Cause.ENCODER_TRANSFER_PENDING, "session", 256),
         nobody_is_left(256),

@@ -18,10 +18,8 @@ def adapter(number):
 
 def test_paused_new(scene):
     engine = scene()
-    engine.add("waits")
     engine.pause("PAUSED_NEW")
-    engine.step()
-    told = engine.told()
+    told = engine.play(waits={})
     assert told.exits == [waiting("break", Cause.PAUSED, "waits", 256, detail="PAUSED_NEW")]
     assert told.guards == ["not request_queue or input_budget <= draft_slots"]
 
@@ -29,18 +27,13 @@ def test_paused_new(scene):
 def test_paused_new_refuses_nobody_if_nobody_is_left(scene):
     engine = scene()
     engine.pause("PAUSED_NEW")
-    engine.step()
-    assert engine.told().exits == [nobody_is_left(256)]
+    assert engine.play().exits == [nobody_is_left(256)]
 
 
 def test_paused_all(scene):
-    engine = scene()
-    engine.add("runs")
-    engine.step()
-    engine.add("waits")
+    engine = scene().after(runs={})
     engine.pause("PAUSED_ALL")
-    engine.step()
-    told = engine.told()
+    told = engine.play(waits={})
     assert told.exits == [
         running("condition", Cause.PAUSED, "runs", 0, detail="PAUSED_ALL"),
         waiting("gate", Cause.PAUSED, "waits", 0, detail="PAUSED_ALL"),
@@ -52,23 +45,16 @@ def test_paused_all(scene):
 
 
 def test_prefill_throttled(scene):
-    engine = scene()
-    engine.add("decodes", prompt=10, max_tokens=9)
-    engine.step()
-    engine.add("deferred", prompt=10)
-    engine.step(True)
-    told = engine.told()
+    engine = scene().after(decodes={"prompt": 10, "max_tokens": 9})
+    told = engine.play(deferred=10, throttled=True)
     assert told.exits == [waiting("break", Cause.PREFILL_THROTTLED, "deferred", 255)]
     assert told.guards == ["defer_prefills and num_computed_tokens < request.num_tokens - 1"]
 
 
 def test_prefill_throttled_while_it_runs(scene):
     engine = scene(max_num_batched_tokens=32)
-    engine.add("decodes", prompt=10, max_tokens=9)
-    engine.add("half_way", prompt=60)
-    engine.step()
-    engine.step(True)
-    told = engine.told()
+    engine.after(decodes={"prompt": 10, "max_tokens": 9}, half_way=60)
+    told = engine.play(throttled=True)
     assert told.exits == [
         running("continue", Cause.PREFILL_THROTTLED, "half_way", 31),
         nobody_is_left(31),
@@ -88,12 +74,9 @@ def test_lora_cap(scene):
 
 
 def test_after_64_skips_at_one_place_the_rest_share_a_line(scene):
-    engine = scene(enable_lora=True, max_loras=1)
-    engine.add("one", lora_request=adapter(1))
-    for number in range(100):
-        engine.add(f"other{number}", lora_request=adapter(2))
-    engine.step()
-    assert engine.told().exits == [
+    others = {f"other{number}": {"lora_request": adapter(2)} for number in range(100)}
+    told = scene(enable_lora=True, max_loras=1).play(one={"lora_request": adapter(1)}, **others)
+    assert told.exits == [
         *(waiting("continue", Cause.LORA_CAP, f"other{number}", 246) for number in range(64)),
         waiting("continue", Cause.LORA_CAP, None, 246, count=36),
         nobody_is_left(246),

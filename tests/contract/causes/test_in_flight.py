@@ -111,11 +111,9 @@ def test_stale_output_pending(scene):
         max_num_batched_tokens=16,
         scheduler_reserve_full_isl=False,
     )
-    engine.add("stays", prompt=16, max_tokens=40)
-    engine.add("victim", prompt=64, max_tokens=40)
-    for _ in range(5):
-        engine.step()
-    told = engine.told()
+    told = engine.play(
+        stays={"prompt": 16, "max_tokens": 40}, victim={"prompt": 64, "max_tokens": 40}, steps=5
+    )
     assert told.tokens == {}
     assert told.exits == [
         running("continue", Cause.NO_NEW_TOKENS, "stays", 16),

@@ -39,13 +39,9 @@ def test_streaming_input_pending(scene):
 
 
 def test_skips_for_another_cause_at_the_same_place_do_not_share_it(scene):
-    engine = scene(max_num_seqs=70)
-    for number in range(66):
-        engine.add(f"session{number}", prompt=1, max_tokens=1, resumable=True)
-    engine.step()
-    engine.add("structured", structured_outputs=structured())
-    engine.step()
-    told = engine.told()
+    session = {"prompt": 1, "max_tokens": 1, "resumable": True}
+    engine = scene(max_num_seqs=70).after(**{f"session{number}": session for number in range(66)})
+    told = engine.play(structured={"structured_outputs": structured()})
     assert told.exits[63:] == [
         waiting("continue", Cause.STREAMING_INPUT_PENDING, "session63", 256, detail=STREAMING),
         waiting("continue", Cause.STREAMING_INPUT_PENDING, None, 256, detail=STREAMING, count=2),

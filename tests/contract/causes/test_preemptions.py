@@ -33,12 +33,8 @@ def test_preempted_this_step(scene):
 def test_the_least_important_is_preempted(scene):
     """It stands first in the running list; the budget that it had got is given back."""
     engine = scene(num_blocks=1 + 4, scheduling_policy="priority")
-    engine.add("low", prompt=30, max_tokens=40, priority=1)
-    engine.step()
-    engine.add("high", prompt=32, max_tokens=40, priority=0)
-    engine.step()
-    engine.step()
-    told = engine.told()
+    engine.after(low={"prompt": 30, "max_tokens": 40, "priority": 1})
+    told = engine.play(high={"prompt": 32, "max_tokens": 40, "priority": 0}, steps=2)
     assert told.tokens == {"high": 1}
     assert told.exits == [waiting("gate", Cause.PREEMPTED_THIS_STEP, "low", 255)]
     assert told.preempted == [
