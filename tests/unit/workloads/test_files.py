@@ -273,6 +273,45 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5
         (HEADER, "x: no usable request in it"),
         (BURST.replace(",18,", ",0,"), "x: no usable request in it"),
         ("[]", "x: no usable request in it"),
+        ('{"input_len": 5.5, "output_len": 3}', r"x:1: input_len 5\.5 is not a number of tokens"),
+        (
+            '{"input_len": 5, "output_len": 3}\n{"input_len": 5, "output_tokens": 2.5}',
+            "x:2: output_tokens 2.5 is",
+        ),
+        (
+            '{\n"input_len": 5, "output_len": 3}\n{\n"input_len": -5,\n"output_len": 3}',
+            "x:3: input_len -5.0 is not",
+        ),
+        (
+            '[{"input_len": 5, "output_len": 3},\n\n{"input_len": 0, "output_len": 3}]',
+            "x:3: input_len 0: a length",
+        ),
+        ('[{"input_len": 5, "output_len": 3},\n{"input_len": 5', "x:2: "),
+        ('{\n  "input_len": 5,\n', "x:1: "),
+        (
+            '{"timestamp": 0, "input_length": 16.5, "output_length": 4}',
+            "x:1: input_length 16.5 is not a number",
+        ),
+        ('{"timestamp": 1e999, "input_length": 16, "output_length": 4}', "x:1: "),
+        (
+            '{"messages": [{"role": "user", "content": "a"}]}\n',
+            "x:1: no output_len or output_tokens: add it, or give --output-len",
+        ),
+        (
+            '[{"messages": [{"role": "user", "content": "a"}]}]',
+            "x:1: no output_len or output_tokens: add it, or give --output-len",
+        ),
+        (
+            '{\n "load_summary": {},\n "successes": {}\n}',
+            "x: looks like a result of inference-perf: it has no requests",
+        ),
+        (b"\x1f\x8b\x08\x00", "x: looks like a compressed file: unpack it first"),
+        (
+            "INFO 11-25 12:27:00 [a.py:9] Started\n",
+            "x: looks like vLLM's log without iteration lines: it has no requests",
+        ),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n\n", "x: no usable request in it"),
+        (AZURE + "2023-11-16,1,1\n", "x:3: TIMESTAMP '2023-11-16' is not a date with a time"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_by_line(file, content, says):
@@ -444,55 +483,6 @@ def test_units_go_with_timed_traces_in_json_only(options):
 def test_json_is_read_however_it_is_laid_out(file, content, lengths):
     load = open_workload(file("x.json", content))
     assert [(one.prompt_tokens, one.output_tokens) for one in load] == lengths
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ('{"input_len": 5.5, "output_len": 3}', r"x:1: input_len 5\.5 is not a number of tokens"),
-        (
-            '{"input_len": 5, "output_len": 3}\n{"input_len": 5, "output_tokens": 2.5}',
-            "x:2: output_tokens 2.5 is",
-        ),
-        (
-            '{\n"input_len": 5, "output_len": 3}\n{\n"input_len": -5,\n"output_len": 3}',
-            "x:3: input_len -5.0 is not",
-        ),
-        (
-            '[{"input_len": 5, "output_len": 3},\n\n{"input_len": 0, "output_len": 3}]',
-            "x:3: input_len 0: a length",
-        ),
-        ('[{"input_len": 5, "output_len": 3},\n{"input_len": 5', "x:2: "),
-        ('{\n  "input_len": 5,\n', "x:1: "),
-        (
-            '{"timestamp": 0, "input_length": 16.5, "output_length": 4}',
-            "x:1: input_length 16.5 is not a number",
-        ),
-        ('{"timestamp": 1e999, "input_length": 16, "output_length": 4}', "x:1: "),
-        (
-            '{"messages": [{"role": "user", "content": "a"}]}\n',
-            "x:1: no output_len or output_tokens: add it, or give --output-len",
-        ),
-        (
-            '[{"messages": [{"role": "user", "content": "a"}]}]',
-            "x:1: no output_len or output_tokens: add it, or give --output-len",
-        ),
-        (
-            '{\n "load_summary": {},\n "successes": {}\n}',
-            "x: looks like a result of inference-perf: it has no requests",
-        ),
-        (b"\x1f\x8b\x08\x00", "x: looks like a compressed file: unpack it first"),
-        (
-            "INFO 11-25 12:27:00 [a.py:9] Started\n",
-            "x: looks like vLLM's log without iteration lines: it has no requests",
-        ),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n\n", "x: no usable request in it"),
-        (AZURE + "2023-11-16,1,1\n", "x:3: TIMESTAMP '2023-11-16' is not a date with a time"),
-    ],
-)
-def test_json_that_is_no_workload_is_refused_with_its_place(file, content, says):
-    with pytest.raises(InputError, match=says):
-        open_workload(file("x", content))
 
 
 def test_days_and_time_zones_are_counted(file):
