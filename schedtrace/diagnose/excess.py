@@ -350,13 +350,9 @@ def _best(fit: WorkFit, features: Sequence[Feature]) -> Explanation | None:
             and fitted.explained >= alone.explained + BETTER
         )
     ]
-    return _named(fit, before, features, judged) if judged else None
-
-
-def _named(
-    fit: WorkFit, before: Array, features: Sequence[Feature], judged: list[Explanation]
-) -> Explanation:
-    """Choose among ties: prefer possible causes, then fewer conditions, then the larger explained error."""
+    if not judged:
+        return None
+    # Among ties, possible causes come first, then fewer conditions, then the larger explained error.
     most = max(judged, key=lambda fitted: fitted.explained)
     good = [
         fitted

@@ -166,32 +166,23 @@ def proposals(fit: WorkFit, features: Sequence[Feature]) -> list[Explanation]:
 
 def _single_candidates(fit: WorkFit, features: Sequence[Feature]) -> Candidates:
     """Return every split and slope of each feature."""
-    cuts = [np.zeros(0) if feature.kind == "length" else _cuts(feature.values) for feature in features]
-    candidates = _candidates(fit, features, cuts, [_slope_starts(feature) for feature in features])
+    cuts, starts = [], []
+    for feature in features:
+        values, distinct = feature.values, np.unique(feature.values)
+        low, most = np.quantile(values, LOWEST), values.max()
+        if feature.kind in UNGRADED or len(distinct) < FEWEST_OF_SLOPE or most <= low:
+            starts.append(NO_SLOPE)
+        else:  # only what adds to a step's work starts late; for the work itself, the model bends
+            later = np.quantile(values, LATER, method="nearest") if feature.kind in BESIDE else NO_SLOPE
+            starts.append(np.unique([low, *later[later < most]]))
+        if len(distinct) > MOST_CUTS + 1:
+            distinct = np.unique(np.quantile(values, np.linspace(0, 1, MOST_CUTS + 2), method="nearest"))
+        cuts.append(np.zeros(0) if feature.kind == "length" else (distinct[1:] + distinct[:-1]) / 2)
+    candidates = _candidates(fit, features, cuts, starts)
     norms = candidates.norms()
     slopes = np.array([explanation.slope for explanation in candidates.about], bool)
     enough = (norms >= FEWEST_SIDE) & (len(fit.times) - norms >= FEWEST_SIDE) | slopes
     return candidates.at(np.flatnonzero(enough))
-
-
-def _cuts(values: Array) -> Array:
-    distinct = np.unique(values)
-    if len(distinct) > MOST_CUTS + 1:
-        distinct = np.unique(np.quantile(values, np.linspace(0, 1, MOST_CUTS + 2), method="nearest"))
-    return (distinct[1:] + distinct[:-1]) / 2
-
-
-def _slope_starts(feature: Feature) -> Array:
-    """Return the values of a feature at which its slopes start; empty if it has no slopes.
-
-    Only features that add to a step's work start late; for the work itself, the model bends.
-    """
-    values = feature.values
-    low, most = np.quantile(values, LOWEST), values.max()
-    if feature.kind in UNGRADED or len(np.unique(values)) < FEWEST_OF_SLOPE or most <= low:
-        return NO_SLOPE
-    later = np.quantile(values, LATER, method="nearest") if feature.kind in BESIDE else NO_SLOPE
-    return np.unique([low, *later[later < most]])
 
 
 def _candidates(

@@ -230,54 +230,43 @@ def features(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> li
 
 
 def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
-    start, decodes, prefills = steps["start_us"], steps["decode_tokens"] > 0, steps["prefill_tokens"] > 0
+    every, start = timeline.steps, steps["start_us"]
+    at_us, places = start.to_numpy(), np.searchsorted(every["step"].to_numpy(), steps["step"].to_numpy())
+    decodes, prefills = steps["decode_tokens"] > 0, steps["prefill_tokens"] > 0
     yield Feature("decode_only", numbers(decodes & ~prefills))
     yield Feature("mixed", numbers(decodes & prefills))
     if timeline.begins:
-        yield from _first_uses(timeline.steps, steps)
+        yield from _first_uses(every, places)
     yield Feature("idle", (steps["idle_us"] / 1e6).to_numpy())
     yield Feature("clock", ((start - timeline.begin_us) / 1e6).to_numpy())
-    yield from _since_operations(timeline, start.to_numpy())
-    if steps["kv_blocks_free_before"].count():
-        yield Feature("kv_used", numbers(steps["kv_blocks_total"] - steps["kv_blocks_free_before"]))
-    if "encoder_slots_freeable" in timeline.steps.columns:
-        yield Feature("encoder", _encoded(timeline.steps, steps))
-    if sizes := graph_sizes(timeline.header):
-        padding = [graph_use(tokens, sizes)[0] or 0 for tokens in steps["used_tokens"].to_list()]
-        yield Feature("padding", np.array(padding, float))
-    yield Feature("age", _oldest_steps(timeline, start.to_numpy()))
-
-
-def _since_operations(timeline: Timeline, at_us: Array) -> Iterator[Feature]:
-    """Yield for each kind of operation that was repeated the time since the last one, or since the start."""
     done = timeline.controls.filter(~pl.col("failed")).sort("at_us")
     for (control,), rows in done.group_by("control", maintain_order=True):
         times_us = np.unique(np.concatenate([[timeline.begin_us], rows["at_us"].to_numpy()]))
-        if rows.height >= FEWEST_OPERATIONS:
+        if rows.height >= FEWEST_OPERATIONS:  # since the last one, or since the start
             last_us = times_us[np.maximum(np.searchsorted(times_us, at_us, side="right") - 1, 0)]
             yield Feature("since", (at_us - last_us) / 1e6, str(control))
+    if steps["kv_blocks_free_before"].count():
+        yield Feature("kv_used", numbers(steps["kv_blocks_total"] - steps["kv_blocks_free_before"]))
+    if "encoder_slots_freeable" in every.columns:
+        # Embeddings for which a step took room in the encoder cache. Room that was freed since the step
+        # before hides the same amount.
+        taken = every.select("step", taken=-pl.col("encoder_slots_freeable").diff().over("trial"))
+        yield Feature("encoder", np.clip(numbers(taken["taken"])[places], 0, None))
+    if sizes := graph_sizes(timeline.header):
+        padding = [graph_use(tokens, sizes)[0] or 0 for tokens in steps["used_tokens"].to_list()]
+        yield Feature("padding", np.array(padding, float))
+    yield Feature("age", _oldest_steps(timeline, at_us))
 
 
-def _encoded(every: pl.DataFrame, steps: pl.DataFrame) -> Array:
-    """Return the number of embeddings for which each step took room in the encoder cache, as far as visible.
-
-    Room that was freed since the step before hides the same amount.
-    """
-    taken = every.select("step", taken=-pl.col("encoder_slots_freeable").diff().over("trial"))
-    return np.clip(numbers(taken["taken"])[_places(every, steps)], 0, None)
-
-
-def _places(every: pl.DataFrame, steps: pl.DataFrame) -> Array:
-    """Return the place of each of the given steps among all steps."""
-    return np.searchsorted(every["step"].to_numpy(), steps["step"].to_numpy())
-
-
-def _first_uses(every: pl.DataFrame, steps: pl.DataFrame) -> Iterator[Feature]:
+def _first_uses(every: pl.DataFrame, places: Array) -> Iterator[Feature]:
     """Yield whether each step is the first with its number of requests, or the first of its size.
 
     The size is that of prefills or of all tokens, for each kind of padding.
+
+    Args:
+        every: All steps.
+        places: Place of each examined step among them.
     """
-    places = _places(every, steps)
 
     def is_first(sizes: Array) -> Array:
         values, firsts = np.unique(sizes, return_index=True)
@@ -329,19 +318,15 @@ def _listed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
         if "step" in rows.columns and rows.height:
             yield Feature(kind, _counts(steps, rows))
     if "grammars" in timeline.lists:
-        yield Feature("compiling", _compiling(timeline, steps))
+        times = timeline.lists["grammars"].select("started_us", "compiled_us").collect()
+        begin, end = (np.sort(times[name].to_numpy()) for name in times.columns)
+        until_us = steps.select(pl.coalesce("output_us", "end_us")).to_series().to_numpy()
+        started = np.searchsorted(begin, until_us, side="left")
+        compiled = np.searchsorted(end, steps["start_us"].to_numpy(), side="right")
+        yield Feature("compiling", (started - compiled).astype(float))  # by other threads during the step
     if "admitted" in timeline.lists:
         admitted = timeline.lists["admitted"].select("step", "external_tokens").collect()
         yield Feature("external", _counts(steps, admitted, "external_tokens"))
-
-
-def _compiling(timeline: Timeline, steps: pl.DataFrame) -> Array:
-    """Return the number of grammars that other threads compiled during each step."""
-    times = timeline.lists["grammars"].select("started_us", "compiled_us").collect()
-    begin, end = (np.sort(times[name].to_numpy()) for name in times.columns)
-    until_us = steps.select(pl.coalesce("output_us", "end_us")).to_series().to_numpy()
-    started = np.searchsorted(begin, until_us, side="left")
-    return (started - np.searchsorted(end, steps["start_us"].to_numpy(), side="right")).astype(float)
 
 
 def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
@@ -385,9 +370,9 @@ def _members(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> It
         if len(names) > 1:
             groups += [("lora", name, adapters.filter(lora=name)["request_id"]) for name in names]
             yield from _placed_adapters(timeline, steps, adapters)
+    groups += [("request", name, pl.Series("request_id", [name])) for name in requests]
     for kind, detail, members in groups:
         yield from _scheduled(steps, timeline, members, kind, detail)
-    yield from presence(timeline, steps, requests)
 
 
 def _placed_adapters(timeline: Timeline, steps: pl.DataFrame, asked: pl.DataFrame) -> Iterator[Feature]:
@@ -413,12 +398,6 @@ def _placed_adapters(timeline: Timeline, steps: pl.DataFrame, asked: pl.DataFram
                         del last_use[min(last_use, key=last_use.__getitem__)]
                 last_use[adapter] = max(last_step, last_use.get(adapter, 0))
             yield Feature(kind, _counts(steps, pl.DataFrame({"step": taken})))
-
-
-def presence(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> Iterator[Feature]:
-    """Yield for each request whether each step scheduled it, 1 or 0."""
-    for name in requests:
-        yield from _scheduled(steps, timeline, pl.Series("request_id", [name]), "request", name)
 
 
 def _scheduled(
@@ -510,13 +489,16 @@ def _suspects(timeline: Timeline, steps: pl.DataFrame, fit: WorkFit) -> list[str
         .collect()["request_id"]
         .to_list()
     )
-    present = {feature.detail: feature for feature in presence(timeline, steps, ranked)}
+    present = {
+        name: feature
+        for name in ranked
+        for feature in _scheduled(steps, timeline, pl.Series("request_id", [name]), "request", name)
+    }
     # A model of the work that took much of the excess for work hides in the errors what the times show.
     return [
         name
         for name in ranked
-        if name in present
-        and any(_comes_and_goes(present[name], values) for values in (fit.errors, fit.times_us))
+        if any(_comes_and_goes(present[name], values) for values in (fit.errors, fit.times_us))
     ]
 
 

@@ -205,9 +205,20 @@ def trend(excess: "PartExcess", effect: "Effect", each_us: float, share: float) 
 def _per_units(term: "Term", each_us: float) -> Message:
     """Return by how much a time grows, for enough units to take at least 10 us."""
     units = next((units for units in (1, 1000) if each_us * units >= LEAST_GROWTH_US), 1_000_000)
-    if units == 1 or term.feature.kind not in ("length", *NOUNS):
-        return say("grows by {each:us} for each {noun}", each=each_us, noun=term_noun(term))
-    return say("grows by {each:us} for each {count}", each=each_us * units, count=term_count(term, units))
+    kind, detail = term.feature.identity
+    if units > 1 and kind in ("length", *NOUNS):
+        return say("grows by {each:us} for each {count}", each=each_us * units, count=term_count(term, units))
+    match kind:
+        case "exits":
+            cause, _, loop = detail.rpartition(" ")
+            noun = say("{loop} request passed over for {cause}", loop=loop, cause=CauseWord(cause))
+        case "length":
+            noun = say("output token of {request}", request=Request(detail))
+        case "trait" | "lora":
+            noun = say("of the {what}", what=term_nouns(term))
+        case _:
+            noun = say(NOUNS[kind][0])
+    return say("grows by {each:us} for each {noun}", each=each_us, noun=noun)
 
 
 def tie_clause(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:
@@ -259,19 +270,6 @@ def term_count(term: "Term", count: int) -> Message:
         return say("{count:n} {what}", count=count, what=term_nouns(term))
     noun, plural = NOUNS[kind]
     return say("{count}", count=Count(count, noun, plural))
-
-
-def term_noun(term: "Term") -> Message:
-    """Return the noun of a feature in the singular."""
-    kind, detail = term.feature.identity
-    if kind == "exits":
-        cause, _, loop = detail.rpartition(" ")
-        return say("{loop} request passed over for {cause}", loop=loop, cause=CauseWord(cause))
-    if kind == "length":
-        return say("output token of {request}", request=Request(detail))
-    if kind in ("trait", "lora"):
-        return say("of the {what}", what=term_nouns(term))
-    return say(NOUNS[kind][0])
 
 
 COMPARED = {

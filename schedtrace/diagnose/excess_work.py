@@ -67,21 +67,6 @@ def judged_steps(timeline: Timeline) -> pl.DataFrame:
     return steps.filter(overlap_us(spans, merged(events)) == 0)
 
 
-def part_times(timeline: Timeline, steps: pl.DataFrame) -> dict[str, Array]:
-    """Return the time of each part of each step in microseconds; NaN if unknown or without that part."""
-    nothing = pl.lit(None, pl.Int64)
-    in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
-    shared = (timeline.header.pipeline_parallel_size or 1) > 1
-    execution = pl.when(pl.col("total_requests") > 0).then("execution_us")
-    columns = steps.select(
-        (nothing if shared or in_lockstep else execution).alias(EXECUTION),
-        pl.col("schedule_us").alias(SCHEDULE),
-        pl.col("update_us").alias(UPDATE),
-        pl.when("follows").then("gap_us").alias(BETWEEN),
-    )
-    return {column.name: column.cast(pl.Float64).to_numpy() for column in columns}
-
-
 def numbers(column: pl.Series) -> Array:
     """Return a column's numbers or flags; 0 where it is null."""
     return np.nan_to_num(column.cast(pl.Float64).to_numpy())
@@ -271,7 +256,18 @@ def examined_parts(timeline: Timeline) -> Iterator[ExaminedPart]:
     steps = judged_steps(timeline)
     if steps.height < FEWEST_ROWS or not timeline.busy_us:
         return
-    for name, times in part_times(timeline, steps).items():
+    in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
+    is_shared = in_lockstep or (timeline.header.pipeline_parallel_size or 1) > 1
+    execution = pl.when(pl.col("total_requests") > 0).then("execution_us")
+    parts = steps.select(
+        (pl.lit(None, pl.Int64) if is_shared else execution).alias(EXECUTION),
+        pl.col("schedule_us").alias(SCHEDULE),
+        pl.col("update_us").alias(UPDATE),
+        pl.when("follows").then("gap_us").alias(BETWEEN),
+    )
+    for column in parts:
+        # NaN where the time is unknown, or the step lacks the part
+        name, times = column.name, column.cast(pl.Float64).to_numpy()
         timed_rows = np.flatnonzero(np.isfinite(times) & (times > 0))
         if len(timed_rows) < FEWEST_ROWS:
             continue
