@@ -58,7 +58,6 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact, fact_names
 from schedtrace.model.what_if import Replays
 from schedtrace.read.run import Run
-from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_ranks import RankSummary, RecordedRanks, rank_of
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.queue_waits import overtakings
@@ -167,7 +166,11 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         engines: Number of engines in the run.
     """
     times, limits = Fact.TIMES in timeline.facts, timeline.facts >= SHOWS_LIMITS
-    findings = judge(timeline)
+    findings, step_excess = judge(timeline), []
+    if slow_steps.RULE.needs <= timeline.facts:
+        from schedtrace.diagnose.excess import step_excesses  # noqa: PLC0415  # SciPy loads late
+
+        step_excess = step_excesses(timeline)
     return OneEngine(
         rank=rank_of(timeline),
         judged=findings,
@@ -178,7 +181,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         split=engine_split(timeline) if limits else None,
         request_time=request_time(timeline) if limits else [],
         engine_time=engine_time(timeline) if times else [],
-        step_excess=_step_excess(timeline) if slow_steps.RULE.needs <= timeline.facts else [],
+        step_excess=step_excess,
         sums=engine_sums(timeline),
         exits=exit_counts(timeline),
         caps=cap_counts(timeline),
@@ -187,12 +190,6 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         warmup_steps=timeline.warmup_steps,
         requests_missing=timeline.requests_missing,
     )
-
-
-def _step_excess(timeline: Timeline) -> list[StepExcess]:
-    from schedtrace.diagnose.excess import step_excesses  # noqa: PLC0415  # SciPy loads late
-
-    return step_excesses(timeline)
 
 
 def judge(timeline: Timeline) -> Judged:
@@ -276,28 +273,25 @@ class Timelines:
         """Return the timeline of the trace with this index."""
         if self._last is None or self._place != place:
             self._last = None  # before the next one is made
-            self._place, self._last = place, self._made(self._run.traces.once(place))
+            trace = self._run.traces.once(place)
+            notices = [f"{trace.path}: {notice}" for notice in trace.notices]
+            texts = (*trace.problems.sentences(trace.path), *notices)
+            self.problems = [say("{problem}", problem=text) for text in texts]
+            timeline = make_timeline(trace, self._run.manifest, front_end=self._run.front_end)
+            timeline.offset_us = offset(trace.header, self._run.traces.headers[0]).us
+            if self._window is not None:
+                trace.require(Fact.TIMES, str(self._window))
+                if timeline.steps.height:
+                    self._steps += timeline.steps.height
+                    self._times_us += [us + timeline.offset_us for us in (timeline.begin_us, timeline.end_us)]
+                timeline = windowed(timeline, self._window)
+                self._in_window |= not (timeline.steps.is_empty() and timeline.request_states.is_empty())
+            self._place, self._last = place, timeline
         return self._last
 
     def rank_timeline(self, rank: int) -> Timeline:
         """Return the timeline of this data-parallel rank."""
         return self.at([header.engine_rank for header in self._run.traces.headers].index(rank))
-
-    def _made(self, trace: Trace) -> Timeline:
-        notices = [f"{trace.path}: {notice}" for notice in trace.notices]
-        texts = (*trace.problems.sentences(trace.path), *notices)
-        self.problems = [say("{problem}", problem=text) for text in texts]
-        timeline = make_timeline(trace, self._run.manifest, front_end=self._run.front_end)
-        timeline.offset_us = offset(trace.header, self._run.traces.headers[0]).us
-        if self._window is None:
-            return timeline
-        trace.require(Fact.TIMES, str(self._window))
-        cut = windowed(timeline, self._window)
-        self._in_window |= not (cut.steps.is_empty() and cut.request_states.is_empty())
-        if timeline.steps.height:
-            self._steps += timeline.steps.height
-            self._times_us += [us + timeline.offset_us for us in (timeline.begin_us, timeline.end_us)]
-        return cut
 
     def require_steps(self) -> None:
         """Raise UsageError for a window in which no engine began a step or had a request."""
@@ -473,6 +467,8 @@ def _run_problems(manifest: Manifest | None) -> list[Message]:
 
 
 CATALOGUE_SCHEMA_VERSION = 1
+MOST_CODES = 3
+"""Maximum number of codes that a message names; further ones are only counted."""
 FORMER = {
     "balance-candidate": "part of prefill-stall",
     "balance-without-effect": "in the example package examples/rank_balance",
@@ -548,20 +544,13 @@ def require_judged(report: Report, what: str) -> None:
             raise InputError(msg)
         if codes := [rule.code for rule in run.not_judged]:
             missing = dict.fromkeys(fact for rule in run.not_judged for fact in rule.missing)
+            more = f" and {len(codes) - MOST_CODES} more" if len(codes) > MOST_CODES else ""
             msg = (
                 f"{what} cannot be judged: {run.path} does not record {', '.join(missing)}, which "
-                f"{first_codes(codes)} need; leave them out (--ignore) or record the engine with schedtrace"
+                f"{', '.join(codes[:MOST_CODES])}{more} need; leave them out (--ignore) or record the engine "
+                "with schedtrace"
             )
             raise InputError(msg)
-
-
-MOST_CODES = 3
-
-
-def first_codes(codes: list[str]) -> str:
-    """Return the first codes as text, and the number of further codes."""
-    more = len(codes) - MOST_CODES
-    return ", ".join(codes[:MOST_CODES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _kept(findings: list[Finding], codes: frozenset[str]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ import polars as pl
 
 from schedtrace.diagnose.rules import KINDS, RULES, client_limited, prefill_stall, rank_imbalance, slow_steps
 from schedtrace.model.message import NOTHING, Message, Number, Share
-from schedtrace.model.report import Finding, Gain
+from schedtrace.model.report import Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -65,15 +65,14 @@ def ranked(
         finding.of_ranks = True
     run_roots = _roots(of_ranks)
     run_others = _placed(run_roots, of_ranks)
-    of_code = {root.code: root for root in run_roots}
-    uneven, stall = of_code.get(rank_imbalance.RULE.code), of_code.get(prefill_stall.RULE.code)
-    roots, symptoms = _pooled_findings(engines)
-    roots = [
-        root
-        for root in _roots(roots)
-        if not (uneven is not None and _for_want_of_balance(uneven, root))
-        and not (stall is not None and _slow_for_others(stall, root, stalled))
-    ]
+    pooled, symptoms = _pooled_findings(engines)
+    roots = []
+    for root in _roots(pooled):
+        cause = _cause_on_other_ranks(root, run_roots, stalled)
+        if cause is None:
+            roots.append(root)
+        else:  # its own advice would treat an effect
+            cause.symptoms = _distinct([*cause.symptoms, *root.symptoms, _symptom(root)])
     return [*_distinct(reranked([*roots, *run_roots])), *_distinct([*run_others, *symptoms])]
 
 
@@ -82,30 +81,22 @@ def reranked(findings: Sequence[Finding]) -> list[Finding]:
     return [*_specific_first(_roots(findings)), *(finding for finding in findings if not finding.is_root)]
 
 
-def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
-    """Place a wait beneath the rank imbalance if most of it occurred while another rank had room."""
-    ranks = getattr(uneven.evidence, "ranks", [])
-    own = next((figures for figures in ranks if figures.rank == root.engine_rank), None)
-    if own is None or root.leads or not RULES[root.code].charges:
-        return False
-    if own.avoidable_ms < MOST_OF_IT * own.waited_ms or not own.avoidable_ms:
-        return False
-    _put_beneath(uneven, root)
-    return True
-
-
-def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozenset[int]]) -> bool:
-    """Place slow steps beneath the prefill stall if most of these steps waited for another rank."""
-    waited = stalled.get(root.engine_rank, frozenset()).intersection(root.steps)
-    if root.code != slow_steps.RULE.code or not root.steps or len(waited) < MOST_OF_IT * len(root.steps):
-        return False
-    _put_beneath(stall, root)
-    return True
-
-
-def _put_beneath(cause: Finding, root: Finding) -> None:
-    """Make a root cause and its symptoms symptoms of another, because its advice would treat an effect."""
-    cause.symptoms = _distinct([*cause.symptoms, *root.symptoms, _symptom(root)])
+def _cause_on_other_ranks(
+    root: Finding, run_roots: Sequence[Finding], stalled: Mapping[int, frozenset[int]]
+) -> Finding | None:
+    """Return the root cause about all ranks that explains an engine's root cause; None if there is none."""
+    of_code = {run_root.code: run_root for run_root in run_roots}
+    uneven, stall = of_code.get(rank_imbalance.RULE.code), of_code.get(prefill_stall.RULE.code)
+    if uneven is not None and RULES[root.code].charges and not root.leads:
+        ranks = getattr(uneven.evidence, "ranks", [])
+        own = next((figures for figures in ranks if figures.rank == root.engine_rank), None)
+        # Most of the wait occurred while another rank had room.
+        if own is not None and own.avoidable_ms and own.avoidable_ms >= MOST_OF_IT * own.waited_ms:
+            return uneven
+    if stall is not None and root.code == slow_steps.RULE.code and root.steps:
+        waited = stalled.get(root.engine_rank, frozenset()).intersection(root.steps)
+        return stall if len(waited) >= MOST_OF_IT * len(root.steps) else None
+    return None
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:
@@ -164,26 +155,22 @@ def _placed(roots: list[Finding], findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _specific_first(roots: list[Finding]) -> list[Finding]:
+    """Move each specific finding before shortages with nearly its share of the requests' time.
+
+    Where both are about the same resource, the shortage's own advice may undo the specific one's, so half of
+    the shortage's share is enough.
+    """
     ordered: list[Finding] = []
     for root in roots:
         at = len(ordered)
-        while (
-            at
-            and KINDS[root.code].specific
-            and not ordered[at - 1].leads
-            and _share(root) >= _part_to_precede(ordered[at - 1], root) * _share(ordered[at - 1])
-        ):
+        while at and KINDS[root.code].specific and not ordered[at - 1].leads:
+            shortage = ordered[at - 1]
+            is_same = shortage.cause is not None and shortage.cause == root.cause
+            if _share(root) < (SMALL_FRAC if is_same else NEARLY) * _share(shortage):
+                break
             at -= 1
         ordered.insert(at, root)
     return ordered
-
-
-def _part_to_precede(shortage: Finding, root: Finding) -> float:
-    """Return the least ratio of shares from which a specific finding precedes a shortage.
-
-    Where both are about the same resource, the shortage's own advice may undo the specific one's.
-    """
-    return SMALL_FRAC if shortage.cause is not None and shortage.cause == root.cause else NEARLY
 
 
 def _share(root: Finding) -> float:
@@ -250,7 +237,7 @@ def share_scaled(finding: Finding, part: float) -> Finding:
     share, gain = finding.share_frac, finding.gain
     scaled = msgspec.structs.replace(
         finding,
-        gain=_saving(gain, gain.saved_frac * part) if gain else None,
+        gain=msgspec.structs.replace(gain, saved_frac=gain.saved_frac * part) if gain else None,
         symptoms=[share_scaled(symptom, part) for symptom in finding.symptoms],
     )
     if share is not None and quotes_share(finding):
@@ -267,7 +254,7 @@ def add_shares(finding: Finding, counterpart: Finding) -> None:
         _set_share(finding, min(1.0, finding.share_frac + counterpart.share_frac))
     if finding.gain is not None and counterpart.gain is not None:
         saved = finding.gain.saved_frac + counterpart.gain.saved_frac
-        finding.gain = _saving(finding.gain, min(1.0, saved))
+        finding.gain = msgspec.structs.replace(finding.gain, saved_frac=min(1.0, saved))
 
 
 def quotes_share(finding: Finding) -> bool:
@@ -291,7 +278,3 @@ def _set_share(finding: Finding, share: float) -> None:
         }
         finding.verdict = Message(finding.verdict.template, {**arguments, QUOTED: Share(share)})
     finding.share_frac = share
-
-
-def _saving(gain: Gain, saved_frac: float) -> Gain:
-    return msgspec.structs.replace(gain, saved_frac=saved_frac)

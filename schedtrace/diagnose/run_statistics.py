@@ -24,6 +24,7 @@ from schedtrace.diagnose.serving_metrics import (
     single,
     throughput,
 )
+from schedtrace.diagnose.waits import mean
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import StripCell, TrialReport
@@ -164,8 +165,8 @@ def _report(
         first_step_requests=None if begin is None else begin["total_requests"],
         first_step_tokens=None if begin is None else begin["used_tokens"],
         new_per_step=None if new.null_count() else new.filter(new > 0).to_list(),
-        budget_use_frac=_use(working),
-        budget_use_waiting_frac=_use(working.filter(pl.col("num_waiting_after") > 0)),
+        budget_use_frac=mean(working, pl.col("use_frac")),
+        budget_use_waiting_frac=mean(working.filter(pl.col("num_waiting_after") > 0), pl.col("use_frac")),
         preemptions=preemptions,
         requests_finished=done.height if lives else None,
         requests_aborted=finishes.height - done.height if lives else None,
@@ -203,11 +204,6 @@ def _report(
 
 def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:
     return frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
-
-
-def _use(steps: pl.DataFrame) -> float | None:
-    mean = steps.select(pl.col("use_frac").mean()).item()
-    return None if mean is None else float(mean)
 
 
 def strip(timeline: Timeline) -> list[StripCell]:
@@ -503,8 +499,18 @@ def _engines(engines: Sequence[EngineSums], ranks: RecordedRanks) -> list[Engine
                 own = [mean for rank, mean in means.items() if row.engine_rank in {None, rank}]
                 row.mean_running = sum(running for running, _ in own)
                 row.mean_waiting = sum(waiting for _, waiting in own)
-    if ranks.lockstep:
-        _add_lockstep(ranks, figures)
+    if ranks.lockstep:  # dummy batches by the common step counter, and waits for other ranks' prefills
+        dummies = {rank: (batches, us) for rank, batches, us in ranks.dummies.iter_rows()}
+        stalls, stalled = ranks.prefill_stalls, {}
+        if stalls is not None:
+            each = stalls.stalled.group_by("rank").agg(pl.col("excess_us").sum())
+            stalled = {rank: max(0.0, us) for rank, us in each.iter_rows()}
+        for row in figures:
+            numbers = [rank.rank_number for rank in ranks.each if row.engine_rank in {None, rank.rank_number}]
+            row.dummy_batches = sum(dummies[rank][0] for rank in numbers)
+            row.dummy_ms = sum(dummies[rank][1] for rank in numbers) / 1e3
+            if stalls is not None:
+                row.stalled_ms = sum(stalled.get(rank, 0.0) for rank in numbers) / 1e3
     return figures
 
 
@@ -514,6 +520,10 @@ def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) ->
     sums = _added(engines)
     rates = throughput(0, sums["input_tokens"], sums["output_tokens"], seconds) if lives and seconds else None
     preempted = all(engine.counts["preemptions"] is not None for engine in engines)
+    used = [engine.kv_used for engine in engines if engine.kv_used is not None]
+    kv_used_frac = used[0][0] if len(used) == 1 else None  # no rounding
+    if len(used) > 1:
+        kv_used_frac = sum(mean * steps for mean, steps in used) / sum(steps for _, steps in used)
     return EngineFigures(
         engine_rank=rank,
         steps=sums["steps"],
@@ -525,7 +535,7 @@ def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) ->
         mean_waiting=_at_a_time(engines, "queued_us") if lives else None,
         dummy_batches=sums.get("dummy_batches"),
         dummy_ms=sums["dummy_us"] / 1e3 if "dummy_us" in sums else None,
-        kv_used_frac=_mean([engine.kv_used for engine in engines if engine.kv_used is not None]),
+        kv_used_frac=kv_used_frac,
     )
 
 
@@ -534,27 +544,3 @@ def _at_a_time(engines: Sequence[EngineSums], time: str) -> float | None:
     counts = [engine.counts for engine in engines]
     means = [(sums[time] or 0) / busy for sums in counts if (busy := sums["busy_us"])]
     return sum(means) if means else None
-
-
-def _mean(parts: Sequence[tuple[float, int]]) -> float | None:
-    """Return the weighted mean of means."""
-    if len(parts) == 1:  # no rounding
-        return parts[0][0]
-    count = sum(count for _, count in parts)
-    return sum(mean * count for mean, count in parts) / count if count else None
-
-
-def _add_lockstep(ranks: RecordedRanks, figures: list[EngineFigures]) -> None:
-    """Set the dummy batches, by the common step counter, and the time that ranks waited for prefills."""
-    dummies = {rank: (batches, us) for rank, batches, us in ranks.dummies.iter_rows()}
-    stalls = ranks.prefill_stalls
-    stalled = {}
-    if stalls is not None:
-        each = stalls.stalled.group_by("rank").agg(pl.col("excess_us").sum())
-        stalled = {rank: max(0.0, us) for rank, us in each.iter_rows()}
-    for row in figures:
-        own = [rank.rank_number for rank in ranks.each if row.engine_rank in {None, rank.rank_number}]
-        row.dummy_batches = sum(dummies[rank][0] for rank in own)
-        row.dummy_ms = sum(dummies[rank][1] for rank in own) / 1e3
-        if stalls is not None:
-            row.stalled_ms = sum(stalled.get(rank, 0.0) for rank in own) / 1e3

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
+from schedtrace.diagnose.waits import mean
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import LatencyTail, RunReport, TailPart
@@ -66,25 +67,17 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
     there = asked.join(ended, on="request_id", how="anti", maintain_order="left").select(
         "request_id", "trial", "arrived_us"
     )
-    first = _first_tokens(timeline, there["request_id"])
+    ids = there["request_id"]
+    first = timeline.present.filter(pl.col("request_id").is_in(pl.lit(ids).implode()))
+    first = first[["request_id", "first_token_us"]]
+    if not ids.is_empty():  # the first tokens that they already have
+        steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
+        opens = _outputs(timeline, steps, ids).filter("opens")
+        seen = opens.select("request_id", first_token_us=steps["output_us"].gather(opens["first"]))
+        first = pl.concat([first, seen]).group_by("request_id").agg(pl.col("first_token_us").min())
     there = there.join(first, on="request_id", how="left", maintain_order="left")
     rows = pl.concat([ended, there], how="diagonal_relaxed").sort("arrived_us", maintain_order=True)
     return with_latencies(rows).drop("status")
-
-
-def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
-    """Return ``request_id`` and ``first_token_us`` of unfinished requests that already have a first token."""
-    if ids.is_empty():
-        return pl.DataFrame(schema={"request_id": pl.String, "first_token_us": pl.Int64})
-    steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
-    opens = _outputs(timeline, steps, ids).filter("opens")
-    seen = opens.select("request_id", first_token_us=steps["output_us"].gather(opens["first"]))
-    before = timeline.present.filter(pl.col("request_id").is_in(pl.lit(ids).implode()))
-    return (
-        pl.concat([before[["request_id", "first_token_us"]], seen])
-        .group_by("request_id")
-        .agg(pl.col("first_token_us").min())
-    )
 
 
 def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
@@ -194,8 +187,13 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
     )
     outputs = place_of(outputs, steps, "step", "first")
     length = pl.col("last_step") - pl.col("step")
+    # With steps in flight, another step may be scheduled before a request's last token is known.
+    ended = timeline.finishes.drop_nulls("last_token_us").unique("request_id", keep="last")
+    back = steps.select(pl.col("output_us").fill_null(strategy="forward").fill_null(0).cum_max())["output_us"]
+    places = back.search_sorted(ended["last_token_us"], side="right")
+    ends = ended.select("request_id", end=pl.lit(places).cast(pl.Int64) - 1)
     return (
-        outputs.join(_last_outputs(timeline, steps), on="request_id", how="left", maintain_order="left")
+        outputs.join(ends, on="request_id", how="left", maintain_order="left")
         .select(
             "request_id",
             opens=of_prompt & (lost < pl.col("prompt_tokens")),
@@ -204,17 +202,6 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
         )
         .filter(pl.col("first") <= pl.col("last"))
     )
-
-
-def _last_outputs(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return ``request_id`` and ``end``, the place of the step with the request's last token.
-
-    With steps in flight, another step may be scheduled before the last token is known.
-    """
-    ended = timeline.finishes.drop_nulls("last_token_us").unique("request_id", keep="last")
-    back = steps.select(pl.col("output_us").fill_null(strategy="forward").fill_null(0).cum_max())["output_us"]
-    places = back.search_sorted(ended["last_token_us"], side="right")
-    return ended.select("request_id", end=pl.lit(places).cast(pl.Int64) - 1)
 
 
 FEWEST = 20
@@ -332,16 +319,11 @@ def _tail(timeline: Timeline, requests: pl.DataFrame, metric: _Metric) -> Latenc
         parts=parts,
         first_step=main["begin_step"].min(),  # type: ignore[arg-type]  # a column of integers
         last_step=main["end_step"].max(),  # type: ignore[arg-type]  # a column of integers
-        prefill_tokens=_mean(slowest["prefill_tokens"]),
-        usual_prefill_tokens=_mean(middle["prefill_tokens"]),
-        output_tokens=_mean(slowest["output_tokens"]),
-        usual_output_tokens=_mean(middle["output_tokens"]),
+        prefill_tokens=mean(slowest, pl.col("prefill_tokens")),
+        usual_prefill_tokens=mean(middle, pl.col("prefill_tokens")),
+        output_tokens=mean(slowest, pl.col("output_tokens")),
+        usual_output_tokens=mean(middle, pl.col("output_tokens")),
     )
-
-
-def _mean(values: pl.Series) -> float | None:
-    mean = values.drop_nulls().mean()
-    return float(mean) if isinstance(mean, int | float) else None
 
 
 def _parts(timeline: Timeline, group: pl.DataFrame, metric: _Metric) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -481,7 +463,11 @@ def counted_time(run: RunReport) -> Message:
         max((report.duration_s or 0.0 for report in trials if report.trial == number), default=0.0)
         for number in {trial.trial for trial in trials}
     )
-    busy = max((_busy_s(run, rank) for rank in {trial.engine_rank for trial in trials}), default=0.0)
+    busy_ms = dict.fromkeys((trial.engine_rank for trial in trials), 0.0)
+    for part in run.engine_time:
+        if part.engine_rank in busy_ms and part.state in BUSY:
+            busy_ms[part.engine_rank] += part.time_ms
+    busy = max(busy_ms.values(), default=0.0) / 1e3
     if {trial.throughput_over for trial in trials} == {"requests"} and counted < NOT_IDLE_FRAC * lasted:
         return say(
             "while requests were present ({counted:n} of {lasted:n} s)",
@@ -495,11 +481,6 @@ def counted_time(run: RunReport) -> Message:
             busy=busy,
         )
     return NOTHING
-
-
-def _busy_s(run: RunReport, rank: int) -> float:
-    states = [part for part in run.engine_time if part.engine_rank == rank]
-    return sum(part.time_ms for part in states if part.state in BUSY) / 1e3
 
 
 def covered_seconds(spans: pl.DataFrame) -> float:

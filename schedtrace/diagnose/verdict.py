@@ -235,22 +235,18 @@ def verdict(
     ]
     if not any(engine.steps or engine.requests_us for engine in engines):
         return [*stalled, say("No step was recorded: nothing to judge.")]
-    return [*stalled, *_verdict(engines, findings, split, before), *_missing(engines)]
-
-
-def _missing(engines: Sequence[Unlimited]) -> list[Message]:
-    """Describe the part of the run that the verdict does not cover; return nothing if it covers all."""
+    sentences = [*stalled, *_verdict(engines, findings, split, before)]
     steps, us = (sum(getattr(engine, name) for engine in engines) for name in ("missing_steps", "missing_us"))
-    if not steps and not us:
-        return []
-    return [
-        say(
-            "Not recorded, and in none of these shares: {steps:n step} in {us:us} of {whole:us}.",
-            steps=steps,
-            us=us,
-            whole=sum(engine.length_us for engine in engines),
+    if steps or us:
+        sentences.append(
+            say(
+                "Not recorded, and in none of these shares: {steps:n step} in {us:us} of {whole:us}.",
+                steps=steps,
+                us=us,
+                whole=sum(engine.length_us for engine in engines),
+            )
         )
-    ]
+    return sentences
 
 
 def _verdict(
@@ -259,10 +255,10 @@ def _verdict(
     leads = leading(findings, before)
     main = max(engines, key=lambda engine: engine.requests_us)
     quiet = bool(leads) and leads[0].code in RULES and KINDS[leads[0].code].quiet is not None
+    facts = ALL_FACTS.intersection(*(engine.facts for engine in engines))
     if not leads or (quiet and leads[0].weight < _from(leads[0])):
-        facts = ALL_FACTS.intersection(*(engine.facts for engine in engines))
         if facts >= SHOWS_LIMITS:
-            return _nothing_leads(engines, leads, split, _stretched_decodes(findings))
+            return _nothing_leads(engines, leads, split, left_open(facts), _stretched_decodes(findings))
         longest = max(engines, key=lambda engine: engine.steps)
         shown = on_engine(longest.rank, longest.contents) if len(engines) > 1 else longest.contents
         return [sentence for sentence in (cannot_tell(facts), shown, RECORD_IT) if sentence]
@@ -277,15 +273,27 @@ def _verdict(
     # Where the engine keeps up, the clients set the throughput, whatever the first cause costs in latency.
     is_paced = few_clients or (main.load.pace == "clock" and not first.leads)
     pace = main.load.throughput_note if is_paced and not grows and len(engines) == 1 else NOTHING
-    open_ = left_open(ALL_FACTS.intersection(*(engine.facts for engine in engines)))
+    open_ = left_open(facts)
     idle = _idle(engines) if quiet else NOTHING
     return [sentence for sentence in (first.verdict, grows, pace, holder, open_, also, idle) if sentence][:3]
 
 
 def _nothing_leads(
-    engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], stretched: Message
+    engines: Sequence[Unlimited],
+    findings: list[Finding],
+    split: list[TimePart],
+    open_: Message,
+    stretched: Message,
 ) -> list[Message]:
-    """State that no setting limits the engines, and what explains the run or took the requests' time."""
+    """State that no setting limits the engines, and what explains the run or took the requests' time.
+
+    Args:
+        engines: ``unlimited`` of each engine.
+        findings: Findings that lead the verdict.
+        split: ``time_split`` of all engines.
+        open_: ``left_open`` of the facts that all engines record.
+        stretched: ``_stretched_decodes`` of all findings.
+    """
     main = max(engines, key=lambda engine: engine.requests_us)
     loads = [engine.load for engine in engines]
     load = loads[0].summary if len(loads) == 1 else load_of_all(loads)
@@ -301,7 +309,6 @@ def _nothing_leads(
     ]
     spent = say("[The requests' time: {parts}.]", parts=joined(parts, ", "))
     sentences = [explained] if explained else [main.nothing, stretched or spent]
-    open_ = left_open(ALL_FACTS.intersection(*(engine.facts for engine in engines)))
     of_client = findings and findings[0].code == client_limited.RULE.code and not capped
     last = open_ or (NOTHING if of_client else load or _idle(engines))
     return [sentence for sentence in (*sentences, last) if sentence]
