@@ -23,7 +23,7 @@ from schedtrace.model.report import Advice, Gain
 from schedtrace.model.say import say
 from schedtrace.timeline.frames import NOT_RECORDED
 from schedtrace.timeline.spans import total_us
-from schedtrace.timeline.step_time import StepTime, fit_step_time, median
+from schedtrace.timeline.step_time import fit_step_time, median
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.clients import AT_ONCE_FRAC
 
@@ -92,7 +92,15 @@ def with_more_running(
     together = pl.max_horizontal(pl.min_horizontal(most, THERE), RAN)
     seen = pl.col("used_tokens") * together / RAN <= timeline.steps["used_tokens"].max()
     fewer = 1 - RAN / together  # steps, for each of these
-    alike_us = pl.when(seen).then(_least_step_us(model)).otherwise(0)
+    # The least fixed cost of a step is its time without its work, at most the model's base. A device may hide
+    # the work of few decodes, so each decode is assumed to cost as much as a prefill token.
+    decode_us = max(model.per_prefill_token_us, model.per_decode_token_us)
+    work_us = (
+        model.per_prefill_token_us * pl.col("prefill_tokens")
+        + decode_us * pl.col("decode_tokens")
+        + model.per_context_token_us * pl.col("context_tokens")
+    )
+    alike_us = pl.when(seen).then((pl.col("busy_us") - work_us).clip(0, model.base_us)).otherwise(0)
     waited, least_us, widest = steps.select(
         waited=fewer.sum(), least_us=(fewer * alike_us).sum(), widest=together.max()
     ).row(0)
@@ -124,20 +132,6 @@ def steps_saved(timeline: Timeline, waited: float, widest: float) -> tuple[float
     shared, longest = int(working["total_requests"].sum()) / widest, int(most["steps"].sum())
     least = max(0.0, min(waited, working.height - shared - longest))
     return least, max(waited, working.height - max(shared, longest))
-
-
-def _least_step_us(model: StepTime) -> pl.Expr:
-    """Return the minimum fixed cost of a step: its time without its work, at most the model's base.
-
-    A device may hide the work of few decodes, so each decode is assumed to cost as much as a prefill token.
-    """
-    decode_us = max(model.per_prefill_token_us, model.per_decode_token_us)
-    requests_us = (
-        model.per_prefill_token_us * pl.col("prefill_tokens")
-        + decode_us * pl.col("decode_tokens")
-        + model.per_context_token_us * pl.col("context_tokens")
-    )
-    return (pl.col("busy_us") - requests_us).clip(0, model.base_us)
 
 
 def most_step_us(timeline: Timeline) -> float | None:

@@ -139,29 +139,26 @@ def need_at_refusals(timeline: Timeline, request_id: str | None = None) -> Need:
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
-    """Return the blocks for all requests at once: at least their number times the mean need."""
+    """Return the blocks for all requests at once: at least their number times the mean need.
+
+    A few large requests need far more blocks than the same number of average requests, so the largest need of
+    as many consecutively admitted requests counts, too.
+    """
     peak = timeline.demand.requests
     peak = min(peak, timeline.seats) if timeline.seats else peak
-    each = timeline.demand.blocks_each
-    together = 0 if each is None else _most_together(timeline, peak)
+    each, together = timeline.demand.blocks_each, 0
+    if each is not None:
+        ended = timeline.finishes.filter(pl.col("output_tokens") > 0).sort("trial", "scheduled_us")
+        lengths = ended["prompt_tokens"] + ended["output_tokens"]
+        need = need_of_engine(timeline.header)
+        needs = {tokens: sum((need and need.sequence(tokens)) or ()) for tokens in lengths.unique()}
+        blocks = lengths.replace_strict(needs, return_dtype=pl.Int64)
+        together = int(blocks.rolling_sum(max(1, peak), min_samples=1).max() or 0)  # type: ignore[arg-type]  # of integers
     each = each or held_each
     if each is None:
         return None
     wanted = max(round(peak * each), together) + 1  # vLLM keeps one block for itself
     return wanted if wanted > (timeline.header.kv_blocks_total or 0) else None
-
-
-def _most_together(timeline: Timeline, requests: int) -> int:
-    """Return the largest need for blocks of any ``requests`` requests that were admitted consecutively.
-
-    A few large requests need far more blocks than the same number of average requests.
-    """
-    ended = timeline.finishes.filter(pl.col("output_tokens") > 0).sort("trial", "scheduled_us")
-    lengths = ended["prompt_tokens"] + ended["output_tokens"]
-    need = need_of_engine(timeline.header)
-    each = {tokens: sum((need and need.sequence(tokens)) or ()) for tokens in lengths.unique()}
-    blocks = lengths.replace_strict(each, return_dtype=pl.Int64)
-    return int(blocks.rolling_sum(max(1, requests), min_samples=1).max() or 0)  # type: ignore[arg-type]  # of integers
 
 
 def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, str | None, int | None]:
@@ -219,6 +216,16 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
     """
     arrivals = timeline.started_requests
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size or 1
+    schema = {
+        "request_id": pl.String,
+        "local_tokens": pl.Int64,
+        "external_tokens": pl.Int64,
+        "miss": pl.String,
+        "salted": pl.Boolean,
+        "longest_tokens": pl.Int64,
+    }
+    recorded = timeline.lists.get("admitted", pl.LazyFrame(schema=schema))
+    admissions = recorded.select(schema.keys()).collect().unique("request_id", keep="first")
     rows = (
         timeline.admitted.lazy()
         .filter(pl.col("phase") == "new")
@@ -226,14 +233,19 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
         .collect()
         .with_row_index("at")
         .join(arrivals[["request_id", "prompt_tokens", "prefix_hashes"]], on="request_id")
-        .join(_admissions(timeline), on="request_id", how="left")
+        .join(admissions, on="request_id", how="left")
         .sort("at")
     )
     most = (pl.col("prompt_tokens") - 1) // size * size
     brought = pl.col("external_tokens").fill_null(0)
     shareable = pl.lit(None, pl.Int64)
     if rows["prefix_hashes"].null_count() < rows.height:
-        rows, shareable = _with_shared_blocks(rows), pl.min_horizontal(pl.col("blocks") * size, most)
+        blocks: dict[int, int] = {}
+        for trial in rows[["trial", "at", "prefix_hashes"]].partition_by("trial"):
+            hashes = [text or "" for text in trial["prefix_hashes"]]
+            blocks |= dict(zip(trial["at"], shared_blocks(hashes), strict=True))
+        rows = rows.hstack([pl.Series("blocks", [blocks[at] for at in rows["at"]], dtype=pl.Int64)])
+        shareable = pl.min_horizontal(pl.col("blocks") * size, most)
     return (
         rows.with_columns(
             cached_tokens=pl.coalesce("local_tokens", "computed_tokens"), shareable_tokens=shareable
@@ -244,15 +256,6 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
             *("missed_tokens", "miss", "salted", "longest_tokens"),
         )
     )
-
-
-def _with_shared_blocks(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``blocks``: the leading blocks that each request shares with an earlier one of its trial."""
-    blocks: dict[int, int] = {}
-    for trial in rows[["trial", "at", "prefix_hashes"]].partition_by("trial"):
-        hashes = [text or "" for text in trial["prefix_hashes"]]
-        blocks |= dict(zip(trial["at"], shared_blocks(hashes), strict=True))
-    return rows.hstack([pl.Series("blocks", [blocks[at] for at in rows["at"]], dtype=pl.Int64)])
 
 
 class SharedBeginnings(NamedTuple):
@@ -288,19 +291,6 @@ def _shared_nodes(texts: list[str]) -> tuple[int, int]:
     marks = [len(text) // MARK_CHARACTERS for text in shared]
     blocks = sum(map(blocks_until, marks)) - sum(map(blocks_until, continued))
     return blocks, sum(own > common for own, common in zip(marks, [*continued, 0], strict=True))
-
-
-def _admissions(timeline: Timeline) -> pl.DataFrame:
-    schema = {
-        "request_id": pl.String,
-        "local_tokens": pl.Int64,
-        "external_tokens": pl.Int64,
-        "miss": pl.String,
-        "salted": pl.Boolean,
-        "longest_tokens": pl.Int64,
-    }
-    recorded = timeline.lists.get("admitted", pl.LazyFrame(schema=schema))
-    return recorded.select(schema.keys()).collect().unique("request_id", keep="first")
 
 
 def shared_blocks(hashes: list[str]) -> list[int]:

@@ -200,6 +200,9 @@ def offered_load(timeline: Timeline) -> OfferedLoad:
     if clients.pattern == "loop":
         return OfferedLoad("answers", working, clients, latency_ms)
     fullest, at_fullest = _at_fullest(timeline, working)
+    outputs = timeline.finishes["output_tokens"].drop_nulls()
+    nearly_all = (outputs == 1).sum() >= NEARLY_ALL * max(1, outputs.len())
+    only_prefills = timeline.header.settings.get("kv_transfer_config.kv_role") == "kv_producer"
     return OfferedLoad(
         "answers",
         working,
@@ -208,7 +211,7 @@ def offered_load(timeline: Timeline) -> OfferedLoad:
         rounds_of(largest, min(clients.clients, timeline.seats or clients.clients)),
         fullest=fullest,
         at_fullest_frac=at_fullest,
-        one_token=clients.pattern == "barrier" and _one_token(timeline),
+        one_token=clients.pattern == "barrier" and nearly_all and not only_prefills,
     )
 
 
@@ -272,13 +275,6 @@ def came_at_once(timeline: Timeline) -> bool:
     return bool(early) and min(early) >= BURST_FRAC
 
 
-def _one_token(timeline: Timeline) -> bool:
-    """Return whether nearly all requests generate one token; False for an engine that only prefills."""
-    outputs = timeline.finishes["output_tokens"].drop_nulls()
-    prefills = timeline.header.settings.get("kv_transfer_config.kv_role") == "kv_producer"
-    return not prefills and (outputs == 1).sum() >= NEARLY_ALL * max(1, outputs.len())
-
-
 def _requests(timeline: Timeline) -> pl.DataFrame:
     """Return the times at which each request arrived and left, by trial, and its tokens.
 
@@ -321,6 +317,11 @@ def _by_clock(
     done = timeline.steps.select(pl.col("used_tokens").sum() - pl.col("recomputed_tokens").fill_null(0).sum())
     parts, backlog = _backlogs(timeline, arrived)
     fullest, at_fullest = _at_fullest(timeline, working)
+    gaps = arrived.sort("trial", "came_us").select(us=pl.col("came_us").diff().over("trial")).drop_nulls()
+    count, mean, deviation, middle = gaps.select(
+        pl.len(), mean=pl.col("us").mean(), deviation=pl.col("us").std(), median=pl.col("us").median()
+    ).row(0)
+    is_even = count >= FEWEST_EVEN and mean > 0 and deviation <= EVEN * mean
     in_order = arrived.sort("came_us").with_columns(gone=pl.col("gone_us").cum_max().shift(1))
     periods = 1 + in_order.filter(pl.col("came_us") > pl.col("gone")).height
     return OfferedLoad(
@@ -338,19 +339,9 @@ def _by_clock(
         requests_per_busy_period=arrived.height / periods,
         fullest=fullest,
         at_fullest_frac=at_fullest,
-        every_us=_even_gap_us(arrived),
+        every_us=float(middle) if is_even else None,
         gave_up_frac=float(requests["gave_up"].mean() or 0.0),  # type: ignore[arg-type]  # of booleans
     )
-
-
-def _even_gap_us(requests: pl.DataFrame) -> float | None:
-    """Return the median time between two arrivals of a trial; None if arrivals are not even."""
-    ordered = requests.sort("trial", "came_us")
-    gaps = ordered.select(us=pl.col("came_us").diff().over("trial")).drop_nulls()
-    count, mean, deviation, middle = gaps.select(
-        pl.len(), mean=pl.col("us").mean(), deviation=pl.col("us").std(), median=pl.col("us").median()
-    ).row(0)
-    return float(middle) if count >= FEWEST_EVEN and mean > 0 and deviation <= EVEN * mean else None
 
 
 def _per_s(requests: pl.DataFrame, column: str) -> float | None:

@@ -263,7 +263,14 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
 
 def _kinds(requests: pl.DataFrame) -> Iterator[tuple[str, str | int | None, pl.Series]]:
     """Yield each trait and value, with the requests that have it."""
-    yield "at_once", None, _came_at_once(requests)
+    # Requests that one step saw first, and that arrived much closer together than average.
+    us = pl.col("us").max() - pl.col("us").min()
+    usual_us = requests.select(us / pl.len()).item()
+    groups = requests.group_by("seen").agg(
+        at_once=(pl.len() >= FEWEST_AT_ONCE) & (DENSER * us <= usual_us * pl.len())
+    )
+    seen = requests.join(groups, on="seen", how="left", maintain_order="left", nulls_equal=True)
+    yield "at_once", None, seen["at_once"]
     for trait in OF_KIND:
         counts = requests[trait].value_counts().sort("count", trait, descending=[True, False])
         if counts.height > 1:
@@ -277,16 +284,6 @@ def _kinds(requests: pl.DataFrame) -> Iterator[tuple[str, str | int | None, pl.S
     for trait in OF_SIZE:
         if (least := _long_from(requests[trait])) is not None:
             yield trait, None, (requests[trait] >= least).fill_null(value=False)
-
-
-def _came_at_once(requests: pl.DataFrame) -> pl.Series:
-    """Return requests that one step saw first and that arrived much closer together than average."""
-    us = pl.col("us").max() - pl.col("us").min()
-    usual_us = requests.select(us / pl.len()).item()
-    groups = requests.group_by("seen").agg(
-        at_once=(pl.len() >= FEWEST_AT_ONCE) & (DENSER * us <= usual_us * pl.len())
-    )
-    return requests.join(groups, on="seen", how="left", maintain_order="left", nulls_equal=True)["at_once"]
 
 
 def _long_from(tokens: pl.Series) -> int | None:

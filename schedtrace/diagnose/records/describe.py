@@ -210,9 +210,14 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
 
 def _cannot_tell(log: ServerLog) -> Message:
     if log.engines:
+        apart = None  # unknown
+        if steps := [step for engine in log.engines for step in intervals_s(list(engine.snapshots))]:
+            usual, longest = min(steps), max(steps)
+            is_regular = longest <= SIMILAR * usual
+            apart = say("{usual:s}[ to {longest:s}]", usual=usual, longest=None if is_regular else longest)
         return say(
             "Periodic lines are snapshots[, {apart} apart]: they do not show {facts}.",
-            apart=_apart(log),
+            apart=apart,
             facts=_CANNOT,
         )
     if log.failure is not None and log.failure.stage == "start":
@@ -220,17 +225,6 @@ def _cannot_tell(log: ServerLog) -> Message:
             "No engine ran, so this log shows nothing about requests. Record the server once it starts."
         )
     return say("This log does not show {facts}.", facts=_CANNOT)
-
-
-def _apart(log: ServerLog) -> Message | None:
-    """Return the times between periodic lines; None if they are unknown."""
-    steps = [step for engine in log.engines for step in intervals_s(list(engine.snapshots))]
-    if not steps:
-        return None
-    usual, longest = min(steps), max(steps)
-    if longest <= SIMILAR * usual:
-        return say("{usual:s}", usual=usual)
-    return say("{usual:s} to {longest:s}", usual=usual, longest=longest)
 
 
 def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:

@@ -72,8 +72,8 @@ def queue_statement(
     candidates = _candidates(limit, moments, seats, max(most_running, *(each.running for each in moments)))
     if len(candidates) > 1:
         limit = "several"
-    running, usage = _range([moment.running for moment in moments]), _usage(moments)
-    waiting = _range([moment.waiting for moment in moments])
+    running, usage = extent([moment.running for moment in moments]), _usage(moments)
+    waiting = extent([moment.waiting for moment in moments])
     counted = say(
         "in {queued} {noun}, {waiting} {verb} waiting[ and {running}][; KV cache usage is {usage}]",
         queued=_out_of(len(moments), of),
@@ -255,13 +255,14 @@ _WORDINGS: dict[Limit, _Wording] = {
 }
 
 
-def _range(values: Sequence[float]) -> Range:
+def extent(values: Sequence[float]) -> Range:
+    """Return the smallest and the largest value."""
     return Range(min(values), max(values))
 
 
 def _usage(moments: Sequence[Moment]) -> Range | None:
     usages = [moment.kv_cache_usage_frac for moment in moments if moment.kv_cache_usage_frac is not None]
-    return _range(usages) if usages else None
+    return extent(usages) if usages else None
 
 
 def amount(range_: Range, noun: str = "request") -> Message:

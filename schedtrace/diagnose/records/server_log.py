@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import mean, median
 
-from schedtrace.diagnose.records.metrics import Moment, amount, queue_statement
+from schedtrace.diagnose.records.metrics import Moment, amount, extent, queue_statement
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.records import (
     ConsoleSnapshots,
     DumpedRequest,
     DumpedStep,
     Failure,
-    Range,
     ServerStart,
     Statement,
 )
@@ -62,11 +61,6 @@ def console_snapshots(engine: EngineLines) -> ConsoleSnapshots:
         preemptions=sum(preemptions) if preemptions else None,
         acceptance_frac=engine.acceptance_frac,
     )
-
-
-def extent(values: Sequence[float]) -> Range:
-    """Return the smallest and the largest value."""
-    return Range(min(values), max(values))
 
 
 def span_s(lines: Sequence[PeriodicLine]) -> float | None:
@@ -188,7 +182,7 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
 
 def _begun_busy(lines: list[PeriodicLine]) -> Iterator[PeriodicLine]:
     """Yield the lines with a queue, and those whose interval began with running requests, as far as known."""
-    longest = SIMILAR * (interval_s(lines) or VLLM_INTERVAL_S)
+    longest = SIMILAR * min(intervals_s(lines), default=VLLM_INTERVAL_S)
     yield from lines[:1]
     for before, line in pairwise(lines):
         elapsed = elapsed_s(before.at_s, line.at_s)
@@ -211,7 +205,7 @@ def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) ->
     ]
     if not idle:
         return
-    interval = interval_s(lines) or VLLM_INTERVAL_S
+    interval = min(intervals_s(lines), default=VLLM_INTERVAL_S)  # pauses lengthen the rest
     silences = []
     for place in idle:
         later = lines[place + 1].at_s if place + 1 < len(lines) else last_s
@@ -239,11 +233,6 @@ def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) ->
             queue="schedtrace queue",
         ),
     )
-
-
-def interval_s(lines: Sequence[PeriodicLine]) -> float | None:
-    """Return the shortest time between lines, because pauses lengthen others; None if too few have times."""
-    return min(intervals_s(lines), default=None)
 
 
 def intervals_s(lines: Sequence[PeriodicLine]) -> list[float]:
@@ -361,8 +350,16 @@ def failure_statements(log: ServerLog) -> Iterator[Statement]:
         )
     if log.step is not None:
         yield _step(log.step)
-        if log.step.preempted_requests:
-            yield _preempted(log.step.preempted_requests)
+        if preempted := log.step.preempted_requests:
+            yield Statement(
+                code="preempted-in-step",
+                certainty="recorded",
+                text=say(
+                    "The dumped step preempts {requests:n request}, such as {first:id}.",
+                    requests=len(preempted),
+                    first=preempted[0],
+                ),
+            )
 
 
 def _failure(failure: Failure) -> Statement:
@@ -384,6 +381,16 @@ def _failure(failure: Failure) -> Statement:
 def _step(step: DumpedStep) -> Statement:
     prompts = [request for request in step.requests if is_prefill(request)]
     decodes = [request for request in step.requests if not is_prefill(request)]
+    load = None
+    if step.running is not None:
+        load = say(
+            "{running:n request} {runs} running and {waiting} {waits} waiting[; KV cache usage is {usage:%}]",
+            running=step.running,
+            runs="is" if step.running == 1 else "are",
+            waiting="none" if not step.waiting else say("{waiting:n}", waiting=step.waiting),
+            waits="is" if (step.waiting or 0) <= 1 else "are",
+            usage=step.kv_cache_usage_frac,
+        )
     text = say(
         "[The dumped step has {tokens:n token}[: {mix}][{both:?}. ]][{alone:?}At the failure, ][{load}]"
         "[{cut:?}vLLM dumped the step at which the engine failed, but this log has only a part of the dump].",
@@ -392,7 +399,7 @@ def _step(step: DumpedStep) -> Statement:
         alone=step.scheduled_tokens is None and step.running is not None,
         cut=step.scheduled_tokens is None and step.running is None,
         mix=_mix(prompts, decodes),
-        load=_load(step),
+        load=load,
     )
     return Statement(code="dumped-step", certainty="recorded", text=text)
 
@@ -428,29 +435,4 @@ def _mix(prompts: list[DumpedRequest], decodes: list[DumpedRequest]) -> Message 
         low=min(contexts, default=None),
         high=max(contexts) if len(set(contexts)) > 1 else None,
         context=bool(contexts),
-    )
-
-
-def _load(step: DumpedStep) -> Message | None:
-    if step.running is None:
-        return None
-    return say(
-        "{running:n request} {runs} running and {waiting} {waits} waiting[; KV cache usage is {usage:%}]",
-        running=step.running,
-        runs="is" if step.running == 1 else "are",
-        waiting="none" if not step.waiting else say("{waiting:n}", waiting=step.waiting),
-        waits="is" if (step.waiting or 0) <= 1 else "are",
-        usage=step.kv_cache_usage_frac,
-    )
-
-
-def _preempted(requests: list[str]) -> Statement:
-    return Statement(
-        code="preempted-in-step",
-        certainty="recorded",
-        text=say(
-            "The dumped step preempts {requests:n request}, such as {first:id}.",
-            requests=len(requests),
-            first=requests[0],
-        ),
     )
