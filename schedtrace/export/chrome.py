@@ -24,23 +24,9 @@ LEVEL = 3
 
 def write_chrome(run: Run, file: Path) -> int:
     """Write a run; return the number of events: slices, marks and rows of counters."""
-    clock = clock_of(run.traces[0].header)
-    count = 0
-    with safe_files.writable(file) as target, gzip.open(target, "wb", LEVEL) as text:
-        head = json_of(_head(run, clock))
-        text.write(head[:-1] + b',"traceEvents":[\n')
-        for number, event in enumerate(
-            event for process in process_tracks(run) for event in _events(process, clock)
-        ):
-            text.write((b",\n" if number else b"") + json_of(event))
-            count += event["ph"] in "XiC"
-        text.write(b"\n]}\n")
-    return count
-
-
-def _head(run: Run, clock: TraceClock) -> dict[str, Any]:
     header = run.traces[0].header
-    return {
+    clock, count = clock_of(header), 0
+    head: dict[str, Any] = {
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": clock.torch_base_ns,
         "otherData": {
@@ -52,6 +38,15 @@ def _head(run: Run, clock: TraceClock) -> dict[str, Any]:
             "realtime_uncertainty_us": header.wall_uncertainty_us,
         },
     }
+    with safe_files.writable(file) as target, gzip.open(target, "wb", LEVEL) as text:
+        text.write(json_of(head)[:-1] + b',"traceEvents":[\n')
+        for number, event in enumerate(
+            event for process in process_tracks(run) for event in _events(process, clock)
+        ):
+            text.write((b",\n" if number else b"") + json_of(event))
+            count += event["ph"] in "XiC"
+        text.write(b"\n]}\n")
+    return count
 
 
 def _events(process: ProcessTracks, clock: TraceClock) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ Each request is a line of JSON: ``timestamp`` (ms since the first), ``input_leng
 blocks if their first k numbers are equal.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -40,8 +40,8 @@ def mooncake_loads(run: Run) -> dict[str, Workload]:
 
 def write_mooncake(load: Workload, file: Path) -> int:
     """Write a load and return its number of requests."""
-    ids = _HashIds(load.prefix_block)
     requests = sorted(load, key=lambda request: request.arrived_us)
+    ids = None if load.prefix_block is None else _hash_ids(requests, load.prefix_block)
     first_us = requests[0].arrived_us if requests else 0.0
     with safe_files.writable(file) as target:
         for request in requests:
@@ -50,8 +50,8 @@ def write_mooncake(load: Workload, file: Path) -> int:
                 "input_length": request.prompt_tokens,
                 "output_length": request.output_tokens,
             }
-            if load.prefix_block is not None:
-                row["hash_ids"] = ids.block_ids(request)
+            if ids is not None:
+                row["hash_ids"] = next(ids)
             target.write(msgspec.json.encode(row) + b"\n")
     return len(requests)
 
@@ -75,31 +75,29 @@ def mooncake_notes(load: Workload) -> Iterator[Message]:
         )
 
 
-class _HashIds:
-    """Numbering of blocks, in order of first appearance.
+def _hash_ids(requests: Iterable[LoadRequest], recorded: int) -> Iterator[list[int]]:
+    """Yield each request's numbers of blocks, which are numbered in order of first appearance.
+
+    A block with unknown content gets a unique number.
 
     Args:
+        requests: Requests in order of arrival.
         recorded: Number of tokens per block in the trace.
     """
-
-    def __init__(self, recorded: int | None) -> None:
-        self._recorded = recorded or BLOCK
-        self._numbers = count()
-        self._known: dict[tuple[int | None, tuple[int, ...], int], int] = {}
-        """Block numbers by the block before, the block's content and its length."""
-
-    def block_ids(self, request: LoadRequest) -> list[int]:
-        """Return a number for each begun block; a block with unknown content gets a unique number."""
+    numbers = count()
+    # By the block before, the block's content and its length.
+    recorded_blocks: dict[tuple[int | None, tuple[int, ...], int], int] = {}
+    for request in requests:
         ids: list[int] = []
-        known_tokens = len(request.prefix) * self._recorded
+        known_tokens = len(request.prefix) * recorded
         for begin in range(0, request.prompt_tokens, BLOCK):
             end = min(begin + BLOCK, request.prompt_tokens)
             if end > known_tokens:
-                ids.append(next(self._numbers))
+                ids.append(next(numbers))
                 continue
-            inside = request.prefix[begin // self._recorded : -(-end // self._recorded)]
+            inside = request.prefix[begin // recorded : -(-end // recorded)]
             key = (ids[-1] if ids else None, inside, end - begin)
-            if key not in self._known:
-                self._known[key] = next(self._numbers)
-            ids.append(self._known[key])
-        return ids
+            if key not in recorded_blocks:
+                recorded_blocks[key] = next(numbers)
+            ids.append(recorded_blocks[key])
+        yield ids

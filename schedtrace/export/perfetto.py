@@ -48,7 +48,21 @@ class _Writer:
         self._fact_names: dict[str, int] = {}
         self._flows = 0
         self.events = 0
-        self._begin()
+        # The sequence begins with the clocks. A torch profile contains none, so a viewer that shows it beside
+        # this trace reads the times of both on one scale. This trace's times must therefore count from the
+        # profile's origin.
+        readings = {
+            pb.BUILTIN_CLOCK_REALTIME: clock.wall_ns,
+            pb.BUILTIN_CLOCK_MONOTONIC: clock.monotonic_ns,
+            pb.BUILTIN_CLOCK_TRACE_FILE: clock.wall_ns - clock.torch_base_ns,
+        }
+        packet = self._packet()
+        packet.sequence_flags |= pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+        packet.trace_packet_defaults.timestamp_clock_id = pb.BUILTIN_CLOCK_REALTIME
+        packet.clock_snapshot.primary_trace_clock = pb.BUILTIN_CLOCK_TRACE_FILE
+        for clock_id, ns in readings.items():
+            if ns is not None:
+                packet.clock_snapshot.clocks.add(clock_id=clock_id, timestamp=ns)
 
     def write_chunk(self) -> None:
         """Write the collected packets; concatenated traces form one trace."""
@@ -85,26 +99,6 @@ class _Writer:
         for preempted in process.preemptions:
             self._preempted(whole, preempted)
         self.write_chunk()
-
-    def _begin(self) -> None:
-        """Write the sequence's start, with the clocks.
-
-        A torch profile contains no clocks, so a viewer that shows it beside this trace reads the times of
-        both on one scale. This trace's times must therefore count from the profile's origin.
-        """
-        clock = self._clock
-        readings = {
-            pb.BUILTIN_CLOCK_REALTIME: clock.wall_ns,
-            pb.BUILTIN_CLOCK_MONOTONIC: clock.monotonic_ns,
-            pb.BUILTIN_CLOCK_TRACE_FILE: clock.wall_ns - clock.torch_base_ns,
-        }
-        packet = self._packet()
-        packet.sequence_flags |= pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-        packet.trace_packet_defaults.timestamp_clock_id = pb.BUILTIN_CLOCK_REALTIME
-        packet.clock_snapshot.primary_trace_clock = pb.BUILTIN_CLOCK_TRACE_FILE
-        for clock_id, ns in readings.items():
-            if ns is not None:
-                packet.clock_snapshot.clocks.add(clock_id=clock_id, timestamp=ns)
 
     def _track(self, track: pb.TrackDescriptor) -> None:
         """Write a track; its children are listed in the order of their ranks."""

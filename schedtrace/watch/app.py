@@ -238,12 +238,19 @@ class WatchApp(App[None]):
         rank = engines.chosen_key if isinstance(engines.chosen_key, int) and len(seen.engines) > 1 else None
         tall = 7 if small else 14
         self._show("chart", view.chart(seen, rank, width, tall, dark=dark))
-        requests = self._draw_requests(seen, rank, width)
+        ranks = len(seen.engines) > 1 and rank is None
+        requests: list[tuple[object, Content]] = [
+            ((slow.rank, slow.request_id), view.request_line(slow, width, ranks=ranks))
+            for slow in seen.slowest
+            if rank is None or slow.rank == rank
+        ]
+        heading = Content("     age  requests: the longest waits, then the oldest"[:width])
+        self.query_one("#requests", Listing).update_lines(heading, requests)
         texts = [f"{moment(note.at_s)} {visible(note.text)}"[:width] for note in seen.notes[-2:]]
         self._show("notes", Content("\n".join(texts)))
         self.query_one("#notes").display = bool(texts)
         fixed_height = 2 + 1 + max(1, len(shown)) + tall + len(texts)  # with head and keys
-        request_height = 1 + max(1, min(REQUESTS_KEPT, requests))
+        request_height = 1 + max(1, min(REQUESTS_KEPT, len(requests)))
         self._show("verdicts", view.verdicts(seen, width, height - fixed_height - request_height))
 
     def _show(self, widget_id: str, content: Content) -> None:
@@ -251,17 +258,6 @@ class WatchApp(App[None]):
         lines = content.plain.count("\n")
         self.query_one(f"#{widget_id}", Static).update(content, layout=self._heights.get(widget_id) != lines)
         self._heights[widget_id] = lines
-
-    def _draw_requests(self, seen: Seen, rank: int | None, width: int) -> int:
-        """Draw the requests and return their number."""
-        ranks = len(seen.engines) > 1 and rank is None
-        title = Content("     age  requests: the longest waits, then the oldest"[:width])
-        chosen = [slow for slow in seen.slowest if rank is None or slow.rank == rank]
-        lines: list[tuple[object, Content]] = [
-            ((slow.rank, slow.request_id), view.request_line(slow, width, ranks=ranks)) for slow in chosen
-        ]
-        self.query_one("#requests", Listing).update_lines(title, lines)
-        return len(lines)
 
     def on_listing_moved(self) -> None:
         """Redraw for the chosen engine."""

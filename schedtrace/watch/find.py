@@ -50,7 +50,8 @@ class Target:
             return own
         folders = [folder for folder in _children(self.path, Path.is_dir) if folder.absolute() not in without]
         runs = [traces for folder in folders if (traces := traces_in(folder))]
-        return max(runs, key=_newest, default=[])
+        # The newest run: growing runs first and, among these, the latest start.
+        return max(runs, key=lambda traces: (grows(traces), _modified_s(traces[0].parent)), default=[])
 
 
 def target(location: str | None, environment: dict[str, str], here: Path, *, wait: bool = True) -> Target:
@@ -125,11 +126,6 @@ def _children(folder: Path, wanted: Callable[[Path], bool] = bool) -> list[Path]
         return [child for child in folder.iterdir() if wanted(child)]
     except OSError:
         return []
-
-
-def _newest(traces: list[Path]) -> tuple[bool, float]:
-    """Return a sort key for runs: growing runs last and, among these, the latest start last."""
-    return grows(traces), _modified_s(traces[0].parent)
 
 
 def grows(traces: list[Path]) -> bool:

@@ -53,8 +53,8 @@ class Picture:
         """Name a cause that is twice as frequent as the previous one; a smaller change might flicker."""
         if not self.waiting_for:
             return ""
-        cause = _most_frequent(self.waiting_for)
-        before = _most_frequent(then.waiting_for)
+        cause = max(self.waiting_for, key=self.waiting_for.__getitem__)
+        before = max(then.waiting_for, key=then.waiting_for.__getitem__)
         if cause == before or self.waiting_for[cause] < 2 * self.waiting_for.get(before, 0):
             return ""
         return f"they waited for {cause}"
@@ -78,10 +78,6 @@ def picture(engines: list[LiveFigures], slowest: list[Slow]) -> Picture:
         kv_frac=max((figures.kv_frac or 0.0 for figures in engines), default=0.0),
         preempting=any(figures.preempted_per_s for figures in engines),
     )
-
-
-def _most_frequent(causes: dict[str, int]) -> str:
-    return max(causes, key=lambda cause: causes[cause])
 
 
 SHORT_S, LONG_S = 10, 60

@@ -127,24 +127,24 @@ def status_page(seen: Seen, most: int | None = None) -> str:
             f"{visible(seen.name or f'no run yet, {seen.awaited}')}, {at}",
             *(f"{window_title(verdict, seen.at_s)}: {verdict_text(verdict)}" for verdict in seen.verdicts),
         ],
-        [_row(figures) for figures in rows],
+        [
+            plain(
+                say(
+                    "{name}: running {running}, waiting {waiting}, KV {kv_frac:%}, budget {budget_frac:%}, "
+                    "{output_per_s:n} output tok/s, {preempted_per_s:n} preemptions/s, "
+                    "{steps_per_s:n} steps/s[; {state}]",
+                    figures,
+                    name=name_of(figures),
+                    running=running(figures),
+                    waiting=waiting(figures),
+                )
+            )
+            for figures in rows
+        ],
         requests,
         [f"{moment(note.at_s)} {visible(note.text)}" for note in notes],
     ]
     return "\n".join("".join(f"{line}\n" for line in part) for part in parts if part)
-
-
-def _row(figures: LiveFigures) -> str:
-    row = say(
-        "{name}: running {running}, waiting {waiting}, KV {kv_frac:%}, budget {budget_frac:%}, "
-        "{output_per_s:n} output tok/s, {preempted_per_s:n} preemptions/s, {steps_per_s:n} steps/s"
-        "[; {state}]",
-        figures,
-        name=name_of(figures),
-        running=running(figures),
-        waiting=waiting(figures),
-    )
-    return plain(row)
 
 
 def stream(

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from schedtrace.engine.running_engines import listening_engines, queues_of
@@ -198,13 +198,22 @@ class WatchSession:
     def _tell(self, engine: WatchedEngine, now: float) -> None:
         """Report the recorder's notices and the end of the trace, each once."""
         rank = f"rank {engine.engine_rank}: " if len(self.engines) > 1 else ""
-        for text in engine.following.notices:
-            self._note(f"{rank}{text}", now, once=True)
-        for text in engine.following.left_out:
+        for text in (*engine.following.notices, *engine.following.left_out):
             self._note(f"{rank}{text}", now, once=True)
         if engine.following.garbled_us is not None:
             self._note(f"{engine.following.path}: some lines were not understood", now, once=True)
-        for text in _lost_or_ended(engine, now):
+        events = []
+        if engine.following.dropped:
+            events.append("steps are missing: the disk was too slow")
+        if engine.following.gaps:
+            events.append("steps are missing, and so is any request that arrived or ended in them")
+        if engine.following.end is not None:
+            events.append("the engine ended")
+        elif engine.has_ended:
+            events.append("the engine's process is gone, and its trace has no end: killed?")
+        elif engine.silent(now):
+            events.append("nothing is written any more: the engine was killed or hangs, or its disk is full")
+        for text in events:
             self._note(f"{rank}{text}", now, once=True)
 
     def _note(self, text: str, now: float, *, once: bool = False) -> None:
@@ -241,7 +250,14 @@ class WatchSession:
             awaited=self.target.awaited(),
             engines=figures,
             verdicts=[judge.latest for judge in self.judges if judge.latest is not None],
-            slowest=sorted(slowest, key=_slowness)[:MOST_SLOW],
+            # Waiting requests first, with the longest wait on top; then the oldest.
+            slowest=sorted(
+                slowest,
+                key=lambda slow: (
+                    slow.waits_us is None,
+                    -(slow.age_us if slow.waits_us is None else slow.waits_us),
+                ),
+            )[:MOST_SLOW],
             cells=cells,
             edge_s=edge,
             causes=list(self._causes),
@@ -268,21 +284,3 @@ class WatchSession:
         except InputError:
             manifest = None
         return (manifest and manifest.label) or folder.resolve().name
-
-
-def _slowness(slow: Slow) -> tuple[bool, int]:
-    """Return a sort key: waiting requests first, with the longest wait on top; then the oldest."""
-    return slow.waits_us is None, -(slow.age_us if slow.waits_us is None else slow.waits_us)
-
-
-def _lost_or_ended(engine: WatchedEngine, now_s: float) -> Iterator[str]:
-    if engine.following.dropped:
-        yield "steps are missing: the disk was too slow"
-    if engine.following.gaps:
-        yield "steps are missing, and so is any request that arrived or ended in them"
-    if engine.following.end is not None:
-        yield "the engine ended"
-    elif engine.has_ended:
-        yield "the engine's process is gone, and its trace has no end: killed?"
-    elif engine.silent(now_s):
-        yield "nothing is written any more: the engine was killed or hangs, or its disk is full"

@@ -138,28 +138,21 @@ def verdicts(seen: Seen, width: int, room: int) -> Content:
     heights = [len(text) for text in texts]
     while sum(heights) > max(room, len(heights)):
         heights[heights.index(max(heights))] -= 1
-    lines = [
-        line
-        for verdict, text, height in zip(seen.verdicts, texts, heights, strict=True)
-        for line in _styled(verdict, seen.at_s, _cut(text, height, width))
-    ]
+    lines = []
+    for verdict, text, height in zip(seen.verdicts, texts, heights, strict=True):
+        shown = text
+        if len(text) > height:
+            shown = [*text[: height - 1], f"{text[height - 1][: width - 4]} ..."]
+        bold = len(window_title(verdict, seen.at_s))
+        first = Content.assemble((shown[0][:bold], "bold"), shown[0][bold:])
+        styled = [first, *map(Content, shown[1:])]
+        lines += [line.stylize("dim") for line in styled] if verdict.old(seen.at_s) else styled
     return Content("\n").join(lines)
 
 
 def _wrapped(verdict: Verdict, now_s: float, width: int, *, brief: bool) -> list[str]:
     text = f"{window_title(verdict, now_s)}  {verdict_text(verdict, brief=brief)}"
     return textwrap.wrap(text, width, break_on_hyphens=False)
-
-
-def _cut(text: list[str], height: int, width: int) -> list[str]:
-    return text if len(text) <= height else [*text[: height - 1], f"{text[height - 1][: width - 4]} ..."]
-
-
-def _styled(verdict: Verdict, now_s: float, text: list[str]) -> list[Content]:
-    bold = len(window_title(verdict, now_s))
-    first = Content.assemble((text[0][:bold], "bold"), text[0][bold:])
-    lines = [first, *map(Content, text[1:])]
-    return [line.stylize("dim") for line in lines] if verdict.old(now_s) else lines
 
 
 def engine_line(figures: LiveFigures, width: int) -> Content:
@@ -174,7 +167,14 @@ def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) 
     drawn = waiting_chart(
         seen.cells.get(rank, []), max(1, width - LABEL), max(1, height - 1), seen.causes, seen.edge_s
     )
-    lines = [_legend(drawn, rank, width, dark=dark)]
+    whose = "" if rank is None else f", rank {rank}"
+    legend: list[str | tuple[str, str]] = [f"Waiting requests{whose}, last {drawn.seconds} s: "]
+    for cause in drawn.causes:
+        legend += [(drawn.glyph(cause), colour(cause, dark=dark)), f" {visible(cause)}  "]
+    if drawn.causes:
+        lines = [Content.assemble(*legend).truncate(width, ellipsis=True)]
+    else:
+        lines = [Content(f"{legend[0]}none"[:width])]
     top = number(drawn.top, 0 if drawn.top >= 1 else 2) if drawn.top else ""
     for at, row in enumerate(drawn.rows):
         scale = top if at == 0 else "0" if at == len(drawn.rows) - 1 else ""
@@ -184,17 +184,6 @@ def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) 
         ]
         lines.append(Content.assemble(f"{scale:>{LABEL - 1}}│", *parts))
     return Content("\n").join(lines)
-
-
-def _legend(drawn: WaitingChart, rank: int | None, width: int, *, dark: bool) -> Content:
-    whose = "" if rank is None else f", rank {rank}"
-    heading = f"Waiting requests{whose}, last {drawn.seconds} s: "
-    if not drawn.causes:
-        return Content(f"{heading}none"[:width])
-    parts: list[str | tuple[str, str]] = [heading]
-    for cause in drawn.causes:
-        parts += [(drawn.glyph(cause), colour(cause, dark=dark)), f" {visible(cause)}  "]
-    return Content.assemble(*parts).truncate(width, ellipsis=True)
 
 
 def request_line(slow: Slow, width: int, *, ranks: bool) -> Content:

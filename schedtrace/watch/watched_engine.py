@@ -144,13 +144,19 @@ class WatchedEngine:
         output_tokens, present = self._served(self.edge_us(now_s))
         last = self._last
         waiting = last.get("waiting") or 0
+        # A request that the last step skipped counts under the cause of that skip; all other requests count
+        # under the cause of the loop's exit.
+        queued = [live.entry.request_id for live in self.following.lives if live.waits_since_us is not None]
+        waiting_for = Counter(self._named[name] for name in queued if name in self._named)
+        if rest := max(0, waiting - waiting_for.total()):
+            waiting_for[self._usual or UNNAMED] += rest
         return LiveFigures(
             rank=self.engine_rank,
             state=self._state(now_s),
             running=last.get("running") or 0,
             seats=self.trace_header.max_num_running_reqs if self.trace_header else None,
             waiting=waiting,
-            waiting_for=self._waiting_for(waiting),
+            waiting_for=dict(waiting_for.most_common()),
             kv_used=last.get("kv_used"),
             kv_total=last.get("kv_total"),
             budget_frac=(budget - unused) / budget if budget else None,
@@ -194,19 +200,6 @@ class WatchedEngine:
                 )
             )
         return requests
-
-    def _waiting_for(self, waiting: int) -> dict[str, int]:
-        """Return the number of waiting requests for each cause.
-
-        A request that the last step skipped counts under the cause of that skip; all other requests count
-        under the cause of the loop's exit.
-        """
-        queued = [live.entry.request_id for live in self.following.lives if live.waits_since_us is not None]
-        named = Counter(self._named[name] for name in queued if name in self._named)
-        rest = max(0, waiting - named.total())
-        if rest:
-            named[self._usual or UNNAMED] += rest
-        return dict(named.most_common())
 
     def edge_s(self, now_s: float) -> int:
         """Return ``edge_us`` in whole seconds of Unix time."""
