@@ -1,7 +1,7 @@
 """Data of one observation of a running engine, for the screen and for lines of text."""
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -135,41 +135,32 @@ class Seen:
     """Whether the watch has nothing more to show."""
 
     def total(self) -> LiveFigures | None:
-        """Return the sum of all engines; None if there is none yet."""
-        if len(self.engines) <= 1:
-            return self.engines[0] if self.engines else None
-        return summed(self.engines)
+        """Return the sum of all engines; None if there is none yet.
 
-
-def summed(engines: list[LiveFigures]) -> LiveFigures:
-    """Return the sum of the figures of all engines; it has a state only if all engines share it."""
-    causes: Counter[str] = Counter()
-    for engine in engines:
-        causes.update(engine.waiting_for)
-    budgets = [engine.budget_frac for engine in engines if engine.budget_frac is not None]
-    states = [engine.state for engine in engines]
-    return LiveFigures(
-        rank=None,
-        state=states[0] if all(states) else "",
-        running=sum(engine.running for engine in engines),
-        seats=_sum([engine.seats for engine in engines]),
-        waiting=sum(engine.waiting for engine in engines),
-        waiting_for=dict(causes),
-        kv_used=_sum([engine.kv_used for engine in engines]),
-        kv_total=_sum([engine.kv_total for engine in engines]),
-        budget_frac=sum(budgets) / len(budgets) if budgets else None,
-        preempted_per_s=sum(engine.preempted_per_s for engine in engines),
-        steps_per_s=sum(engine.steps_per_s for engine in engines),
-        output_tokens=sum(engine.output_tokens for engine in engines),
-        present=pl.concat([engine.present for engine in engines]),
-    )
-
-
-def at_one_time(engines: list[LiveFigures]) -> list[LiveFigures]:
-    """Return the engines with throughput over their common time with requests, so that it adds up."""
-    return [
-        replace(engine, present=pl.concat([figures.present for figures in engines])) for engine in engines
-    ]
+        The sum has a state only if all engines have one: that of the first.
+        """
+        engines = self.engines
+        if len(engines) <= 1:
+            return engines[0] if engines else None
+        causes: Counter[str] = Counter()
+        for engine in engines:
+            causes.update(engine.waiting_for)
+        budgets = [engine.budget_frac for engine in engines if engine.budget_frac is not None]
+        return LiveFigures(
+            rank=None,
+            state=engines[0].state if all(engine.state for engine in engines) else "",
+            running=sum(engine.running for engine in engines),
+            seats=_sum([engine.seats for engine in engines]),
+            waiting=sum(engine.waiting for engine in engines),
+            waiting_for=dict(causes),
+            kv_used=_sum([engine.kv_used for engine in engines]),
+            kv_total=_sum([engine.kv_total for engine in engines]),
+            budget_frac=sum(budgets) / len(budgets) if budgets else None,
+            preempted_per_s=sum(engine.preempted_per_s for engine in engines),
+            steps_per_s=sum(engine.steps_per_s for engine in engines),
+            output_tokens=sum(engine.output_tokens for engine in engines),
+            present=pl.concat([engine.present for engine in engines]),
+        )
 
 
 def _sum(values: list[int | None]) -> int | None:

@@ -3,7 +3,10 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+import polars as pl
 
 from schedtrace.engine.running_engines import listening_engines, queues_of
 from schedtrace.errors import InputError, engine_error
@@ -19,7 +22,7 @@ from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, grows
 from schedtrace.watch.judge import LONG_S, SHORT_S, Judge, picture
-from schedtrace.watch.seen import Cell, LiveFigures, Seen, Slow, TraceNote, at_one_time, summed_cells
+from schedtrace.watch.seen import Cell, Seen, Slow, TraceNote, summed_cells
 from schedtrace.watch.watched_engine import SECONDS_KEPT, WatchedEngine
 
 MOST_SLOW = 50
@@ -74,14 +77,44 @@ class WatchSession:
         for engine in engines:
             self._tell(engine, now)
         over = bool(engines) and all(engine.has_ended for engine in engines)
-        figures = at_one_time([engine.figures(now) for engine in engines])
+        figures = [engine.figures(now) for engine in engines]
+        if figures:  # throughput is over the engines' common time with requests, so that it adds up
+            present = pl.concat([engine.present for engine in figures])
+            figures = [replace(engine, present=present) for engine in figures]
         slowest = [slow for engine in engines for slow in engine.slowest(now, MOST_SLOW)]
         if engines:
             shape = picture(figures, slowest)
             for judge in reversed(self.judges):  # the longer one first: it shows what a step costs
                 judge.judge_if_due(engines, shape, now, at_once=judge_now or (over and not self._last_words))
         self._last_words = over
-        return self._seen(engines, figures, slowest, now, ended=over)
+        edge = max((engine.edge_s(now) for engine in engines), default=0)
+        cells: dict[int | None, list[Cell]] = {
+            None: summed_cells([engine.cells for engine in engines], edge, SECONDS_KEPT),
+            **{engine.engine_rank: summed_cells([engine.cells], edge, SECONDS_KEPT) for engine in engines},
+        }
+        here = dict.fromkeys(cause for cell in cells[None] for cause in cell.waiting)
+        self._causes += [cause for cause in here if cause not in self._causes]
+        return Seen(
+            at_s=now,
+            name=self._name(),
+            awaited=self.target.awaited(),
+            engines=figures,
+            verdicts=[judge.latest for judge in self.judges if judge.latest is not None],
+            # Waiting requests first, with the longest wait on top; then the oldest.
+            slowest=sorted(
+                slowest,
+                key=lambda slow: (
+                    slow.waits_us is None,
+                    -(slow.age_us if slow.waits_us is None else slow.waits_us),
+                ),
+            )[:MOST_SLOW],
+            cells=cells,
+            edge_s=edge,
+            causes=list(self._causes),
+            notes=list(self.notes),
+            ended=over,
+            over=self._over(),
+        )
 
     def save_last_minute(self, folder: Path) -> Path:
         """Write the last minute as a run folder that every command reads.
@@ -227,44 +260,6 @@ class WatchSession:
         """Return the notes after the first ``count``, as far as they are still in memory."""
         new = self.noted - count
         return list(self.notes)[-new:] if new else []
-
-    def _seen(
-        self,
-        engines: list[WatchedEngine],
-        figures: list[LiveFigures],
-        slowest: list[Slow],
-        now: float,
-        *,
-        ended: bool,
-    ) -> Seen:
-        edge = max((engine.edge_s(now) for engine in engines), default=0)
-        cells: dict[int | None, list[Cell]] = {
-            None: summed_cells([engine.cells for engine in engines], edge, SECONDS_KEPT),
-            **{engine.engine_rank: summed_cells([engine.cells], edge, SECONDS_KEPT) for engine in engines},
-        }
-        here = dict.fromkeys(cause for cell in cells[None] for cause in cell.waiting)
-        self._causes += [cause for cause in here if cause not in self._causes]
-        return Seen(
-            at_s=now,
-            name=self._name(),
-            awaited=self.target.awaited(),
-            engines=figures,
-            verdicts=[judge.latest for judge in self.judges if judge.latest is not None],
-            # Waiting requests first, with the longest wait on top; then the oldest.
-            slowest=sorted(
-                slowest,
-                key=lambda slow: (
-                    slow.waits_us is None,
-                    -(slow.age_us if slow.waits_us is None else slow.waits_us),
-                ),
-            )[:MOST_SLOW],
-            cells=cells,
-            edge_s=edge,
-            causes=list(self._causes),
-            notes=list(self.notes),
-            ended=ended,
-            over=self._over(),
-        )
 
     def _over(self) -> bool:
         """Return whether nothing will follow, because the engines have ended or the traces are gone."""

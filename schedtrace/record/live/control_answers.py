@@ -44,7 +44,7 @@ from schedtrace.record.live.control_socket import ControlSocket
 from schedtrace.record.live.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.live.queue_copy import queue_now
 from schedtrace.record.live.stall_causes import paused, stacks_here
-from schedtrace.record.live.watchdog import explains, make_watchdog
+from schedtrace.record.live.watchdog import HELD_UP, explains, make_watchdog
 from schedtrace.record.log import logger
 from schedtrace.record.metrics.measuring import EngineFacts
 from schedtrace.record.plugin import ENGINE_LOOP, LOOPS
@@ -228,10 +228,11 @@ class _Engine:
     def _facts(self) -> EngineFacts:
         """Return the facts that metrics contain in addition to steps."""
         watchdog, progress_s = self._watchdog, None
+        stall = None if watchdog is None else watchdog.stall
         if watchdog is not None and watchdog.progress_age_s is not None:
             progress_s = time.time() - watchdog.progress_age_s
         return EngineFacts(
-            stall_kind=None if watchdog is None else watchdog.stall_kind,
+            stall_kind=None if stall is None else stall.kind,
             progress_unix_s=progress_s,
             kv_blocks=_blocks_by_holder(self._core.scheduler),
         )
@@ -239,9 +240,10 @@ class _Engine:
     def _refuse_if_held_up(self) -> None:
         """Raise RefusedError at once if the watchdog has found that no step will end soon."""
         watchdog = self._watchdog
-        if watchdog is not None and watchdog.is_held_up:
+        stall = None if watchdog is None else watchdog.stall
+        if watchdog is not None and stall is not None and stall.kind in HELD_UP:
             since = f"no step has made progress for {watchdog.stalled_s:,.0f} s"
-            msg = f"it was not attached to: {since}: {watchdog.stall}"
+            msg = f"it was not attached to: {since}: {stall.sentence}"
             raise RefusedError(msg)
 
     def _queue(self, *, glance: bool) -> QueueNow:
@@ -317,6 +319,7 @@ class _Engine:
 
     def _status(self) -> Status:
         core, attachment, watchdog = self._core, self._attachment, self._watchdog
+        stall = None if watchdog is None else watchdog.stall
         trace, flight = attachment.trace_path, self._flight
         inputs = getattr(getattr(core, "addresses", None), "inputs", None) or []
         gone = front_end_ended([str(address) for address in inputs])
@@ -336,7 +339,7 @@ class _Engine:
             stopped=attachment.stop_reason,
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,
-            stall=None if watchdog is None else watchdog.stall,
+            stall=None if stall is None else stall.sentence,
             orphaned=None
             if gone is None
             else f"its front end, process {gone}, has ended: no request reaches the engine",

@@ -146,8 +146,11 @@ class StallCause(NamedTuple):
 def is_paused(engine: Any) -> bool:
     """Return whether the scheduler is paused so that nothing can run, or its workers sleep."""
     pause = queues.pause_name(engine.scheduler)
-    asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
-    return asleep or pause == "PAUSED_ALL" or (pause == "PAUSED_NEW" and not engine.scheduler.running)
+    return (
+        _is_asleep(engine)
+        or pause == "PAUSED_ALL"
+        or (pause == "PAUSED_NEW" and not engine.scheduler.running)
+    )
 
 
 def stall_cause(
@@ -172,8 +175,9 @@ def stall_cause(
         call_s: Seconds since the latest call began; None if unknown.
     """
     latest = places[-1] if places else None
-    if is_paused(engine) and (steps or latest is None or latest.at in {"idle", "between", "other"}):
-        return _paused(engine)
+    pause = paused(engine) if is_paused(engine) else None
+    if pause is not None and (steps or latest is None or latest.at in {"idle", "between", "other"}):
+        return StallCause("paused", pause)
     if steps:
         return _refused(engine, exits, ids, calls)
     if latest is None:
@@ -188,16 +192,16 @@ def stall_cause(
 
 def paused(engine: Any) -> str | None:
     """Return a sentence stating that the engine was paused or put to sleep; None if it was not."""
-    asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
-    running = queues.pause_name(engine.scheduler) == "UNPAUSED"
-    return None if running and not asleep else _paused(engine).sentence
-
-
-def _paused(engine: Any) -> StallCause:
+    if _is_asleep(engine):
+        return "the engine is asleep: requests wait for /wake_up"
     pause = queues.pause_name(engine.scheduler)
-    if getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True:
-        return StallCause("paused", "the engine is asleep: requests wait for /wake_up")
-    return StallCause("paused", f"the scheduler is paused ({pause}): requests wait until somebody resumes it")
+    if pause == "UNPAUSED":
+        return None
+    return f"the scheduler is paused ({pause}): requests wait until somebody resumes it"
+
+
+def _is_asleep(engine: Any) -> bool:
+    return getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
 
 
 def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds, calls: int | None) -> StallCause:

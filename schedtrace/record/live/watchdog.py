@@ -201,25 +201,13 @@ class Watchdog:
     @property
     def stalled_s(self) -> float | None:
         """Seconds that the reported stall has lasted; None if there is none, or the engine is paused."""
-        if self._reported is None or self._reported.kind == "paused":
-            return None
-        return self._looked_s - self._reported_since_s
+        return None if self.stall is None else self._looked_s - self._reported_since_s
 
     @property
-    def is_held_up(self) -> bool:
-        """Return whether the engine stalls and its thread does not reach the end of a step."""
+    def stall(self) -> StallCause | None:
+        """Reported stall; None if there is none, or the engine is paused."""
         reported = self._reported
-        return reported is not None and reported.kind in HELD_UP
-
-    @property
-    def stall(self) -> str | None:
-        """Sentence with the reason for the stall."""
-        return None if self.stalled_s is None or self._reported is None else self._reported.sentence
-
-    @property
-    def stall_kind(self) -> str | None:
-        """Kind of the reported stall; None if there is none, or the engine is paused."""
-        return None if self.stalled_s is None or self._reported is None else self._reported.kind
+        return None if reported is None or reported.kind == "paused" else reported
 
     @property
     def progress_age_s(self) -> float | None:

@@ -145,7 +145,7 @@ def test_a_worker_that_does_not_answer_is_said_once_and_its_end(watched):
         "  Thread 1",
         "    File x",
     ]
-    assert (seen.watchdog.stalled_s, seen.watchdog.stall[:10]) == (30.0, "the worker")
+    assert (seen.watchdog.stalled_s, seen.watchdog.stall.sentence[:10]) == (30.0, "the worker")
     assert seen.for_s(3, lambda: works(seen.engine)) == [
         (1, "WARNING", "schedtrace: the engine goes on after 31 s [worker]")
     ]
@@ -302,7 +302,7 @@ def test_an_engine_that_waits_for_a_processor_says_so_until_it_goes_on(watched):
     begin, starved = "schedtrace: no step has made progress for 10 s", "(7 of the last 10 s)"
     assert text == f"{begin}: the engine waits for a processor {starved}"
     assert seen.watchdog.starvation == "waits for a processor (20 of the last 28 s)"
-    assert (seen.watchdog.stalled_s, seen.watchdog.stall_kind) == (None, None)
+    assert (seen.watchdog.stalled_s, seen.watchdog.stall) == (None, None)
     assert seen.for_s(1, lambda: works(seen.engine)) == []
     assert seen.watchdog.starvation is None
     assert seen.for_s(15) == []  # the log has said so ten seconds ago
