@@ -318,20 +318,17 @@ def url_checks(url: str) -> list[Check]:
         UsageError: If ``url`` is not the URL of a server.
     """
     base = server_address(url, "/metrics", "/v1")
-    return [_version_check(base), *_metrics_checks(base)]
+    try:
+        version = str(json.loads(_fetched(f"{base}/version"))["version"])
+        release = _release("version", shortened(version, 100), THERE)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        text = f"{base}/version gives no version of vLLM: {why_not(error)}"
+        release = Check(name="version", state="wrong", text=text, advice="name the address of vllm serve")
+    return [release, *_metrics_checks(base)]
 
 
 def _fetched(url: str) -> bytes:
     return fetched(url, timeout_s=URL_S, most_bytes=MOST_BYTES)
-
-
-def _version_check(base: str) -> Check:
-    try:
-        version = str(json.loads(_fetched(f"{base}/version"))["version"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        text = f"{base}/version gives no version of vLLM: {why_not(error)}"
-        return Check(name="version", state="wrong", text=text, advice="name the address of vllm serve")
-    return _release("version", shortened(version, 100), THERE)
 
 
 def _metrics_checks(base: str) -> Iterator[Check]:

@@ -52,8 +52,7 @@ def execute_plans(plans: list[Plan], observer: Observer, *, interleave: bool = T
             kept.
         KeyboardInterrupt: After the engines were shut down properly.
     """
-    groups = [plans] if interleave else [[plan] for plan in plans]
-    for group in groups:
+    for group in [plans] if interleave else [[plan] for plan in plans]:
         _execute_group(group, observer)
 
 
@@ -214,7 +213,7 @@ def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None
         RecordingError: If it has stopped; the text states what was recorded, what is missing and what to do.
     """
     for path in traces:
-        if not _is_there(path) or _why(path, log):
+        if not any(file.exists() for file in files_of(path)) or _why(path, log):
             raise _stopped(path, manifest, log)
         _require_begin(path)
 
@@ -236,10 +235,6 @@ def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
         if end.get("dropped_steps"):
             msg = f"{path} lacks {end['dropped_steps']} of {end.get('steps')} steps: the disk was too slow"
             raise RecordingError(msg, f"choose a faster disk with --output and run again; {_see(path)}")
-
-
-def _is_there(path: Path) -> bool:
-    return any(file.exists() for file in files_of(path))
 
 
 def _require_begin(path: Path) -> None:
@@ -269,34 +264,28 @@ def _all_finished(traces: list[Path], manifest: Manifest) -> bool:
 
 
 def _stopped(path: Path, manifest: Manifest, log: Path) -> RecordingError:
-    if not _is_there(path):
+    if not any(file.exists() for file in files_of(path)):
         gone = path if path.parent.exists() else path.parent
         ran = len(manifest.trials)
         lost = f"; {_trials(1, ran)} ran and left no record" if ran else ""
         return RecordingError(f"{gone} was removed while the run wrote to it{lost}: run it again")
-    trace, step, trial = _trace(path), None, None
-    if trace is not None and not trace.steps.is_empty():  # the last readable step
-        step, trial = trace.steps.select("step", "trial").row(-1)
+    trace, asked = _trace(path), manifest.trials_asked or 1
+    how_far = f"no step was recorded; missing: {_trials(1, asked)}"
+    if trace is not None and not trace.steps.is_empty():
+        step, trial = trace.steps.select("step", "trial").row(-1)  # the last readable step
+        how_far = f"recorded: steps 0 to {step}, of the warm-up; missing: {_trials(1, asked)}"
+        if trial:
+            rest = f" and {_trials(trial + 1, asked)}" if trial < asked else ""
+            recorded = f"steps 0 to {step}, up to trial {trial} of {asked}"
+            how_far = f"recorded: {recorded}; missing: the rest of trial {trial}{rest}"
     return RecordingError(
-        f"recording to {path} stopped: {_reason(path, log)}; {_how_far(step, trial, manifest)}",
+        f"recording to {path} stopped: {_reason(path, log)}; {how_far}",
         f"make room or choose another disk with --output, and run again; {_see(path)}",
     )
 
 
 def _see(path: Path) -> str:
     return f"to see what was recorded: schedtrace analyze {path.parent}"
-
-
-def _how_far(step: int | None, trial: int | None, manifest: Manifest) -> str:
-    """Return a sentence on how much was recorded and what is missing."""
-    asked = manifest.trials_asked or 1
-    if step is None:
-        return f"no step was recorded; missing: {_trials(1, asked)}"
-    if not trial:
-        return f"recorded: steps 0 to {step}, of the warm-up; missing: {_trials(1, asked)}"
-    rest = f" and {_trials(trial + 1, asked)}" if trial < asked else ""
-    recorded = f"steps 0 to {step}, up to trial {trial} of {asked}"
-    return f"recorded: {recorded}; missing: the rest of trial {trial}{rest}"
 
 
 def _trials(first: int, last: int) -> str:

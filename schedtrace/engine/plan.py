@@ -322,7 +322,15 @@ def check_lengths(run: RunSpec, prompts: list[Prompt]) -> None:
         limit = own
     else:
         limit = Limit(max_model_len, _MAX_MODEL_LEN)
-        _check_given(limit, own)
+        if limit.tokens < 1:
+            msg = f"{_MAX_MODEL_LEN} {limit.tokens}: a length is 1 or more"
+            raise UsageError(msg)
+        if own is not None and limit.tokens > own.tokens and os.environ.get(_ALLOW_LONGER, "0") == "0":
+            msg = (
+                f"{_MAX_MODEL_LEN} {limit.tokens} exceeds the model's own {own.tokens} ({own.source}): "
+                f"lower it, or set {_ALLOW_LONGER}=1"
+            )
+            raise UsageError(msg)
     if limit is not None:
         _check_longest(run, longest, limit)
         if max_model_len != _FIT_TO_MEMORY:
@@ -334,18 +342,6 @@ def check_lengths(run: RunSpec, prompts: list[Prompt]) -> None:
 def _tokens(prompt: Prompt) -> int:
     """Return a prompt's minimum number of tokens: 1 for a text, whose length only the tokenizer knows."""
     return (prompt.input_len or 1) + (prompt.output_len or 1)
-
-
-def _check_given(limit: Limit, own: Limit | None) -> None:
-    if limit.tokens < 1:
-        msg = f"{_MAX_MODEL_LEN} {limit.tokens}: a length is 1 or more"
-        raise UsageError(msg)
-    if own is not None and limit.tokens > own.tokens and os.environ.get(_ALLOW_LONGER, "0") == "0":
-        msg = (
-            f"{_MAX_MODEL_LEN} {limit.tokens} exceeds the model's own {own.tokens} ({own.source}): "
-            f"lower it, or set {_ALLOW_LONGER}=1"
-        )
-        raise UsageError(msg)
 
 
 def _check_longest(run: RunSpec, longest: Prompt, limit: Limit) -> None:

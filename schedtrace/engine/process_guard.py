@@ -39,7 +39,8 @@ def guard_engine() -> None:
     """Turn this process into both guards and the engine process."""
     events, ends = int(sys.argv[1]), [sys.stdin.fileno()]
     for watched in ([], ends):
-        _take_orphans()
+        with contextlib.suppress(AttributeError):  # not Linux; it adopts orphans among its descendants
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # not inherited by a fork
         end, held = os.pipe()
         if child := os.fork():
             os.close(events)
@@ -52,12 +53,6 @@ def guard_engine() -> None:
     from schedtrace.engine import child as engine_process
 
     engine_process.run_commands(events)
-
-
-def _take_orphans() -> None:
-    """Adopt orphans among the descendants; a forked process does not inherit this setting."""
-    with contextlib.suppress(AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _guard(child: int, watched: Sequence[int]) -> NoReturn:

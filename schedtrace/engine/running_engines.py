@@ -122,11 +122,6 @@ class Listening(NamedTuple):
         engines = [engine for engine in self.engines if engine.status.pid in pids]
         return Listening(engines, silent, silent_here=self.silent_here)
 
-    def require_answers(self) -> None:
-        """Raise EngineError if any engine does not answer."""
-        if self.silent:
-            raise engine_error(list(self.silent.values()))
-
 
 class _Found(NamedTuple):
     """Result of querying one socket; all fields are None if there is nothing of interest."""
@@ -165,13 +160,21 @@ def listening_engines() -> Listening:
 def _found(path: Path) -> _Found:
     """Ask the process of one socket for its status; remove the socket of a dead process."""
     pid = int(path.stem)
-    peer, answer = _asked(path)
+    peer: Peer | None = None
+    answer: Status | Refused | Exception
+    try:
+        with Connection(path, STATUS_S) as connection:
+            peer = connection.peer
+            answer = connection.ask(AskStatus(), Status)
+    except (OSError, AnswerError) as error:
+        answer = error
     if peer is not None and (stranger := _stranger(path, peer)) is not None:
         return _Found(note=stranger)
     refused = isinstance(answer, ConnectionRefusedError)
     is_its_own = refused or (peer is not None and peer.pid == pid)
     if is_its_own and not _is_alive(pid):  # a child that it forked may hold the socket
-        _remove(path)
+        with suppress(OSError):
+            path.unlink()
         return _Found()
     if isinstance(answer, Status) and peer is not None:
         if answer.pid != pid:
@@ -187,17 +190,6 @@ def _found(path: Path) -> _Found:
     return _Found(silent=(pid, f"engine process {pid}{_where(pid, here)} {fault}", here))
 
 
-def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
-    """Return the listening process, if any, and its answer or a description of its reply."""
-    peer = None
-    try:
-        with Connection(path, STATUS_S) as connection:
-            peer = connection.peer
-            return peer, connection.ask(AskStatus(), Status)
-    except (OSError, AnswerError) as error:
-        return peer, error
-
-
 def _stranger(path: Path, peer: Peer) -> str | None:
     """Return why the listening process is not the one in the socket's name; None if it is.
 
@@ -209,11 +201,6 @@ def _stranger(path: Path, peer: Peer) -> str | None:
     if peer.pid in {0, pid} or pid in pids_within(peer.pid):
         return None
     return f"{path} is left out: process {peer.pid} listens there, not process {pid}"
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
 
 
 def running_engines() -> list[RunningEngine]:
@@ -245,9 +232,10 @@ def chosen(target: str | None) -> list[RunningEngine]:
         UsageError: As for ``find_engines``.
         InputError: As for ``find_engines``.
     """
-    listening_engines = find_engines(target)
-    listening_engines.require_answers()
-    return listening_engines.engines
+    listening = find_engines(target)
+    if listening.silent:
+        raise engine_error(list(listening.silent.values()))
+    return listening.engines
 
 
 def find_engines(target: str | None) -> Listening:
@@ -434,7 +422,11 @@ def probe_engines(target: str | None, *, timeout_s: float, engines: int) -> list
     end_s = time.monotonic() + timeout_s
     silences: dict[int, _Silence] = {}
     while True:
-        listening, why = _find(target)
+        why = "it does not listen: its process has ended, or is still starting"
+        try:
+            listening = find_engines(target)
+        except InputError as error:
+            listening, why = Listening([], {}), str(error)
         silences = {pid: silences.get(pid) or _Silence(here) for pid, here in listening.silent_here.items()}
         for silence in silences.values():
             silence.check_threads()
@@ -480,11 +472,3 @@ class _Silence:
         if waited_s == 0.0 or waited_s < STARVED_SHARE * lasted_s:
             return None
         return f"waits for a processor ({waited_s:,.0f} of the last {lasted_s:,.0f} s)"
-
-
-def _find(target: str | None) -> tuple[Listening, str]:
-    """Return the selected engines, and a reason why there may be fewer than expected."""
-    try:
-        return find_engines(target), "it does not listen: its process has ended, or is still starting"
-    except InputError as error:
-        return Listening([], {}), str(error)

@@ -132,16 +132,14 @@ def _with_folders(engines: Iterable[RunningEngine], parent: Path) -> Iterator[tu
     for engine in engines:
         server = engine.server
         nth = seen[server, engine.status.rank] = seen.get((server, engine.status.rank), 0) + 1
-        yield engine, folders.setdefault((server, nth), _folder(parent, engine))
-
-
-def _folder(parent: Path, engine: RunningEngine) -> Path:
-    model = re.sub(r"[^\w.-]+", "_", Path(engine.status.model).name)[:40]
-    folder = parent.absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{engine.status.pid}"
-    if encodable(str(folder)) != str(folder):
-        msg = f"{parent}: its name is not UTF-8, so it cannot be sent to the engine; --output names another"
-        raise UsageError(msg)
-    return folder
+        model = re.sub(r"[^\w.-]+", "_", Path(engine.status.model).name)[:40]
+        folder = parent.absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{engine.status.pid}"
+        if encodable(str(folder)) != str(folder):
+            msg = (
+                f"{parent}: its name is not UTF-8, so it cannot be sent to the engine; --output names another"
+            )
+            raise UsageError(msg)
+        yield engine, folders.setdefault((server, nth), folder)
 
 
 def switch_metrics(target: str | None, address: str) -> Iterator[str]:

@@ -64,21 +64,19 @@ def options_of(parser: argparse.ArgumentParser) -> list[Option]:
             names=list(action.option_strings),
             values=action.nargs,
             choices=None if action.choices is None else [str(choice) for choice in action.choices],
-            refuses=[kind for kind, example in _EXAMPLES.items() if _refuses(action.type, example)],
+            # Kinds that vLLM cannot convert, where it expects a number.
+            refuses=[
+                kind
+                for kind, example in _EXAMPLES.items()
+                if action.type is not None
+                and _takes(action.type, "1")
+                and not _takes(action.type, "{}")
+                and not _takes(action.type, example)
+            ],
         )
         for action in parser._actions  # noqa: SLF001  # argparse has no public list of its options
         if action.option_strings
     ]
-
-
-def _refuses(convert: Any, example: str) -> bool:
-    """Return whether vLLM expects a number and cannot convert this example."""
-    return (
-        convert is not None
-        and _takes(convert, "1")
-        and not _takes(convert, "{}")
-        and not _takes(convert, example)
-    )
 
 
 def _takes(convert: Any, value: str) -> bool:
@@ -199,7 +197,10 @@ def _converter(option: Option) -> Any:
     """Return a converter that refuses only values that vLLM certainly refuses."""
 
     def convert(value: str) -> str:
-        if option.choices is not None and value and not _among(value, option.choices):
+        # It may ignore case, and reads ``016`` as 16.
+        lower, choices = value.strip().lower(), option.choices or []
+        is_choice = any(lower == choice.lower() for choice in choices) or lower.lstrip("0") in choices
+        if option.choices is not None and value and not is_choice:
             listed = ", ".join(option.choices[:_MOST_CHOICES])
             more = ", ..." if len(option.choices) > _MOST_CHOICES else ""
             msg = f"{value!r} is none of {listed}{more}{suggestion(value, option.choices)}"
@@ -211,12 +212,6 @@ def _converter(option: Option) -> Any:
         return value
 
     return convert
-
-
-def _among(value: str, choices: list[str]) -> bool:
-    """Return whether vLLM may accept a value as one of these; it may ignore case, and reads ``016`` as 16."""
-    lower = value.strip().lower()
-    return any(lower == choice.lower() for choice in choices) or lower.lstrip("0") in choices
 
 
 def suggestion(name_typed: str, names: Iterable[str]) -> str:

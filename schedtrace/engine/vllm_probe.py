@@ -183,10 +183,7 @@ def recording_checks() -> Iterator[Check]:
             yield Check(name="replay", state="ok", text="a replay of that recording makes the same decisions")
 
 
-def write_checks(file: Path, scheduler: str | None) -> None:
-    """Write the checks to a file."""
-    file.write_bytes(msgspec.json.encode(vllm_checks(scheduler)))
-
-
 if __name__ == "__main__":
-    write_checks(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)  # noqa: PLR2004  # the class
+    _, file, *scheduler_classes = sys.argv
+    checked = vllm_checks(scheduler_classes[0] if scheduler_classes else None)
+    Path(file).write_bytes(msgspec.json.encode(checked))
