@@ -235,9 +235,17 @@ def rank_loads(ranks: list[RankSummary], offsets_us: dict[int, int]) -> RankLoad
     edges = [begin + (end - begin) * part // PARTS for part in range(PARTS + 1)]
     parts = pl.DataFrame({"part": range(PARTS), "begin_us": edges[:-1], "end_us": edges[1:]})
     parts = parts.filter(LENGTH_US > 0)
-    loads = pl.concat([_means(parts, presence, rank) for rank, presence in spans.items()]).join(
-        _tokens(ranks, offsets_us, parts), on=("part", "rank"), how="left", maintain_order="left"
-    )
+    counts = {name: pl.col(name) for name in ("running", "waiting")}
+    means = [
+        parts.hstack(time_within(parts, presence, counts)).select(
+            *("part", "begin_us"),
+            pl.lit(rank, pl.Int64).alias("rank"),
+            *(pl.col(name) / LENGTH_US for name in counts),
+        )
+        for rank, presence in spans.items()
+    ]
+    tokens = _tokens(ranks, offsets_us, parts)
+    loads = pl.concat(means).join(tokens, on=("part", "rank"), how="left", maintain_order="left")
     busy = (pl.col("running") + pl.col("waiting")).sum().over("part") > 0
     avoidable_us = {}  # time in which a rank refused requests while another had room
     for rank, presence in spans.items():
@@ -251,15 +259,6 @@ def rank_loads(ranks: list[RankSummary], offsets_us: dict[int, int]) -> RankLoad
             rank: int((presence["waiting"] * presence.select(LENGTH_US).to_series()).sum())
             for rank, presence in spans.items()
         },
-    )
-
-
-def _means(parts: pl.DataFrame, spans: pl.DataFrame, rank: int) -> pl.DataFrame:
-    counts = {name: pl.col(name) for name in ("running", "waiting")}
-    spent = time_within(parts, spans, counts)
-    means = [pl.col(name) / LENGTH_US for name in counts]
-    return pl.concat([parts, spent], how="horizontal").select(
-        "part", "begin_us", pl.lit(rank, pl.Int64).alias("rank"), *means
     )
 
 

@@ -14,7 +14,7 @@ A span of time is far too slow if steps of similar work took far less (``slow_sp
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -79,8 +79,11 @@ def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataF
     if began is None:
         return pl.DataFrame(schema=SCHEMA)
     unknown = _spans(frames.gaps, NOT_RECORDED, pl.col("from_us"), pl.col("to_us"))
+    in_scheduler = requests.filter(pl.col("state") != "front_end").group_by("request_id")
+    lives = in_scheduler.agg(pl.col("begin_us").min(), pl.col("end_us").max())
+    present = _spans(lives, "host_gap", pl.col("begin_us"), pl.col("end_us"))  # where no work covers it
     doing = (
-        pl.concat([unknown, *_work(frames), _presence(requests)])
+        pl.concat([unknown, *_work(frames), present])
         .filter(LENGTH_US > 0)
         .with_columns(pl.col("begin_us", "end_us").clip(began, frames.end_us))
     )
@@ -122,13 +125,6 @@ def device_spans(steps: pl.DataFrame) -> pl.DataFrame:
     end = pl.coalesce(executed + pl.col("execute_us"), "output_us")
     spans = steps.with_columns(begin_us=begin.cast(pl.Int64), end_us=end.cast(pl.Int64))
     return spans.filter((pl.col("total_requests") > 0) & (LENGTH_US > 0))[["step", "begin_us", "end_us"]]
-
-
-def _presence(requests: pl.DataFrame) -> pl.DataFrame:
-    """Return each request's time in the scheduler; the parts that no work covers are ``host_gap``."""
-    states = requests.filter(pl.col("state") != "front_end")
-    lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())
-    return _spans(lives, "host_gap", pl.col("begin_us"), pl.col("end_us"))
 
 
 def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
@@ -335,7 +331,7 @@ SLOW_SCHEMA = {
 def slow_spans(frames: EngineFrames, engine: pl.DataFrame, starving: pl.Series) -> pl.DataFrame:
     """Return the parts of single steps that are too long, in order of time; empty if steps are few."""
     if frames.steps.height < FEWEST_STEPS:
-        return _slow([])
+        return pl.DataFrame(schema=SLOW_SCHEMA)
     slow = [_slow_on_host(frames, engine), slow_on_device(_timed_steps(frames, starving))]
     return pl.concat(slow).sort("begin_us")
 
@@ -357,7 +353,7 @@ def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
     least = median(frames.steps.filter(pl.col("total_requests") > 0)["busy_us"])  # a usual step
     long = engine.with_columns(us=LENGTH_US).filter(pl.col("us") >= least).sort("end_us")
     if long.is_empty():
-        return _slow([])
+        return pl.DataFrame(schema=SLOW_SCHEMA)
     kinds: tuple[tuple[list[str], Literal["backward", "forward"]], ...] = (
         (["schedule", "update"], "backward"),
         (["host_gap"], "forward"),
@@ -402,7 +398,7 @@ def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
                     "factor": factor,
                 }
             )
-    return _slow(rows)
+    return pl.DataFrame(rows, schema=SLOW_SCHEMA)
 
 
 def _timed_steps(frames: EngineFrames, starving: pl.Series) -> pl.DataFrame:
@@ -442,13 +438,13 @@ def slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
     """
     modelled = _expected(steps)
     if modelled is None:
-        return _slow([])
+        return pl.DataFrame(schema=SLOW_SCHEMA)
     import numpy as np  # noqa: PLC0415  # a filter for each slow step would take half a minute
 
     steps = _without_late_ends(modelled).with_row_index("place")
     far = steps.filter(pl.col("device_us") >= FAR * pl.col("expected_us"))
     if far.is_empty() or far.height > MOST_FRAC * steps.height:
-        return _slow([])
+        return pl.DataFrame(schema=SLOW_SCHEMA)
     compared = ("step", "device_us", "expected_us", "used_tokens", *FEATURES)
     columns = {name: steps[name].to_numpy() for name in compared}
     rows = []
@@ -479,7 +475,7 @@ def slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
                     "factor": step["device_us"] / expected,
                 }
             )
-    return _slow(rows)
+    return pl.DataFrame(rows, schema=SLOW_SCHEMA)
 
 
 def _expected(steps: pl.DataFrame) -> pl.DataFrame | None:
@@ -515,7 +511,3 @@ def _without_late_ends(steps: pl.DataFrame) -> pl.DataFrame:
     return steps.with_columns(
         pl.col("device_us") - late_us + late_us.shift(1).fill_null(0), pl.col("device_end_us") - late_us
     )
-
-
-def _slow(rows: Sequence[dict[str, object]]) -> pl.DataFrame:
-    return pl.DataFrame(rows, schema=SLOW_SCHEMA)

@@ -111,9 +111,12 @@ def make_events(
         if not slow.is_empty():  # of the slow spans those that lie mostly outside of starved periods
             slow = slow.filter(overlap_us(slow, starved) < 0.5 * LENGTH_US)
     slow = _without(slow, asked)
-    slow = slow.filter(
-        (pl.col("part") != "host_gap") | ~pl.col("step").is_in(pl.lit(_after_sessions(frames)).implode())
+    # Before these steps every request was a session that waited for its client.
+    sessions_only = (pl.col("num_running_after") == 0) & (
+        pl.col("num_waiting_after") == pl.col("sessions_paused")
     )
+    after_sessions = pl.lit(frames.steps.filter(sessions_only.shift(1))["step"]).implode()
+    slow = slow.filter((pl.col("part") != "host_gap") | ~pl.col("step").is_in(after_sessions))
     if slow["step"].n_unique() > MOST_FRAC * frames.steps.height:
         slow = slow.clear()
     interruptions = _table([asked, *_by_position(frames, slow), lost])
@@ -121,12 +124,6 @@ def make_events(
         return interruptions
     cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * busy_us
     return interruptions.filter(cost | pl.col("kind").is_in(ALWAYS)).sort("begin_us")
-
-
-def _after_sessions(frames: EngineFrames) -> pl.Series:
-    """Return the steps before which every request was a session that waited for its client."""
-    alone = (pl.col("num_running_after") == 0) & (pl.col("num_waiting_after") == pl.col("sessions_paused"))
-    return frames.steps.filter(alone.shift(1))["step"]
 
 
 def _table(parts: list[pl.DataFrame]) -> pl.DataFrame:

@@ -300,12 +300,14 @@ def make_timeline(
     # With several steps in flight, a step can begin on the device when the output before it is back.
     back_us = pl.col("output_us").shift(1).fill_null(0)
     can_begin_us = pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), back_us)
+    of_budget = pl.col("token_budget") - pl.col("remaining_budget")  # else tokens by kind tell how many were scheduled
+    used = pl.coalesce(of_budget, pl.col("prefill_tokens") + pl.col("decode_tokens"))
     measured_steps = (
         without_warmup(_as_scheduled(steps, exits))
         .with_columns(
             end_us=pl.col("start_us") + pl.col("schedule_us"),
-            used_tokens=_used(),
-            use_frac=pl.when(pl.col("token_budget") > 0).then(_used() / pl.col("token_budget")),
+            used_tokens=used,
+            use_frac=pl.when(pl.col("token_budget") > 0).then(used / pl.col("token_budget")),
             busy_us=pl.col("output_us") - can_begin_us,
             eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
@@ -526,12 +528,6 @@ def context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame
     sums = level(stretches, "step", pl.col("last_step") + 1, at_zero=at_zero, slope=grows)
     tokens = pl.col("at_zero") + pl.col("step") * pl.col("slope")
     return at_steps(sums, steps[["step"]]).select("step", context_tokens=tokens)
-
-
-def _used() -> pl.Expr:
-    """Return the scheduled tokens: the used budget or, if it is not recorded, prefill plus decode tokens."""
-    of_both = pl.col("prefill_tokens") + pl.col("decode_tokens")
-    return pl.coalesce(pl.col("token_budget") - pl.col("remaining_budget"), of_both)
 
 
 def _with_step(trace: Trace, rows: pl.LazyFrame, column: str) -> pl.DataFrame:
