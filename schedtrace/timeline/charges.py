@@ -14,7 +14,6 @@ A wait during a step that computed for requests whose clients left later is char
 share of the step's time that the device worked for them (``work_for_aborted``).
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -335,7 +334,7 @@ def make_charges(
     charged = [
         parts.filter("held_up").with_columns(charge=pl.lit(HEAD_OF_LINE), time_us=LENGTH_US),
         *(
-            _divided(frames, states, rows, steps, rows["cause"][0])
+            _divided(frames, states, rows, steps, long)
             for rows in parts.filter(~pl.col("held_up")).partition_by("cause", maintain_order=True)
         ),
         recomputed.with_columns(charge=pl.lit(RECOMPUTE), time_us=LENGTH_US),
@@ -343,8 +342,15 @@ def make_charges(
     rows_by_charge = pl.concat(
         rows.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items()) for rows in charged
     )
-    rows_by_charge = _interrupted(events, _after_resets(frames, rows_by_charge))
-    rows_by_charge = _in_vain(in_vain, rows_by_charge)
+    rows_by_charge = _after_resets(frames, rows_by_charge)
+    if not (spans := merged(events)).is_empty():
+        inside_us = overlap_us(rows_by_charge, spans)
+        rows_by_charge = _split(rows_by_charge, _time_within(inside_us), INTERRUPTED)
+    if not in_vain.is_empty():  # the device worked for requests whose clients left later
+        inside_us = time_within(rows_by_charge, in_vain, {"us": pl.col("in_vain")})["us"]
+        limited = pl.when(pl.col("charge").is_in([*map(str, OF_LIMITS)]))
+        lost_us = limited.then(_time_within(inside_us)).otherwise(0)
+        rows_by_charge = _split(rows_by_charge, lost_us, ABORTED_WORK)
     return rows_by_charge.filter(pl.col("time_us") > 0).sort("begin_us", "request_id")
 
 
@@ -363,24 +369,9 @@ def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
     return after.with_columns(charge=charge).select(rows.columns)
 
 
-def _interrupted(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge the part of the waits within an interruption to that interruption."""
-    spans = merged(events)
-    if spans.is_empty():
-        return rows
-    inside = overlap_us(rows, spans)
-    lost = (pl.col("time_us") * inside / LENGTH_US).fill_nan(0).round().cast(pl.Int64)
-    return _split(rows, lost, INTERRUPTED)
-
-
-def _in_vain(work: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge the part of each wait for a limit to aborted requests in which the device worked for them."""
-    if work.is_empty():
-        return rows
-    inside = time_within(rows, work, {"us": pl.col("in_vain")})["us"]
-    lost = (pl.col("time_us") * inside / LENGTH_US).fill_nan(0).round().cast(pl.Int64)
-    limited = pl.col("charge").is_in([*map(str, OF_LIMITS)])
-    return _split(rows, pl.when(limited).then(lost).otherwise(0), ABORTED_WORK)
+def _time_within(inside_us: pl.Series) -> pl.Expr:
+    """Return the part of ``time_us`` that lies in spans, of which each row contains ``inside_us``."""
+    return (pl.col("time_us") * inside_us / LENGTH_US).fill_nan(0).round().cast(pl.Int64)
 
 
 def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFrame) -> pl.DataFrame:
@@ -391,10 +382,7 @@ def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFra
     if held_up.is_empty():
         return waits.with_columns(held_up=pl.lit(value=False))
     starts = frames.steps.select("step", held_us="start_us")
-    held = held_up.join(starts, on="step").sort("held_us")
-    held = held[["request_id", "held_us", "left_step"]]
-    if held.is_empty():
-        return waits.with_columns(held_up=pl.lit(value=False))
+    held = held_up.join(starts, on="step").sort("held_us")[["request_id", "held_us", "left_step"]]
     queued = waits.filter(pl.col("state").is_in(QUEUED)).sort("end_us")
     cut_at_heads = queued.join_asof(
         held, left_on="end_us", right_on="held_us", by="request_id", check_sortedness=False
@@ -416,21 +404,14 @@ def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFra
     ).filter(LENGTH_US > 0)
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """Spans of time, one per step, with the facts that determine the charge of a wait in that step."""
+def _labelled(
+    frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, long: pl.DataFrame
+) -> pl.DataFrame:
+    """Return a span per step, with the facts that determine the charge of a wait in that step.
 
-    spans: pl.DataFrame
-    """``begin_us``, ``end_us``, ``seats`` and ``kv`` (the charges of a wait for each), ``unused`` (share
-    of the token budget) and ``long_prompt``.
+    Columns: ``begin_us``, ``end_us``, ``seats`` and ``kv`` (the charges of a wait for each), ``unused``
+    (share of the token budget) and ``long_prompt``.
     """
-    longest_prompt: int
-    """Number of tokens of the longest prompt that took most of a step's prefill tokens."""
-    prompts: pl.DataFrame
-    """Table with ``request_id``, ``prompt_tokens`` and ``priority``."""
-
-
-def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, long: pl.DataFrame) -> _Steps:
     stalled = states.filter(pl.col("state") == "stalled")
     most_stalled = (
         pl.concat(
@@ -448,7 +429,7 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
     running = pl.col("num_running_after")
     parked = pl.col("kv_loads_parked") >= pl.max_horizontal(running, 1)
     stalls = pl.col("requests") > HALF * running
-    spans = (
+    return (
         frames.steps.drop_nulls("start_us")
         .join(most_stalled, on="step", how="left", maintain_order="left")
         .join(
@@ -467,32 +448,33 @@ def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, lo
             long_prompt=pl.col("long_prompt").fill_null(value=False),
         )
     )
-    asked = frames.known_requests[["request_id", "prompt_tokens", "priority"]]
-    return _Steps(spans, int(long["prompt_tokens"].max() or 0), asked)  # type: ignore[arg-type]  # integers
 
 
 def _divided(
-    frames: EngineFrames, states: pl.DataFrame, rows: pl.DataFrame, steps: _Steps, cause: str
+    frames: EngineFrames, states: pl.DataFrame, rows: pl.DataFrame, steps: pl.DataFrame, long: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the rows of one cause, each divided among the charges of its steps."""
+    """Return the rows of one cause, each divided among the charges of its steps (``_labelled``)."""
+    cause = rows["cause"][0]
     rows = rows.with_columns(charge=pl.lit(cause), time_us=LENGTH_US)
     if cause == Cause.TOKEN_BUDGET:
-        long_us = time_within(rows, steps.spans, {"us": pl.col("long_prompt")})["us"]
-        rows = rows.join(steps.prompts, on="request_id", how="left", maintain_order="left")
-        short = (pl.col("prompt_tokens") <= SHORT_FRAC * steps.longest_prompt).fill_null(value=False)
+        long_us = time_within(rows, steps, {"us": pl.col("long_prompt")})["us"]
+        prompts = frames.known_requests[["request_id", "prompt_tokens"]]
+        rows = rows.join(prompts, on="request_id", how="left", maintain_order="left")
+        longest = long["prompt_tokens"].max() or 0
+        short = (pl.col("prompt_tokens") <= SHORT_FRAC * pl.lit(longest)).fill_null(value=False)
         return _split(rows, pl.when(short).then(long_us).otherwise(0), LONG_PROMPT)
     if cause == Cause.CHUNKED_PREFILL_OFF:
         # Chunks would have used what the steps left of the budget: the rest of the wait is for more of it.
-        unused = time_within(rows, steps.spans, {"us": pl.col("unused")})["us"]
+        unused = time_within(rows, steps, {"us": pl.col("unused")})["us"]
         return _split(rows.with_columns(charge=pl.lit(str(Cause.TOKEN_BUDGET))), pl.lit(unused), cause)
     column = "seats" if cause == Cause.MAX_NUM_SEQS else "kv" if cause in (Cause.KV_BLOCKS, *OF_KV) else None
     if column is None:
         return rows
-    words = steps.spans[column].drop_nulls().unique().sort().to_list()
+    words = steps[column].drop_nulls().unique().sort().to_list()
     if words:  # else no step tells who holds it
-        times = time_within(rows, steps.spans, {word: pl.col(column) == word for word in words})
+        times = time_within(rows, steps, {word: pl.col(column) == word for word in words})
         rows = pl.concat([rows.with_columns(charge=pl.lit(word), time_us=times[word]) for word in words])
-    return _inverted(states, rows, steps) if frames.by_priority else rows
+    return _inverted(frames, states, rows) if frames.by_priority else rows
 
 
 def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
@@ -505,9 +487,9 @@ def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
     )
 
 
-def _inverted(states: pl.DataFrame, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
+def _inverted(frames: EngineFrames, states: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     """Charge the waits of requests that are more urgent than a running one to priority inversion."""
-    priorities = steps.prompts[["request_id", "priority"]]
+    priorities = frames.known_requests[["request_id", "priority"]]
     runs = pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"])
     running = states.filter(runs).join(priorities, on="request_id")
     divided = []

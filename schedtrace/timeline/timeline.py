@@ -300,7 +300,9 @@ def make_timeline(
     # With several steps in flight, a step can begin on the device when the output before it is back.
     back_us = pl.col("output_us").shift(1).fill_null(0)
     can_begin_us = pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), back_us)
-    of_budget = pl.col("token_budget") - pl.col("remaining_budget")  # else tokens by kind tell how many were scheduled
+    of_budget = pl.col("token_budget") - pl.col(
+        "remaining_budget"
+    )  # else tokens by kind tell how many were scheduled
     used = pl.coalesce(of_budget, pl.col("prefill_tokens") + pl.col("decode_tokens"))
     measured_steps = (
         without_warmup(_as_scheduled(steps, exits))
