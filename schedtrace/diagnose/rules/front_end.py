@@ -6,9 +6,9 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import (
     advise,
-    finding_of,
     severity_by_weight,
     share_of_requests,
+    step_finding,
 )
 from schedtrace.model.manifest import OFFLINE_CONTEXT
 from schedtrace.model.message import NOTHING, Message, joined
@@ -176,10 +176,10 @@ def _find(timeline: Timeline) -> Findings:
     unnoticed = not evidence.offline and evidence.way_ms_p50 < NOTICED_MS
     has_parts = evidence.input_queue_ms_p50 is not None
     offline, served = (OFFLINE, SERVED) if has_parts else (OFFLINE_TAKEN, SERVED_TAKEN)
-    yield finding_of(
-        evidence,
+    yield step_finding(
+        timeline,
         ways,
-        engine_rank=timeline.rank,
+        evidence,
         severity="info" if unnoticed else severity_by_weight(None, share_frac),
         title="Requests are slow to reach the engine",
         verdict=offline if evidence.offline else served,

@@ -5,7 +5,7 @@ import polars as pl
 from schedtrace.diagnose.kv_cache import blocks_needed, longest_sequence, usable_blocks
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens, kv_space
-from schedtrace.diagnose.rules.common import advise, finding_of, only, share_of_requests, trial_numbers
+from schedtrace.diagnose.rules.common import advise, only, share_of_requests, step_finding
 from schedtrace.diagnose.stuck_requests import never_fitting
 from schedtrace.model.causes import Cause, reason
 from schedtrace.model.causes import cause_advice as advice_on
@@ -79,10 +79,10 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     )
     delayed = behind.filter(LENGTH_US > 0)
     evidence = _evidence(timeline, cause, rows, delayed["request_id"].n_unique())
-    return finding_of(
+    return step_finding(
+        timeline,
+        rows,
         evidence,
-        engine_rank=timeline.rank,
-        trials=trial_numbers(rows),
         severity="critical",
         title="A request can never run",
         verdict="{request_id:id} can never run: {why}.",

@@ -8,11 +8,10 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed_settings import current_value_note, kv_space
 from schedtrace.diagnose.rules.common import (
     advise,
-    finding_of,
     severity_by_weight,
     share_of_requests,
+    step_finding,
     step_numbers,
-    trial_numbers,
 )
 from schedtrace.diagnose.stuck_requests import never_fitting, no_progress, ready_but_parked
 from schedtrace.model.causes import CAUSES, Cause
@@ -130,10 +129,10 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
         pl.col("state").is_in(["recompute", "preempted"]) & pl.col("request_id").is_in(ids)
     )
     share = share_of_requests(timeline, total_us(again))
-    return finding_of(
+    return step_finding(
+        timeline,
+        rows,
         evidence,
-        engine_rank=timeline.rank,
-        trials=trial_numbers(rows),
         severity="critical" if evidence.hopeless else severity_by_weight(None, share),
         title="A request makes no progress" if evidence.hopeless else CIRCLES,
         verdict="{request_id:id} [{stuck:?}makes no progress: it ]started again {restarts:n time} and "
@@ -279,10 +278,10 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
         ready_us=worst["ready_us"],
         parked_ms=worst["parked_us"] / 1e3,
     )
-    return finding_of(
+    return step_finding(
+        timeline,
+        rows,
         evidence,
-        engine_rank=timeline.rank,
-        trials=trial_numbers(rows),
         severity="critical" if evidence.hopeless else severity_by_weight(None, share),
         title="A ready request stays parked",
         verdict="{request_id:id} is ready and vLLM does not schedule it: {ready} {ready_us:us} into the "

@@ -11,7 +11,7 @@ from typing import Any, cast
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import advise, finding_of, largest, severity_by_weight
+from schedtrace.diagnose.rules.common import advise, finding_of, largest
 from schedtrace.diagnose.rules.interruption import KINDS, LEAST_FRAC, RULE, WHOLE_FROM
 from schedtrace.model.message import Message, Number
 from schedtrace.model.report import Advice, Evidence, Finding
@@ -121,7 +121,6 @@ def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFram
         title=title,
         verdict=f"{verdict}: {{share:%}} of the requests' time.",
         share_frac=share,
-        severity=severity_by_weight(None, share),
         cause=f"{kind}_of_all_ranks",
         count=rows.height,
         engine_rank=fullest,

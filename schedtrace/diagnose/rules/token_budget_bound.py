@@ -32,7 +32,6 @@ from schedtrace.diagnose.rules.allowed_settings import (
 from schedtrace.diagnose.rules.common import (
     Waited,
     advise,
-    severity_by_weight,
     wait_figures,
     wait_finding,
 )
@@ -262,7 +261,6 @@ def _lowered(timeline: Timeline, waits: Charged, less: pl.DataFrame) -> Finding:
         verdict="schedule() worked with a budget of {worked_with:n token} in {lowered_steps:n} of "
         "{steps:n step}, not with the {token_budget:n} that are set[, and scheduled nothing in "
         "{empty_steps:n} of them]: up to {most_waiting:n request} waited, {share:%} of the requests' time.",
-        severity=severity_by_weight(None, waits.share_frac),
         cause=Cause.TOKEN_BUDGET,
         message="In these steps the loop over the waiting queue ended for want of budget although the step "
         "had used none of what was missing. {requests:n request} waited, {longest_request:id} the longest "
