@@ -11,7 +11,7 @@ from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
 from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
@@ -90,6 +90,20 @@ def _find(timeline: Timeline) -> Findings:
 def _late_finding(timeline: Timeline, late: pl.DataFrame, handover: Handover | None) -> Finding:
     share = _share(timeline, late)
     evidence = _evidence(timeline, late, handover)
+    advice = []
+    if share is not None and timeline.closed_workload:
+        advice.append(
+            advise(
+                "to measure with full batches, queue all requests before the first step: {run:code}, or "
+                "{bench:code}. In production there is nothing to change",
+                run="schedtrace run --prequeue",
+                bench="vllm bench throughput --prequeue-requests",
+            )
+        )
+    elif share is not None:
+        fewer_rounds = more_tokens(offered_load(timeline))
+        at_once = "nothing in vLLM, which does not wait for requests; send them before the first step"
+        advice += [*([fewer_rounds] if fewer_rounds else []), advise(at_once)]
     missed = late.group_by("step", "trial", maintain_order=True).agg(
         pl.col("total_requests", "used_tokens", "remaining_budget").first(), late=pl.len()
     )
@@ -117,7 +131,7 @@ def _late_finding(timeline: Timeline, late: pl.DataFrame, handover: Handover | N
             "late": evidence.on_their_way < evidence.late_requests,
             "of_handover": say(HANDOVER, handover) if handover else NOTHING,
         },
-        advice=[] if share is None else _advice(timeline),
+        advice=advice,
         example="{at} scheduled {total_requests:n} of {requests:n request} ({used_tokens:n token}) and left "
         "{remaining_budget:n token} of budget.",
         cases=largest(missed.with_columns(requests=pl.col("total_requests") + pl.col("late")), "late"),
@@ -172,21 +186,6 @@ def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
         "ready request was refused.[ They spent {spent:%} of their time until the next step.]",
         spent=spent,
     )
-
-
-def _advice(timeline: Timeline) -> list[Advice]:
-    if timeline.closed_workload:
-        return [
-            advise(
-                "to measure with full batches, queue all requests before the first step: {run:code}, or "
-                "{bench:code}. In production there is nothing to change",
-                run="schedtrace run --prequeue",
-                bench="vllm bench throughput --prequeue-requests",
-            )
-        ]
-    fewer_rounds = more_tokens(offered_load(timeline))
-    at_once = "nothing in vLLM, which does not wait for requests; send them before the first step"
-    return [*([fewer_rounds] if fewer_rounds else []), advise(at_once)]
 
 
 def _evidence(timeline: Timeline, late: pl.DataFrame, handover: Handover | None) -> LateRequests:

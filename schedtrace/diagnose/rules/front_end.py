@@ -84,17 +84,6 @@ def _with_step_under_way(timeline: Timeline, arrivals: pl.DataFrame) -> pl.DataF
     return timed.with_columns(taken_us=taken).drop("begin_us", "end_us")
 
 
-def idle_meanwhile_us(timeline: Timeline, ways: pl.DataFrame) -> int:
-    """Return the time in which the engine had no request although at least one was on its way."""
-    began = timeline.steps.select(pl.col("start_us").min()).item()
-    if ways.is_empty() or began is None:
-        return 0
-    spans = united(ways)
-    before_first = (pl.min_horizontal("end_us", pl.lit(began)) - pl.col("begin_us")).clip(0)
-    idle = with_engine_time(spans, timeline.engine_states)["idle_us"].sum()
-    return int(idle + spans.select(before_first.sum()).item())
-
-
 FOUND_FROM_FRAC = 0.15
 """Minimum share of the time to first token or, offline, of the run; every request has some of this time."""
 NOTICED_MS = 50
@@ -202,7 +191,13 @@ def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
     the engine has nothing else to do, and then it costs all of them that time.
     """
     if is_offline(timeline):
-        idle_us = idle_meanwhile_us(timeline, ways)
+        began = timeline.steps.select(pl.col("start_us").min()).item()
+        if ways.is_empty() or began is None:
+            return 0.0, 0.0
+        spans = united(ways)
+        before_first = (pl.min_horizontal("end_us", pl.lit(began)) - pl.col("begin_us")).clip(0)
+        idle = with_engine_time(spans, timeline.engine_states)["idle_us"].sum()
+        idle_us = int(idle + spans.select(before_first.sum()).item())
         frac = idle_us / (idle_us + timeline.busy_us) if idle_us else 0.0
         return frac, frac
     way_us, ttft_us = total_us(ways), int(ways["ttft_us"].sum())
@@ -246,7 +241,11 @@ def _parts(evidence: FrontEndTime) -> str:
 
 def _holder(evidence: FrontEndTime) -> Message:
     """Describe what occupied the front end's threads; if unknown, what the engine's process cannot see."""
-    threads = joined([saturated(evidence.threads), starved_thread_names(evidence.threads)])
+    ran_frac = max((share.ran_frac for share in evidence.threads if share.role == "front_end"), default=0.0)
+    saturated = NOTHING
+    if ran_frac >= SATURATED_FRAC:
+        saturated = say("The front end's main thread ran {share:%} of the time.", share=min(1.0, ran_frac))
+    threads = joined([saturated, starved_thread_names(evidence.threads)])
     return threads or say(
         "Whether tokenizing, other work of the front end or the transport took it cannot be seen from the "
         "engine's process; a profile of the front end's process would show it."
@@ -255,13 +254,23 @@ def _holder(evidence: FrontEndTime) -> Message:
 
 def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
     """Return advice: a processor if one was missing, more front ends for a server, tokens for text."""
-    pieces = []
+    pieces, settings = [], timeline.header.settings
     short = bool(starved_thread_names(evidence.threads))
     if short:
         pieces.append(advise("Give engine, workers and front end a processor core each."))
     configured = timeline.front_end.configured if timeline.front_end else None
     if configured is not None and configured.usage_context == SERVER_CONTEXT:
-        pieces += _more_threads(timeline)
+        renderers = settings.get("model_config.renderer_num_workers")
+        # Only vLLMs with this option have it; for pooling models with images it does not help.
+        if isinstance(renderers, int) and settings.get("model_config.runner_type") == "generate":
+            pieces.append(
+                advise(
+                    "Tokenize in more threads: {option} (now {renderers:n}).",
+                    renderers=renderers,
+                    setting="renderer_num_workers",
+                    costs="They share the front end's processor cores.",
+                )
+            )
         if not short:
             pieces.append(
                 advise(
@@ -271,37 +280,10 @@ def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
                     costs="Each needs a processor core and memory of its own.",
                 )
             )
-    pieces.append(
-        advise(
-            FEWER_INPUTS
-            if has_multimodal_inputs(timeline)
-            else "Send token ids instead of text where the client can tokenize."
-        )
-    )
-    return pieces
-
-
-def has_multimodal_inputs(timeline: Timeline) -> bool:
-    """Return whether the encoder's cache was used."""
-    if "encoder_slots_freeable" not in timeline.steps.columns:
-        return False
-    return timeline.steps["encoder_slots_freeable"].drop_nulls().n_unique() > 1
-
-
-def _more_threads(timeline: Timeline) -> list[Advice]:
-    """Return advice on tokenizing threads if this vLLM has them, except for pooling models with images."""
-    renderers = timeline.header.settings.get("model_config.renderer_num_workers")
-    generates = timeline.header.settings.get("model_config.runner_type") == "generate"
-    if not isinstance(renderers, int) or not generates:
-        return []
-    return [
-        advise(
-            "Tokenize in more threads: {option} (now {renderers:n}).",
-            renderers=renderers,
-            setting="renderer_num_workers",
-            costs="They share the front end's processor cores.",
-        )
-    ]
+    slots = "encoder_slots_freeable"  # they change where the encoder's cache is used
+    encodes = slots in timeline.steps.columns and timeline.steps[slots].drop_nulls().n_unique() > 1
+    tokens = "Send token ids instead of text where the client can tokenize."
+    return [*pieces, advise(FEWER_INPUTS if encodes else tokens)]
 
 
 def thread_shares(timeline: Timeline) -> list[ThreadShare]:
@@ -343,14 +325,6 @@ def starved_thread_names(shares: list[ThreadShare]) -> Message:
         thread=NAMES[short[0].role],
         others=joined(rest, ", "),
     )
-
-
-def saturated(shares: list[ThreadShare]) -> Message:
-    """Return a sentence if the front end's main thread ran all the time; otherwise nothing."""
-    ran = max((share.ran_frac for share in shares if share.role == "front_end"), default=0.0)
-    if ran < SATURATED_FRAC:
-        return NOTHING
-    return say("The front end's main thread ran {share:%} of the time.", share=min(1.0, ran))
 
 
 RULE = Rule(

@@ -74,16 +74,6 @@ class KvSpace(Waited, kw_only=True):
     groups: list[GroupUse]
     """KV cache groups; empty if there is only one group, or if groups are not recorded."""
 
-    @property
-    def usable(self) -> int | None:
-        """Number of blocks that requests can hold."""
-        return self.blocks_total - 1 if self.blocks_total else None
-
-    @property
-    def scarce(self) -> bool:
-        """Whether the next request needs more blocks than are free; if not, vLLM's reserve keeps it out."""
-        return (self.blocks_needed or 0) > (self.blocks_free or 0)
-
 
 def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
@@ -166,11 +156,13 @@ def _holder(evidence: KvSpace) -> Message:
             "; the next in line needs {blocks_needed:n}, {blocks_free:n} are[{scarce:!}, less vLLM's "
             "reserve] free",
             evidence,
+            scarce=evidence.blocks_needed > evidence.blocks_free,
         )
     return say(
         "{blocks_held:n} of {usable:n} usable blocks are held by {running:n running request}"
         "[ and {set_aside:n} set aside by their scheduler]{largest}{short} ({step}).{groups}",
         evidence,
+        usable=evidence.blocks_total - 1 if evidence.blocks_total else None,
         largest=largest_holder(evidence),
         short=short,
         step="unknown" if evidence.held_step is None else Steps(evidence.held_step, evidence.held_step),

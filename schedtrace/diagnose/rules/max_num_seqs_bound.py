@@ -75,6 +75,14 @@ def _find(timeline: Timeline) -> Findings:
     if waits is None:
         return
     evidence = _evidence(timeline, waits)
+    free = [
+        say("{share:%} of the {resource}", share=max(0.0, frac), resource=resource)
+        for frac, resource in (
+            (evidence.mean_blocks_free_frac, "KV blocks"),
+            (evidence.mean_budget_left_frac, "token budget"),
+        )
+        if frac is not None
+    ]
     advice = _advice(timeline, evidence)
     gain = None
     if advice and advice[0].value:  # else more seats alone gain nothing, or another setting comes first
@@ -85,7 +93,10 @@ def _find(timeline: Timeline) -> Findings:
         title="Too few seats" if evidence.capped_steps is None else "Capped prefill chunks hold the seats",
         verdict="{seats:n seat} ({option}) limit this run: requests spent {share:%} of their time "
         "waiting for one{free}.",
-        values={"option": seats_setting(timeline), "free": _free(evidence)},
+        values={
+            "option": seats_setting(timeline),
+            "free": say(", while {parts} stayed free", parts=listed(free)) if free else NOTHING,
+        },
         holder=_holder(evidence),
         gain=gain,
         limit=Cause.MAX_NUM_SEQS,
@@ -126,18 +137,6 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
         full_steps=capped.full_steps if holds else None,
         classes=running_classes(timeline, steps),
     )
-
-
-def _free(evidence: Seats) -> Message:
-    parts = [
-        say("{share:%} of the {resource}", share=max(0.0, free), resource=resource)
-        for free, resource in (
-            (evidence.mean_blocks_free_frac, "KV blocks"),
-            (evidence.mean_budget_left_frac, "token budget"),
-        )
-        if free is not None
-    ]
-    return say(", while {parts} stayed free", parts=listed(parts)) if parts else NOTHING
 
 
 def _holder(evidence: Seats) -> Message:

@@ -50,12 +50,6 @@ class NeverFitting(Evidence, kw_only=True):
         """Number of KV blocks that the request needs, over all cache groups; 0 if unknown."""
         return sum(self.blocks_needed)
 
-    @property
-    def groups(self) -> Message:
-        """Needed blocks by cache group, such as ``13 + 13``; empty for a single group."""
-        each = [say("{blocks:n}", blocks=blocks) for blocks in self.blocks_needed]
-        return joined(each, " + ") if len(each) > 1 else NOTHING
-
 
 def _find(timeline: Timeline) -> list[Finding]:
     never = never_fitting(timeline)
@@ -134,10 +128,12 @@ def _why(timeline: Timeline, cause: str, evidence: NeverFitting) -> Message:
     """Return the request's need and the amount that exists; leave out values that are not recorded."""
     total, budget, block = evidence.blocks_usable, timeline.token_budget, _mamba_block(timeline)
     if cause == Cause.KV_BLOCKS and total is not None and evidence.needed > total:
+        groups = [say("{blocks:n}", blocks=blocks) for blocks in evidence.blocks_needed]
         return say(
             "its {tokens:n token} need {needed:n KV block}[ ({groups} by cache group)], and requests can "
             "hold {blocks_usable:n} in all",
             evidence,
+            groups=joined(groups, " + ") if len(groups) > 1 else NOTHING,
         )
     if cause == Cause.CHUNKED_PREFILL_OFF and evidence.tokens > budget:
         return say(
@@ -161,7 +157,18 @@ def _why(timeline: Timeline, cause: str, evidence: NeverFitting) -> Message:
 
 def _advice(timeline: Timeline, cause: str, rows: pl.DataFrame) -> list[Advice]:
     if cause == Cause.KV_BLOCKS:
-        return [_more_blocks(timeline, rows), _shorter(timeline, rows)]
+        # With a maximum length, vLLM refuses such a request at once.
+        longest, length = longest_sequence(timeline.header), timeline.header.max_model_len
+        shorter = advise("Abort {request:id}: the queue behind it then moves.", request=rows["request_id"][0])
+        if longest and length is not None and longest < length:
+            shorter = advise(
+                "Set {option} to {value:n} (now {now:n}): vLLM then rejects such a request on arrival.",
+                now=length,
+                setting="max_model_len",
+                value=longest,
+                costs="Clients cannot send longer sequences.",
+            )
+        return [_more_blocks(timeline, rows), shorter]
     if cause == Cause.CHUNKED_PREFILL_OFF:
         return [
             advise(
@@ -204,20 +211,6 @@ def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> Advice:
         setting="num_gpu_blocks_override",
         value=blocks,
         costs="More memory for the KV cache.",
-    )
-
-
-def _shorter(timeline: Timeline, rows: pl.DataFrame) -> Advice:
-    """Return the advice to set a maximum length, with which vLLM refuses such a request at once."""
-    longest, length = longest_sequence(timeline.header), timeline.header.max_model_len
-    if not longest or length is None or longest >= length:
-        return advise("Abort {request:id}: the queue behind it then moves.", request=rows["request_id"][0])
-    return advise(
-        "Set {option} to {value:n} (now {now:n}): vLLM then rejects such a request on arrival.",
-        now=length,
-        setting="max_model_len",
-        value=longest,
-        costs="Clients cannot send longer sequences.",
     )
 
 

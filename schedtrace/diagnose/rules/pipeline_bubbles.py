@@ -90,6 +90,7 @@ def _find(timeline: Timeline) -> Findings:
     if frac < UNEVEN_FRAC or 2 * uneven.height < every.height:
         return
     left = even_cycle_frac(every, uneven)
+    felt_us = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
     groups = cohorts(timeline, uneven, depth)
     cases = largest(uneven, "largest")
     first, sizes = first_step(cases), cases["sizes"][0].to_list()
@@ -107,7 +108,7 @@ def _find(timeline: Timeline) -> Findings:
         verdict="In {uneven_cycles:n} of {cycles:n cycle} the {depth:n} batches in flight hold {means} "
         "requests on average; the pipeline runs at "
         "the pace of the largest[: even batches would take {saved:%} less time].",
-        share_frac=_share(timeline, uneven, left),
+        share_frac=None if left is None else share_of_requests(timeline, felt_us * (1 - left)),
         holder=_holder(groups),
         message="In {uneven_cycles:n} of {cycles:n cycle} without prefill a batch was larger than an "
         "even share; on average, batches are {unevenness_frac:%} smaller than the largest. Even "
@@ -167,14 +168,6 @@ def _one_at_a_time(
         "no other batch in flight.",
         cases=largest(alone, "execute_us"),
     )
-
-
-def _share(timeline: Timeline, uneven: pl.DataFrame, left: float | None) -> float | None:
-    """Return the share of the requests' time that even batches, and thus shorter cycles, would save."""
-    if left is None:
-        return None
-    felt_us = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
-    return share_of_requests(timeline, felt_us * (1 - left))
 
 
 def _holder(groups: list[Cohort]) -> Message:

@@ -284,13 +284,9 @@ def _loads(evidence: RankImbalance) -> dict[int, float]:
     }
 
 
-def _rank_figures(evidence: RankImbalance, rank: int) -> RankFigures:
-    return next(figures for figures in evidence.ranks if figures.rank == rank)
-
-
 def _holder(evidence: RankImbalance) -> Message:
     """Describe why the loads differ: the requests that this rank got, compared with the other ranks'."""
-    own = _rank_figures(evidence, evidence.largest)
+    own = next(figures for figures in evidence.ranks if figures.rank == evidence.largest)
     peers = [figures for figures in evidence.ranks if figures.rank != own.rank]
     got = say(
         "Rank {rank:n} got {requests:n} of {total:n request}",
@@ -300,43 +296,29 @@ def _holder(evidence: RankImbalance) -> Message:
     if evidence.why == "client":
         return say("{got}; the client chose the rank of {chosen:n}.", own, got=got)
     if evidence.why == "lengths":
+        tokens = {"prompt": own.mean_prompt_tokens, "output": own.mean_output_tokens}
+        for name, field in (("prompts", "mean_prompt_tokens"), ("outputs", "mean_output_tokens")):
+            counted = [(figures.requests, getattr(figures, field)) for figures in peers if figures.requests]
+            counted = [(requests, mean) for requests, mean in counted if mean is not None]
+            total = sum(requests for requests, _ in counted)
+            tokens[name] = sum(requests * mean for requests, mean in counted) / total if total else None
         return say(
             "{got}, but longer ones: {prompt:n} prompt and {output:n} output tokens on average, {prompts:n} "
             "and {outputs:n} on the other {ranks}.",
             got=got,
-            prompt=_rounded(own.mean_prompt_tokens),
-            output=_rounded(own.mean_output_tokens),
-            prompts=_rounded(
-                _averaged([(figures.requests, figures.mean_prompt_tokens) for figures in peers])
-            ),
-            outputs=_rounded(
-                _averaged([(figures.requests, figures.mean_output_tokens) for figures in peers])
-            ),
             ranks="rank" if len(peers) == 1 else "ranks",
+            **{name: None if mean is None else round(mean) for name, mean in tokens.items()},
         )
     if evidence.why == "requests":
         return say("{got}; the router chose the rank.", got=got)
     return say("{got}, of about the same lengths as on other ranks.", got=got)
 
 
-def _rounded(value: float | None) -> int | None:
-    return None if value is None else round(value)
-
-
-def _averaged(parts: list[tuple[int, float | None]]) -> float | None:
-    counted = [(count, value) for count, value in parts if value is not None and count]
-    return (
-        sum(count * value for count, value in counted) / sum(count for count, _ in counted)
-        if counted
-        else None
-    )
-
-
 def _message(evidence: RankImbalance) -> Message:
     tokens, loads = evidence.measure == "tokens", _loads(evidence)
-    del loads[evidence.largest]
-    own = _rank_figures(evidence, evidence.largest)
-    peer = _rank_figures(evidence, min(loads, key=lambda rank: loads[rank]))
+    each = {figures.rank: figures for figures in evidence.ranks}
+    own = each.pop(evidence.largest)
+    peer = each[min(each, key=lambda rank: loads[rank])]
     parts = [
         say(
             "Rank {rank:n} held {mean_running:n1} running and {mean_waiting:n1} waiting requests on average, "

@@ -189,6 +189,7 @@ def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> 
     evidence = _evidence(timeline, costs, fall)
     speed = costs.rate / costs.plain_rate if loses or fall is None else fall.speed(accepted / costs.drafts)
     lost_us = costs.busy_us * (1 - speed)
+    felt_us = int(steps.select((pl.col("busy_us") * PRESENT).sum()).item())  # also by requests that wait
     return step_finding(
         timeline,
         steps,
@@ -209,7 +210,7 @@ def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> 
         else "Speculative decoding gets worse with the length of the context: {late_frac:%} of the draft "
         "tokens were accepted after prompts of {long_tokens:n token} and more, {early_frac:%} after those of "
         "up to {short_tokens:n}.",
-        share_frac=_share(timeline, steps, speed),
+        share_frac=share_of_requests(timeline, felt_us * (1 - speed)) or 0.0,
         holder=_holder(evidence),
         tokens=costs.drafts - accepted,
         message="{steps:n step} without prefill verified {draft_tokens:n draft token} and accepted "
@@ -463,12 +464,6 @@ def _draft_steps(timeline: Timeline) -> pl.DataFrame:
         & (pl.col("busy_us") > 0)
         & pl.col("output_tokens").is_not_null()
     )
-
-
-def _share(timeline: Timeline, steps: pl.DataFrame, slower: float) -> float:
-    """Return the share of the requests' time, including waits, saved by the same tokens without drafts."""
-    felt_us = int(steps.select((pl.col("busy_us") * PRESENT).sum()).item())
-    return share_of_requests(timeline, felt_us * (1 - slower)) or 0.0
 
 
 def _holder(evidence: SpecDecode) -> Message:

@@ -196,8 +196,17 @@ def _find(timeline: Timeline) -> Findings:
     drafts = (
         int(waits.rows.filter(pl.col("charge") == Cause.INPUT_BUDGET)["time_us"].sum()) > waits.time_us / 2
     )
-    advice = _advice(timeline, waits, evidence, drafts=drafts)
-    halved = advice[0].value is not None and int(advice[0].value) < batched_tokens(timeline)
+    # A budget that holds the decodes of all seats, or else one shown to help.
+    if evidence.proposed is not None:
+        better = more_batched_tokens(timeline, evidence.proposed)
+    else:
+        better = shown_budget(timeline, waits) or replay_advice(BATCHED_TOKENS)
+    halved = better.value is not None and int(better.value) < batched_tokens(timeline)
+    fewer_drafts = advise(
+        "fewer drafts ({drafts:setting})",
+        drafts="num_speculative_tokens",
+        costs="Fewer tokens per step where drafts are accepted.",
+    )
     largest = evidence.largest_prefill if (evidence.largest_prefill_frac or 0) >= NAMED_FROM_FRAC else None
     yield limit_finding(
         timeline,
@@ -218,7 +227,7 @@ def _find(timeline: Timeline) -> Findings:
         "[ A decode takes {tokens_per_decode:n token}, so the decodes of {seats_decoding:n seat} want "
         "{decodes_wanted:n} in a step.]",
         values={"largest": largest},
-        advice=advice,
+        advice=[better, fewer_drafts] if drafts else [better],
     )
 
 
@@ -300,20 +309,6 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
         if wanted_decodes.total_tokens > timeline.token_budget
         else None,
     )
-
-
-def _advice(timeline: Timeline, waits: Charged, evidence: TokenBudget, *, drafts: bool) -> list[Advice]:
-    """Return advice: a budget that holds the decodes of all seats, or else one shown to help."""
-    if evidence.proposed is not None:
-        better = more_batched_tokens(timeline, evidence.proposed)
-    else:
-        better = shown_budget(timeline, waits) or replay_advice(BATCHED_TOKENS)
-    fewer = advise(
-        "fewer drafts ({drafts:setting})",
-        drafts="num_speculative_tokens",
-        costs="Fewer tokens per step where drafts are accepted.",
-    )
-    return [better, fewer] if drafts else [better]
 
 
 def shown_budget(timeline: Timeline, waits: Charged) -> Advice | None:
