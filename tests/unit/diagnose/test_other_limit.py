@@ -1,4 +1,4 @@
-"""``other-limit``: KV loads that take longer than computing the tokens that they bring."""
+"""``other-limit``: KV loads, connectors that do not answer, batches in turn, and decodes with drafts."""
 
 import pytest
 
@@ -9,11 +9,6 @@ from tests.makers import arrival, finish, step
 
 STORES = {"kv_transfer_config.kv_connector": "Tier", "kv_transfer_config.kv_role": "kv_both"}
 PARKED = Exit("waiting", "continue", Cause.REMOTE_KV_PENDING, "b", via="source")
-
-
-def of(findings):
-    """The finding about KV from elsewhere."""
-    return about(Cause.REMOTE_KV_PENDING, findings)
 
 
 def about(cause, findings):
@@ -45,7 +40,7 @@ def loaded(tokens=1000, **of_request):
 
 
 def test_a_load_that_takes_longer_than_computing_its_tokens(found, recorded_words):
-    finding = of(found("other-limit", *loaded(), settings=STORES))
+    finding = about(Cause.REMOTE_KV_PENDING, found("other-limit", *loaded(), settings=STORES))
     recorded_words(finding.holder, *finding.advice)
 
 
@@ -59,7 +54,7 @@ def test_a_load_that_takes_longer_than_computing_its_tokens(found, recorded_word
     ids=["hardly longer", "another engine computed it", "another engine computes all"],
 )
 def test_a_load_that_this_engine_cannot_do_without(found, lines, settings):
-    [advice] = of(found("other-limit", *lines, settings=settings)).advice
+    [advice] = about(Cause.REMOTE_KV_PENDING, found("other-limit", *lines, settings=settings)).advice
     assert "KV connector" in str(advice.message)
 
 
@@ -75,8 +70,7 @@ def test_a_connector_that_does_not_answer_while_it_loads_for_another_request(
     lines[0].arrived.append(arrival("c", 0, 10, prompt_tokens=500))
     lines[20].kv_loads = []
     lines[until].kv_loads = [KvLoad("b", "arrived", until * 10_000 + 500)]
-    findings = found("other-limit", *lines, settings=STORES)
-    [finding] = [finding for finding in findings if finding.cause == Cause.CONNECTOR_UNDECIDED]
+    finding = about(Cause.CONNECTOR_UNDECIDED, found("other-limit", *lines, settings=STORES))
     assert bool(finding.holder) == loading
     assert ("each other's loads" in str(finding.advice[0].message)) == loading
     if loading:
@@ -145,3 +139,65 @@ def test_a_connector_that_never_answers(found, recorded_words):
 def test_a_connector_that_answers_late(found, lines):
     finding = about(Cause.CONNECTOR_UNDECIDED, found("other-limit", *lines))
     assert not finding.holder
+
+
+NAMES = [f"r{number}" for number in range(8)]
+DRAFTS = {"speculative_config.num_speculative_tokens": 2}
+
+
+def passed_over(cause, budget=8, held=2):
+    """Eight requests on eight seats, of which so many decode with two drafts in a step of 8 tokens."""
+    lines = []
+    for number in range(40):
+        order = NAMES[number % 8 :] + NAMES[: number % 8]
+        skips = [Exit("running", "break", cause, name, budget - 3 * held) for name in order[held:]]
+        lines.append(
+            step(
+                number,
+                got=dict.fromkeys(order[:held], 3),
+                budget=budget,
+                running=8,
+                decode_tokens=3 * held,
+                draft_tokens=2 * held,
+                exits=skips,
+                ended=None,
+            )
+        )
+    lines[0].arrived.extend(arrival(name, 0) for name in NAMES)
+    return lines
+
+
+def of_budget(budget=8):
+    return {
+        "settings": DRAFTS,
+        "token_budget": budget,
+        "max_num_running_reqs": 8,
+        "scheduler_config": {"max_num_batched_tokens": budget, "max_num_seqs": 8},
+    }
+
+
+def test_padded_decodes_want_a_decode_of_every_seat(found, recorded_words):
+    """Eight seats of 3 tokens: 24."""
+    finding = about(
+        Cause.SPEC_DECODE_PADDING,
+        found("other-limit", *passed_over(Cause.SPEC_DECODE_PADDING), **of_budget()),
+    )
+    [advice] = finding.advice
+    assert (advice.setting, advice.value) == ("max_num_batched_tokens", 24)
+    recorded_words(finding.holder)
+
+
+def test_a_budget_that_holds_them_all_is_not_what_is_too_small(found):
+    lines = passed_over(Cause.SPEC_DECODE_PADDING, budget=24)
+    finding = about(Cause.SPEC_DECODE_PADDING, found("other-limit", *lines, **of_budget(24)))
+    assert [advice.setting for advice in finding.advice] == [None]
+    assert not finding.holder
+
+
+@pytest.mark.parametrize(("settings", "proposed"), [(DRAFTS, 24), ({}, None)])
+def test_the_token_budget_wants_a_decode_of_every_seat_where_drafts_are_known(found, settings, proposed):
+    """A value comes from a replay alone if a step holds them: no step is larger than the budget."""
+    lines = passed_over(Cause.TOKEN_BUDGET)
+    [finding] = found("token-budget-bound", *lines, **of_budget() | {"settings": settings})
+    assert finding.evidence.proposed == proposed
+    assert finding.advice[0].value == proposed

@@ -41,6 +41,19 @@ def rank_codes(tmp_path):
     return said
 
 
+@pytest.fixture
+def lengthened(monkeypatch):
+    """``lengthened(function)``: replace the length of a common step by that of its plain length and turns."""
+    plain_length = rank_traces.length_us
+
+    def replace(length):
+        monkeypatch.setattr(
+            rank_traces, "length_us", lambda turns, factors: length(plain_length(turns, factors), turns)
+        )
+
+    return replace
+
+
 def codes(report):
     return {finding.code for finding in flat(report.findings)}
 
@@ -102,15 +115,10 @@ def test_uneven_ranks_have_their_dummy_batches_as_figures(report_of, recorded_wo
 
 @pytest.mark.parametrize(("factor", "frac"), [(1.0, None), (1.05, None), (2.0, 1.0)])
 def test_steps_that_are_longer_while_a_rank_has_no_request(
-    report_of, recorded_words, monkeypatch, factor, frac
+    report_of, recorded_words, lengthened, factor, frac
 ):
     """60 of 120 steps of 5.8 ms; in the other 60, rank 1 runs dummy batches."""
-    plain_length = rank_traces.length_us
-    monkeypatch.setattr(
-        rank_traces,
-        "length_us",
-        lambda turns, factors: round(plain_length(turns, factors) * (factor if None in turns else 1)),
-    )
+    lengthened(lambda plain_us, turns: round(plain_us * (factor if None in turns else 1)))
     report = report_of([[(8, 0), (8, 0) if step // 10 % 2 else None] for step in range(120)])
     [finding] = [finding for finding in flat(report.findings) if finding.code == "rank-imbalance"]
     dummies = finding.evidence.dummies
@@ -187,15 +195,10 @@ def test_as_many_requests_of_other_lengths_are_uneven_in_tokens(report_of, recor
 
 @pytest.mark.parametrize("extra_us", [0, 4000])
 def test_a_long_context_on_one_rank_makes_common_steps_longer(
-    report_of, monkeypatch, recorded_words, extra_us
+    report_of, lengthened, recorded_words, extra_us
 ):
     """Rank 0 has 7 short requests and, in every other 20 steps, one of 20,000 tokens; rank 1 has 8 short."""
-    plain_length = rank_traces.length_us
-    monkeypatch.setattr(
-        rank_traces,
-        "length_us",
-        lambda turns, factors: plain_length(turns, factors) + extra_us * (turns[0][0] == 8),
-    )
+    lengthened(lambda plain_us, turns: plain_us + extra_us * (turns[0][0] == 8))
     passes = [[(8 if step // 20 % 2 else 7, 0), (8, 0)] for step in range(160)]
     report = report_of(passes, prompts={"0-7": 20_000})
     found = [one for one in flat(report.findings) if one.code == "rank-imbalance"]
@@ -288,14 +291,9 @@ def test_equal_ranks_in_lockstep_with_uneven_load(rank_codes, first, second, tog
     assert "slow-rank" not in rank_codes(passes, max_num_running_reqs=32)
 
 
-def test_a_fixed_cost_of_prefills_makes_no_rank_with_short_prompts_slow(rank_codes, monkeypatch):
+def test_a_fixed_cost_of_prefills_makes_no_rank_with_short_prompts_slow(rank_codes, lengthened):
     """5 ms for any prefill: 70 us a token of 100, 21 us a token of 3,000."""
-    plain_length = rank_traces.length_us
-
-    def with_fixed_cost(turns, factors):
-        return plain_length(turns, factors) + 5000 * any(turn and turn[1] for turn in turns)
-
-    monkeypatch.setattr(rank_traces, "length_us", with_fixed_cost)
+    lengthened(lambda plain_us, turns: plain_us + 5000 * any(turn and turn[1] for turn in turns))
     passes = [[(8, 3000 if step % 10 == 5 else 0), (8, 100 if step % 10 == 9 else 0)] for step in range(60)]
     assert "slow-rank" not in rank_codes(passes)
 

@@ -66,6 +66,11 @@ SIZES = [220, 420, 820] * 10
 DECODING = 20
 
 
+def hides_small_prefills(tokens):
+    """Return the time of a step on a device that computes up to 200 tokens as fast as fewer."""
+    return 50 * max(tokens, 200)
+
+
 class Engine(SimpleNamespace):
     """Timeline that the cached function can refer to weakly."""
 
@@ -96,7 +101,7 @@ def _open_load(monkeypatch):
 
 @pytest.mark.usefixtures("_open_load")
 def test_a_device_that_hides_small_prefills_gets_the_smallest_recorded_size():
-    budget = smaller_budget(engine(lambda tokens: 50 * max(tokens, 200)))
+    budget = smaller_budget(engine(hides_small_prefills))
     assert (budget.tokens, budget.size, budget.step_us) == (220, 220, 11_000)
     # Twenty larger steps of 600 prefill tokens on average become three each, of 200: 40 more. Each costs
     # 21 requests 1,000 us, the decodes' share of a step, and gives 20 decodes a token of 10,000 us.
@@ -105,40 +110,34 @@ def test_a_device_that_hides_small_prefills_gets_the_smallest_recorded_size():
 
 
 @pytest.mark.usefixtures("_open_load")
-def test_a_step_whose_time_is_mostly_fixed_gets_no_smaller_budget():
-    assert smaller_budget(engine(lambda tokens: 10_000 + 10 * tokens)) is None
-
-
-@pytest.mark.usefixtures("_open_load")
-def test_a_long_queue_needs_the_larger_steps():
-    """A thousand requests wait: a step more costs each of them 1,000 us."""
-    assert smaller_budget(engine(lambda tokens: 50 * max(tokens, 200), waiting=1000)) is None
-
-
-@pytest.mark.usefixtures("_open_load")
 def test_decodes_fill_at_most_half_of_the_budget_and_vllm_accepts_it(monkeypatch):
     monkeypatch.setattr(token_budget_bound, "smallest_batched_tokens", lambda _: 400)
-    assert smaller_budget(engine(lambda tokens: 50 * max(tokens, 200))).tokens >= 400
+    assert smaller_budget(engine(hides_small_prefills)).tokens >= 400
 
 
 @pytest.mark.usefixtures("_open_load")
-@pytest.mark.parametrize("name", ["throughput_counts", "smallest_batched_tokens"])
-def test_nothing_is_shown_where_throughput_counts_or_the_least_budget_is_unknown(monkeypatch, name):
-    monkeypatch.setattr(token_budget_bound, name, lambda _: True if name == "throughput_counts" else None)
-    assert smaller_budget(engine(lambda tokens: 50 * max(tokens, 200))) is None
-
-
-@pytest.mark.usefixtures("_open_load")
-def test_nothing_is_shown_where_the_backlog_grows(monkeypatch):
-    monkeypatch.setattr(token_budget_bound, "offered_load", lambda _: OfferedLoad("clock", 1.0, grows=True))
-    assert smaller_budget(engine(lambda tokens: 50 * max(tokens, 200))) is None
+@pytest.mark.parametrize(
+    ("steps", "name", "value"),
+    [
+        ({"step_us": lambda tokens: 10_000 + 10 * tokens}, None, None),
+        ({"waiting": 1000}, None, None),  # a step more costs each of a thousand requests 1,000 us
+        ({}, "throughput_counts", True),
+        ({}, "smallest_batched_tokens", None),
+        ({}, "offered_load", OfferedLoad("clock", 1.0, grows=True)),
+    ],
+    ids=["fixed time", "a long queue", "throughput counts", "least budget unknown", "the backlog grows"],
+)
+def test_no_smaller_budget_is_shown_where_larger_steps_are_needed_or_may_be(monkeypatch, steps, name, value):
+    if name:
+        monkeypatch.setattr(token_budget_bound, name, lambda _: value)
+    assert smaller_budget(engine(**{"step_us": hides_small_prefills, **steps})) is None
 
 
 @pytest.mark.usefixtures("_open_load")
 def test_steps_of_less_than_half_of_a_budget_do_not_show_it(monkeypatch):
     def least(tokens):
         monkeypatch.setattr(token_budget_bound, "smallest_batched_tokens", lambda _: tokens)
-        return smaller_budget(engine(lambda tokens: 50 * max(tokens, 200), mixed=[220, 820] * 15))
+        return smaller_budget(engine(hides_small_prefills, mixed=[220, 820] * 15))
 
     assert (least(440).tokens, least(440).size) == (440, 220)
     assert least(441) is None
