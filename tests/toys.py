@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,6 +12,7 @@ from schedtrace.record.capture import Capture
 from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.marks.exits import to_lines
 from schedtrace.record.marks.marking import _with_marks
+from schedtrace.record.metrics.tally import Tally
 from schedtrace.record.queues import READERS, Reader
 
 TOY = """
@@ -51,6 +52,22 @@ class Now:
 
     def do(self, what: Any, _timeout_s: float) -> None:
         what()
+
+
+class Totals:
+    """A receiver of metrics that keeps the totals of each recording, and publishes nothing."""
+
+    histories: Any = None
+
+    def __init__(self, make: Callable[[], Tally] = Tally) -> None:
+        self.make, self.tallies = make, []
+
+    def new_tally(self) -> Tally:
+        self.tallies.append(self.make())
+        return self.tallies[-1]
+
+    def publish(self, tally: Tally) -> None:
+        assert tally is self.tallies[-1]
 
 
 class Queue(list):

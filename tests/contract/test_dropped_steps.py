@@ -13,12 +13,12 @@ pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
 from schedtrace.record import writer
-from schedtrace.record.metrics.tally import Tally
 from schedtrace.record.traced import traced_class
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import LOAD, Deciding, first_difference
 from tests.contract.loads import under_load
+from tests.toys import Totals
 
 pytestmark = pytest.mark.vllm
 
@@ -130,25 +130,12 @@ def test_a_truncated_trace_goes_on_as_a_whole_one(plain, recording, monkeypatch,
     assert "was truncated while it was recorded" in warnings[0]
 
 
-class Keeps:
-    """Keeps the totals of a recording."""
-
-    histories = None
-
-    def new_tally(self):
-        self.tally = Tally()
-        return self.tally
-
-    def publish(self, tally):
-        assert tally is self.tally
-
-
 class Measured(Watching):
     """Watching, and its totals are kept."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.meter = self._writer().measuring.meter = Keeps()
+        self.meter = self._writer().measuring.meter = Totals()
 
 
 def test_metrics_lack_dropped_steps_and_say_so(recording, monkeypatch):
@@ -156,7 +143,7 @@ def test_metrics_lack_dropped_steps_and_say_so(recording, monkeypatch):
     monkeypatch.setattr(writer, "WRITE_LATEST_NS", 0)
     monkeypatch.setattr(writer, "MAX_PENDING", 30)
     engine = under_load(partial(Measured, traced_class), *LOAD)
-    tally = engine.meter.tally
+    [tally] = engine.meter.tallies
     [trace] = read_run(recording).traces
     timeline = make_timeline(trace, None)
     tally.advance_to(timeline.end_us)

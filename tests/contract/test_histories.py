@@ -7,12 +7,12 @@ pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
 from schedtrace.record.disguise import RECORDERS
-from schedtrace.record.metrics.tally import Tally
 from schedtrace.record.otel.histories import Histories
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.loads import FAMILIES, SEEDS, SHORT_STEPS, make_script, play
+from tests.toys import Totals
 
 pytestmark = pytest.mark.vllm
 
@@ -26,15 +26,13 @@ LOADS = CHOSEN if len(SEEDS) == 1 else sorted(FAMILIES.keys() - SESSIONS)
 """All loads with `make compat`."""
 
 
-class Meter:
+class Meter(Totals):
     """Follows requests, and publishes nothing."""
 
     def __init__(self):
+        super().__init__()
         self.histories = Histories()
         self.states = {}
-
-    def new_tally(self):
-        return Tally()
 
     def publish(self, _tally):
         self.take(last=False)

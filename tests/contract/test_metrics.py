@@ -2,6 +2,7 @@
 
 import time
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import urlopen
@@ -35,6 +36,7 @@ from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import LOAD, Deciding, first_difference
 from tests.contract.loads import CHOSEN, FAMILIES, SHORT_STEPS, make_script, play
 from tests.seeds import SOAK
+from tests.toys import Now, Totals
 
 pytestmark = pytest.mark.vllm
 
@@ -64,19 +66,8 @@ class Watched(Tally):
             self.copies = copies
 
 
-class Meter:
-    """Keeps the totals, and publishes them nowhere."""
-
-    histories = None
-
-    def __init__(self, *, by_priority):
-        self.tally = Watched(by_priority=by_priority, every=EVERY)
-
-    def new_tally(self):
-        return self.tally
-
-    def publish(self, tally):
-        pass
+def watched_totals(scheduler):
+    return Totals(partial(Watched, by_priority=policy(scheduler) == "priority", every=EVERY))
 
 
 def counted(name, seed=1):
@@ -84,16 +75,16 @@ def counted(name, seed=1):
     family = FAMILIES[name]
     engine = Driver(traced_class, **family.engine)
     lines = RECORDERS.look_up(engine.scheduler).writer
-    meter = Meter(by_priority=engine.config.scheduler_config.policy == "priority")
-    lines.measuring.meter = meter
+    lines.measuring.meter = meter = watched_totals(engine.scheduler)
     alone = count_beside(engine.scheduler)
     play(engine, make_script(family, seed, SHORT_STEPS))
     RECORDERS.look_up(engine.scheduler).close()
     trace, *_ = read_run(lines.path.parent).traces
     timeline = make_timeline(trace, None)
-    for tally in (meter.tally, alone.tally):
-        tally.advance_to(timeline.end_us)
-    return meter.tally, alone.tally, timeline
+    [tally], [tally_alone] = meter.tallies, alone.tallies
+    for each in (tally, tally_alone):
+        each.advance_to(timeline.end_us)
+    return tally, tally_alone, timeline
 
 
 HOOKS = [
@@ -114,7 +105,7 @@ def count_beside(scheduler, writers=None):
     alone.writer.clock.anchor_ns = recorder.writer.clock.anchor_ns
     if writers is not None:
         writers.append(alone.writer)
-    alone.writer.measuring.meter = meter = Meter(by_priority=policy(scheduler) == "priority")
+    alone.writer.measuring.meter = meter = watched_totals(scheduler)
     now_ns = 0
     alone.clock = recorder.clock = lambda: now_ns
 
@@ -221,10 +212,19 @@ def test_totals_equal_the_sums_of_the_trace_at_ten_points_and_at_the_end(name):
         )
 
 
+def at_one_moment(*meters):
+    """The only totals of each of them, up to the later one's clock."""
+    tallies = [tally for meter in meters for tally in meter.tallies]
+    assert len(tallies) == len(meters)
+    for tally in tallies:
+        tally.advance_to(max(each.clock_us for each in tallies))
+    return tallies
+
+
 @pytest.mark.usefixtures("recording")
 def test_what_dropped_steps_leave_is_the_same_for_metrics_alone(monkeypatch):
     engine = Driver(traced_class, max_num_seqs=4, max_num_batched_tokens=64, num_blocks=16)
-    recorded = Meter(by_priority=False)
+    recorded = Totals()
     RECORDERS.look_up(engine.scheduler).writer.measuring.meter = recorded
     alone = count_beside(engine.scheduler)
     for number in range(40):
@@ -235,11 +235,10 @@ def test_what_dropped_steps_leave_is_the_same_for_metrics_alone(monkeypatch):
         engine.step()
     engine.finish()
     RECORDERS.look_up(engine.scheduler).close()
-    for tally in (recorded.tally, alone.tally):
-        tally.advance_to(max(recorded.tally.clock_us, alone.tally.clock_us))
-    assert recorded.tally.dropped_steps == alone.tally.dropped_steps == 10
-    assert recorded.tally.preemptions["kv_blocks"] > 0
-    assert totals(alone.tally) == totals(recorded.tally)
+    tally, tally_alone = at_one_moment(recorded, alone)
+    assert tally.dropped_steps == tally_alone.dropped_steps == 10
+    assert tally.preemptions["kv_blocks"] > 0
+    assert totals(tally_alone) == totals(tally)
 
 
 @pytest.mark.usefixtures("recording")
@@ -248,7 +247,7 @@ def test_a_step_whose_output_comes_late_counts_as_any_other(monkeypatch):
     monkeypatch.setattr(writer, "WRITE_LATEST_NS", -(10**18))
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     engine = Driver(traced_class, max_num_seqs=4, max_num_batched_tokens=64)
-    recorded = Meter(by_priority=False)
+    recorded = Totals()
     writers = [RECORDERS.look_up(engine.scheduler).writer]
     writers[0].measuring.meter = recorded
     alone = count_beside(engine.scheduler, writers)
@@ -266,11 +265,10 @@ def test_a_step_whose_output_comes_late_counts_as_any_other(monkeypatch):
     assert [each.working for each in writers] == [True, True]
     engine.finish()
     RECORDERS.look_up(engine.scheduler).close()
-    for tally in (recorded.tally, alone.tally):
-        tally.advance_to(max(recorded.tally.clock_us, alone.tally.clock_us))
-    assert recorded.tally.busy.device_us > 0
-    assert alone.tally.busy.device_us == recorded.tally.busy.device_us
-    assert totals(alone.tally) == totals(recorded.tally)
+    tally, tally_alone = at_one_moment(recorded, alone)
+    assert tally.busy.device_us > 0
+    assert tally_alone.busy.device_us == tally.busy.device_us
+    assert totals(tally_alone) == totals(tally)
 
 
 @pytest.mark.usefixtures("recording")
@@ -289,13 +287,6 @@ def test_a_step_that_decides_what_the_one_before_did_keeps_only_its_times():
     assert repeats == [*admitted_then_decode, *[True] * 6, *admitted_then_decode, True, True]
 
 
-class Now:
-    """The test's thread is the engine's."""
-
-    def do(self, what, _timeout_s):
-        what()
-
-
 class Switched(Deciding):
     """Does something before some of its steps."""
 
@@ -311,29 +302,13 @@ class Switched(Deciding):
         return super().schedule(*args)
 
 
-class Parts:
-    """Keeps the totals of each recording."""
-
-    histories = None
-
-    def __init__(self):
-        self.tallies = []
-
-    def new_tally(self):
-        self.tallies.append(Watched())
-        return self.tallies[-1]
-
-    def publish(self, tally):
-        assert tally is self.tallies[-1]
-
-
 def switched(before):
     family = FAMILIES[LOAD[0]]
     return play(Switched(before, **family.engine), make_script(family, LOAD[1]))
 
 
 def test_metrics_alone_change_no_decision_and_leave_nothing(plain):
-    parts = Parts()
+    parts = Totals()
     engine = switched({20: lambda the: the.attach_meter(parts), 90: lambda the: the.attach_meter(None)})
     assert first_difference(plain, engine.decisions) is None
     assert [tally.steps for tally in parts.tallies] == [70]
@@ -342,7 +317,7 @@ def test_metrics_alone_change_no_decision_and_leave_nothing(plain):
 
 
 def test_metrics_go_on_through_a_recording_that_begins_and_ends(plain, tmp_path):
-    parts = Parts()
+    parts = Totals(Watched)
     engine = switched(
         {
             20: lambda the: the.attach_meter(parts),
@@ -368,7 +343,7 @@ def joined(the, parts):
 
 
 def test_metrics_join_a_recording_that_is_under_way(tmp_path):
-    parts = Parts()
+    parts = Totals()
     engine = switched(
         {
             20: lambda the: the.start_recording(tmp_path / "run", None, hash_ids=False),
@@ -381,7 +356,7 @@ def test_metrics_join_a_recording_that_is_under_way(tmp_path):
 
 
 def test_another_receiver_ends_the_recording_for_the_first_one():
-    engine, first, second = Switched({}), Parts(), Parts()
+    engine, first, second = Switched({}), Totals(), Totals()
     engine.attachment.attach_meter(first)
     writer = RECORDERS[engine.scheduler].writer
     engine.attachment.attach_meter(second)
@@ -393,7 +368,7 @@ def test_another_receiver_ends_the_recording_for_the_first_one():
 
 
 def test_a_recording_from_the_start_gets_metrics_and_loses_them(recording):
-    parts = Parts()
+    parts = Totals()
     engine = Driver(traced_class)
     attachment = Attachment(SimpleNamespace(scheduler=engine.scheduler, batch_queue=[]), Now())
     assert attachment.attach_meter(parts) == 0.0

@@ -25,6 +25,7 @@ from schedtrace.record.live.stall_causes import thread_place
 from schedtrace.record.live.watchdog import Watchdog
 from tests.contract.causes.toy_connectors import KV
 from tests.contract.test_watchdog import Looping
+from tests.toys import Totals
 
 pytestmark = pytest.mark.vllm
 
@@ -32,18 +33,6 @@ MOST_S = 15
 ROUNDS = 3
 DRAIN_EVERY_S = 0.01
 RUNS = ("runs", 40, 10_000)
-
-
-class Totals:
-    """Metrics that nobody reads; a stall's limit is known from their recording."""
-
-    histories = None
-
-    def new_tally(self):
-        return None
-
-    def publish(self, tally):
-        pass
 
 
 class Staged(Looping):
@@ -190,7 +179,7 @@ def engine(monkeypatch):
         made.append(staged)
         staged.thread.start()
         staged.served = control_answers._Engine(staged.core, staged.thread.ident)
-        staged.served._attachment.attach_meter(Totals())
+        staged.served._attachment.attach_meter(Totals())  # a stall's limit is known from their recording
         return staged
 
     yield make

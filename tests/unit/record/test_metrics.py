@@ -12,17 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from schedtrace.model.causes import CAUSES
 from schedtrace.model.live import Health
-from schedtrace.model.trace import (
-    AlsoSkipped,
-    Arrival,
-    Events,
-    Exit,
-    Finish,
-    Output,
-    Preemption,
-    Present,
-    Step,
-)
+from schedtrace.model.trace import AlsoSkipped, Events, Exit, Output, Preemption, Present
 from schedtrace.record.metrics import families
 from schedtrace.record.metrics.engine_meter import (
     Address,
@@ -34,35 +24,19 @@ from schedtrace.record.metrics.families import FAMILIES, MORE, MOST_SERIES, Seri
 from schedtrace.record.metrics.measuring import EngineFacts, Measuring
 from schedtrace.record.metrics.tally import Tally, step_causes
 from schedtrace.record.switches import NotUnderstoodError
+from tests import makers
+from tests.makers import arrival, finish
+from tests.toys import Totals
 
 HOSTILE = 'm"odel\n{x="1"} 7\\'
 
 
-def step(number, start_us, *, waiting=0, exits=(), budget=100, used=0, **fields):
-    return Step(
-        step=number,
-        start_us=start_us,
-        schedule_us=10,
-        token_budget=budget,
-        remaining_budget=budget - used,
-        total_requests=used,
-        max_num_running_reqs=8,
-        num_running_before=0,
-        num_running_after=0,
-        num_waiting_before=0,
-        num_waiting_after=waiting,
-        decode_tokens=used,
-        exits=list(exits),
-        **fields,
-    )
-
-
-def arrives(name, at_us, priority=0):
-    return Arrival(request_id=name, arrived_us=at_us, queued_us=at_us, prompt_tokens=5, priority=priority)
-
-
-def ends(name, at_us):
-    return Finish(request_id=name, status="ABORTED", finished_us=at_us, prompt_tokens=5, output_tokens=0)
+def step(number, start_us, *, used=0, **fields):
+    """A step in which as many requests as tokens decode; its output is not back."""
+    return makers.step(
+        number, start=start_us, took=10, back=None, ended=None, total_requests=used, decode_tokens=used,
+        **{"budget": 100, "remaining_budget": 100 - used, **fields},
+    )  # fmt: skip
 
 
 def refuses(cause, name=None, kind="break", loop="waiting", **fields):
@@ -75,7 +49,7 @@ def waited(tally):
 
 def test_a_request_waits_for_the_exit_that_ended_the_loop_and_a_skipped_one_for_its_skip():
     tally = Tally()
-    came = [arrives("a", 40), arrives("b", 60), arrives("c", 70)]
+    came = [arrival("a", 40, 40), arrival("b", 60, 60), arrival("c", 70, 70)]
     exits = [refuses("kv_blocks", "b"), refuses("grammar_pending", "c", kind="continue")]
     tally.note_step(step(0, 100, waiting=2, exits=exits, arrived=came, used=1), admitted=["a"])
     tally.note_step(step(1, 300, waiting=2, exits=exits), admitted=[])
@@ -88,18 +62,20 @@ def test_a_request_waits_for_the_exit_that_ended_the_loop_and_a_skipped_one_for_
 def test_a_request_that_leaves_between_two_steps_waits_until_then():
     tally = Tally()
     exits = [refuses("max_num_seqs")]
-    came = [arrives("a", 90), arrives("b", 100)]
+    came = [arrival("a", 90, 90), arrival("b", 100, 100)]
     tally.note_step(step(0, 100, waiting=2, exits=exits, arrived=came), admitted=[])
     tally.advance_to(180)
     assert waited(tally) == {"next_step": 10, "max_num_seqs": 160}
-    tally.note_step(step(1, 200, waiting=1, exits=exits, finished=[ends("a", 150)]), admitted=[])
+    tally.note_step(
+        step(1, 200, waiting=1, exits=exits, finished=[finish("a", finished_us=150)]), admitted=[]
+    )
     assert waited(tally) == {"next_step": 10, "max_num_seqs": 50 + 100}
 
 
 def test_a_running_request_without_tokens_is_stalled_once_its_output_is_back():
     tally = Tally()
     exits = [refuses("token_budget", loop="running")]
-    came = [arrives("a", 100)]
+    came = [arrival("a", 100, 100)]
     tally.note_step(step(0, 100, used=1, arrived=came), admitted=["a"], scheduled={"a"})
     tally.note_output(Output(step=0, output_us=230, update_us=5, output_tokens=1))
     tally.note_step(step(1, 200, exits=exits), admitted=[], left=[("a", "a")], scheduled=set())
@@ -111,9 +87,11 @@ def test_a_running_request_without_tokens_is_stalled_once_its_output_is_back():
 
 def test_device_host_and_idle_add_up_to_the_time_since_the_first_step():
     tally = Tally()
-    tally.note_step(step(0, 100, used=1, arrived=[arrives("a", 90)]), admitted=["a"])
+    tally.note_step(step(0, 100, used=1, arrived=[arrival("a", 90, 90)]), admitted=["a"])
     tally.note_output(Output(step=0, output_us=160, update_us=10, output_tokens=1))
-    tally.note_events(Events(at_us=500, finished=[ends("a", 165)], arrived=[arrives("b", 400)]))
+    tally.note_events(
+        Events(at_us=500, finished=[finish("a", finished_us=165)], arrived=[arrival("b", 400, 400)])
+    )
     tally.advance_to(450)
     busy = tally.busy
     assert busy.device_us == 50
@@ -124,7 +102,7 @@ def test_device_host_and_idle_add_up_to_the_time_since_the_first_step():
 def test_time_of_dropped_steps_is_in_no_total():
     tally = Tally()
     exits = [refuses("kv_blocks")]
-    tally.note_step(step(0, 100, waiting=1, exits=exits, arrived=[arrives("a", 100)]), admitted=[])
+    tally.note_step(step(0, 100, waiting=1, exits=exits, arrived=[arrival("a", 100, 100)]), admitted=[])
     tally.note_step(step(1, 200, waiting=1, exits=exits), admitted=[])
     tally.note_events(Events(at_us=900, dropped_steps=7))
     tally.note_step(step(9, 1000, waiting=1, exits=exits), admitted=[])
@@ -278,7 +256,7 @@ def test_the_server_shows_totals_gauges_and_an_escaped_model_name(served):
     metrics, _ = served
     tally = metrics.new_tally()
     exits = [refuses("kv_blocks", "a")]
-    tally.note_step(step(0, 0, waiting=1, exits=exits, arrived=[arrives("a", 0)]), admitted=[])
+    tally.note_step(step(0, 0, waiting=1, exits=exits, arrived=[arrival("a", 0, 0)]), admitted=[])
     tally.note_step(step(1, 2_000_000, waiting=1, exits=exits), admitted=[])
     metrics.publish(tally)
     with urlopen(metrics.published_on) as page:
@@ -356,29 +334,16 @@ class Call:
 
 @pytest.mark.parametrize(("call", "clock_us"), [(None, 9), (Call(), 5)])
 def test_a_call_under_way_stops_the_clock(call, clock_us):
-    class Keeps:
-        histories = None
-
-        def new_tally(self):
-            return Tally()
-
-        def publish(self, tally):
-            self.clock_us = tally.clock_us
-
-    measuring, keeps = Measuring(Assembler()), Keeps()
-    measuring.meter, measuring.begun = keeps, lambda: call
+    measuring, totals = Measuring(Assembler()), Totals()
+    measuring.meter, measuring.begun = totals, lambda: call
     measuring.begin_round()
     measuring.end_round(9, lambda ns: ns // 1000, complete=True)
-    assert keeps.clock_us == clock_us
+    assert [tally.clock_us for tally in totals.tallies] == [clock_us]
 
 
 def test_a_receiver_that_fails_gets_no_more_and_raises_nothing():
-    class Fails:
+    class Fails(Totals):
         calls = 0
-        histories = None
-
-        def new_tally(self):
-            return Tally()
 
         def publish(self, _):
             self.calls += 1
