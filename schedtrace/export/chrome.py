@@ -63,9 +63,9 @@ def _events(process: ProcessTracks, clock: TraceClock) -> Iterator[dict[str, Any
     yield about("process_sort_index", sort_index=pid)
     for track in process.tracks:
         name = track.name if track.group is None else f"{track.group}: {track.name}"
-        yield about("thread_name", _tid(track.number), name=name)
-        yield about("thread_sort_index", _tid(track.number), sort_index=track.number)
-        own = {"ph": "X", "pid": pid, "tid": _tid(track.number), "cat": track.group or "engine"}
+        yield about("thread_name", TIDS + track.number, name=name)
+        yield about("thread_sort_index", TIDS + track.number, sort_index=track.number)
+        own = {"ph": "X", "pid": pid, "tid": TIDS + track.number, "cat": track.group or "engine"}
         for span in track.slices():
             took = span.end_us - span.begin_us
             yield {**own, "ts": ts(span.begin_us), "dur": took, "name": span.name, "args": span.facts}
@@ -77,18 +77,14 @@ def _events(process: ProcessTracks, clock: TraceClock) -> Iterator[dict[str, Any
     for number, preempted in enumerate(process.preemptions):
         at = {"pid": pid, "ts": ts(preempted.us), "cat": "preemption"}
         mark = {"ph": "i", "s": "t", "args": preempted.facts}
-        victim = {**at, "tid": _tid(preempted.victim)}
+        victim = {**at, "tid": TIDS + preempted.victim}
         if preempted.preempter is None:
             yield {**victim, **mark, "name": "preempted"}
             continue
-        preempter = {**at, "tid": _tid(preempted.preempter)}
+        preempter = {**at, "tid": TIDS + preempted.preempter}
         arrow = {"id": (pid << 32) + number, "name": "preemption"}
         # An arrow joins what came last on the two tracks.
         yield {**preempter, **mark, "name": "preempts"}
         yield {**preempter, **arrow, "ph": "s"}
         yield {**victim, **mark, "name": "preempted"}
         yield {**victim, **arrow, "ph": "f", "bp": "e"}
-
-
-def _tid(number: int) -> int:
-    return TIDS + number

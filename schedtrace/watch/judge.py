@@ -128,7 +128,7 @@ class Judge:
         self.latest, self._judged, self._soonest_s, self._due_s = None, None, 0.0, 0.0
 
 
-def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before: str = "") -> Verdict:
+def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before: str) -> Verdict:
     """Return the result of ``analyze`` for the last ``span_s`` seconds of these engines.
 
     A few seconds show neither the cost of a step nor the peak demand. The cost is taken from the last minute,

@@ -20,7 +20,7 @@ from schedtrace.watch.plain_lines import (
     verdict_text,
     window_title,
 )
-from schedtrace.watch.seen import Cell, LiveFigures, Seen, Slow, Verdict
+from schedtrace.watch.seen import Cell, LiveFigures, Seen, Slow
 
 GLYPHS = "█▓▒░#=+:"
 """Characters by cause, so that causes differ without colour; the last one is for all further causes."""
@@ -131,7 +131,14 @@ def verdicts(seen: Seen, width: int, room: int) -> Content:
     if not seen.engines:
         return Content("\n".join(textwrap.wrap(visible(seen.awaited), width)[:room]))
     full, brief = (
-        [_wrapped(verdict, seen.at_s, width, brief=brief) for verdict in seen.verdicts]
+        [
+            textwrap.wrap(
+                f"{window_title(verdict, seen.at_s)}  {verdict_text(verdict, brief=brief)}",
+                width,
+                break_on_hyphens=False,
+            )
+            for verdict in seen.verdicts
+        ]
         for brief in (False, True)
     )
     texts = full if sum(map(len, full)) <= room else brief
@@ -148,11 +155,6 @@ def verdicts(seen: Seen, width: int, room: int) -> Content:
         styled = [first, *map(Content, shown[1:])]
         lines += [line.stylize("dim") for line in styled] if verdict.old(seen.at_s) else styled
     return Content("\n").join(lines)
-
-
-def _wrapped(verdict: Verdict, now_s: float, width: int, *, brief: bool) -> list[str]:
-    text = f"{window_title(verdict, now_s)}  {verdict_text(verdict, brief=brief)}"
-    return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def engine_line(figures: LiveFigures, width: int) -> Content:

@@ -160,8 +160,8 @@ def stall_cause(
     steps: bool,
     exits: Sequence[Exit],
     ids: WrittenIds,
-    calls: int | None = None,
-    call_s: float | None = None,
+    calls: int | None,
+    call_s: float | None,
 ) -> StallCause:
     """Return the cause of a stall.
 

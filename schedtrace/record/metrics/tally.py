@@ -244,6 +244,7 @@ class Tally:
     def __init__(self, *, by_priority: bool = False) -> None:
         self.waits, self.running, self.aside = Levels(), Levels(), Levels()
         self.classes = Levels() if by_priority else None
+        self._levels = [self.waits, self.running, self.aside, *([self.classes] if self.classes else [])]
         self.busy = BusyTime()
         self.stalled_us: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
@@ -300,9 +301,8 @@ class Tally:
         """Add the time up to a moment, before which all lines have been added."""
         for request_id in self._unscheduled:
             self._add_stall(request_id, us)
-        for levels in (self.waits, self.running, self.aside, self.classes):
-            if levels is not None:
-                levels.advance_to(us)
+        for levels in self._levels:
+            levels.advance_to(us)
         self.clock_us = us
 
     def begin_with(
@@ -399,9 +399,8 @@ class Tally:
     def _move_to(self, us: int) -> None:
         """Set the clock without adding the time in between, which is not recorded."""
         self.busy.skip(max(0, us - self.clock_us))
-        for levels in (self.waits, self.running, self.aside, self.classes):
-            if levels is not None:
-                levels.clock_us = us
+        for levels in self._levels:
+            levels.clock_us = us
         self.clock_us, self._step_us = us, None
 
     def _come_and_go(self, line: Step | CountedStep | Events) -> None:

@@ -260,7 +260,7 @@ class Histories:
         else:
             self._come_and_go(events.arrived, events.finished)
 
-    def take_ended(self, *, last: bool = False) -> list[History]:
+    def take_ended(self, *, last: bool) -> list[History]:
         """Return the histories that have ended; a history that lacks an output is returned by the next call.
 
         Args:

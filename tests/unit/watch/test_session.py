@@ -15,7 +15,7 @@ from schedtrace.model.message import NOTHING
 from schedtrace.model.trace import End, Events
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target
-from schedtrace.watch.judge import LINES_LOST
+from schedtrace.watch.judge import LINES_LOST, Picture
 from schedtrace.watch.plain_lines import SCREENFUL, age, status_line, status_page
 from schedtrace.watch.seen import Verdict
 from schedtrace.watch.session import WatchSession
@@ -135,6 +135,39 @@ def test_a_verdict_is_renewed_when_what_is_seen_differs_in_kind(folder):
     again = session.observe_engines().verdicts
     assert again[0] is short  # nothing changed since: the usual pace
     assert (again[1].at_s, again[1].changed) == (growing.now_s, "")
+
+
+CALM = Picture(idle=False, waiting_for={}, kv_frac=0.5, preempting=False)
+IDLE = Picture(idle=True, waiting_for={}, kv_frac=0.0, preempting=False)
+FULL = Picture(idle=False, waiting_for={}, kv_frac=0.96, preempting=False)
+NEARLY = Picture(idle=False, waiting_for={}, kv_frac=0.92, preempting=False)
+PREEMPTING = Picture(idle=False, waiting_for={}, kv_frac=0.5, preempting=True)
+
+
+def waits(**causes):
+    return Picture(idle=False, waiting_for=causes, kv_frac=0.5, preempting=False)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "changed"),
+    [
+        (CALM, CALM, ""),
+        (CALM, IDLE, "the engine ran empty"),
+        (IDLE, CALM, "requests ran"),
+        (CALM, waits(kv_blocks=1), "requests waited"),
+        (waits(kv_blocks=1), CALM, "the queue emptied"),
+        (waits(kv_blocks=4, max_num_seqs=3), waits(kv_blocks=3, max_num_seqs=4), ""),
+        (waits(kv_blocks=4), waits(kv_blocks=2, max_num_seqs=4), "they waited for max_num_seqs"),
+        (waits(kv_blocks=4), waits(max_num_seqs=1), "they waited for max_num_seqs"),
+        (CALM, FULL, "95 % of the KV blocks were in use"),
+        (FULL, NEARLY, ""),
+        (FULL, CALM, "KV blocks became free"),
+        (CALM, PREEMPTING, "preemptions began"),
+        (PREEMPTING, CALM, ""),
+    ],
+)
+def test_what_counts_as_a_change_in_kind(then, now, changed):
+    assert now.changed(then) == changed
 
 
 def test_a_verdict_is_old_after_its_span_or_20_s():
