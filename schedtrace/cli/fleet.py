@@ -9,6 +9,7 @@ from schedtrace.cli.options import (
     FormatOption,
     FromOption,
     LastOption,
+    RouterName,
     ToOption,
     changes_of_ranks,
     processes,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from schedtrace.present.sections import Page
 
 FleetRouter = Annotated[
-    Literal["vllm", "round-robin", "least-running", "least-tokens"] | None,
+    RouterName | None,
     typer.Option(
         help="Replay the recorded load through another router: like vLLM's front end (vllm), in turn "
         "(round-robin), or to the engine with the fewest requests (least-running, the default with "

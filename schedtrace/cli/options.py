@@ -62,8 +62,9 @@ ConcurrencyOption = Annotated[
 DataParallelSize = Annotated[
     int | None, typer.Option(min=1, max=1024, help="Number of data-parallel ranks (default: as recorded).")
 ]
+RouterName = Literal["vllm", "round-robin", "least-running", "least-tokens"]
 Router = Annotated[
-    Literal["vllm", "round-robin", "least-running", "least-tokens"] | None,
+    RouterName | None,
     typer.Option(
         help="Route every request anew: like vLLM's front end (vllm), in turn (round-robin), or to the rank "
         "with the fewest requests (least-running) or tokens (least-tokens)."

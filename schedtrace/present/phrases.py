@@ -29,10 +29,13 @@ def bar(fraction: float) -> str:
     return BARS[min(len(BARS) - 1, max(1, int(settled(fraction * (len(BARS) - 1), 0))))]
 
 
-def series(values: list[int], most: int = 6) -> str:
+MOST_VALUES = 6
+
+
+def series(values: list[int]) -> str:
     """Return the values as ``1, 15``, or shortened with their number as ``8, 8, 8, 8, 8, 8 ... (40)``."""
-    shown = ", ".join(f"{value:,}" for value in values[:most])
-    return shown if len(values) <= most else f"{shown} ... ({len(values)})"
+    shown = ", ".join(f"{value:,}" for value in values[:MOST_VALUES])
+    return shown if len(values) <= MOST_VALUES else f"{shown} ... ({len(values)})"
 
 
 SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}

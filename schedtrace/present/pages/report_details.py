@@ -418,7 +418,7 @@ def _cost(finding: Finding) -> Message:
     return say("cost: about {cost_ms:ms}, {cost_frac:%} of the {cost_of} ({sure})", finding, sure=sure)
 
 
-def _where(finding: Finding, engines: int = 1) -> Message:
+def _where(finding: Finding, engines: int) -> Message:
     return say(
         "[At {location:code}. ]{steps}[{several:?} of engine {rank}].[ For instance {example}]",
         finding,

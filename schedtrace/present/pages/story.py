@@ -42,7 +42,7 @@ FEWEST_GROUPED = 4
 MOST_NAMES = 6
 
 
-def some(texts: list[Message], *, everything: bool = False) -> Message:
+def some(texts: list[Message], *, everything: bool) -> Message:
     """Return ``a, b, c, d, e, f and 9 more``; with ``everything``, all texts."""
     most = len(texts) if everything or len(texts) == MOST_NAMES + 1 else MOST_NAMES
     rest = len(texts) - most

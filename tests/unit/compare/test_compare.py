@@ -19,7 +19,7 @@ from schedtrace.model.trace import Exit
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import STEP_EVERY_US, arrival, finish, manifest, result, run_folder, step, workload
-from tests.unit.compare.reports import report
+from tests.unit.compare.reports import metrics_of, report
 from tests.unit.recorded_words import texts
 
 
@@ -41,10 +41,6 @@ def trials(*first_steps, **fields):
 def results(*seconds):
     """Front-end figures of one trial each: 40 output tokens in so many seconds."""
     return manifest(trials=[result(at, elapsed) for at, elapsed in enumerate(seconds, start=1)])
-
-
-def metrics_of(comparison):
-    return {metric.name: metric for metric in comparison.metrics}
 
 
 def test_a_comparison_names_both_runs_and_has_their_settings_metrics_and_findings(run_of, recorded_words):

@@ -26,7 +26,7 @@ from schedtrace.model.comparison import Outcome
 from schedtrace.model.report import TrialReport
 from schedtrace.model.statistics import Percentiles
 from tests.makers import arrival, finish, step
-from tests.unit.compare.reports import report
+from tests.unit.compare.reports import metrics_of, report
 
 LATENCIES = ["TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99"]
 
@@ -328,10 +328,6 @@ def served(count=60, *, slower=1.0, prompt=100):
         done = [finish(name, output_tokens=4, prompt_tokens=prompt, **times)]
         lines.append(step(len(lines), start=now, took=0, back=0, output_tokens=0, finished=done))
     return lines
-
-
-def metrics_of(comparison):
-    return {metric.name: metric for metric in comparison.metrics}
 
 
 def test_servers_that_are_alike_do_not_differ_and_a_slower_one_does(run_of, recorded_words):

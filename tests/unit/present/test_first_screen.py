@@ -108,10 +108,11 @@ def test_a_root_cause_of_unknown_share_is_not_under_a_hundredth():
     assert "Also found: KV cache too small (prefix-cache)." in shown
 
 
-def test_findings_of_one_title_are_named_once_with_their_number():
-    small = [root(share, code="slow-steps") for share in (0.04, 0.03, 0.02)]
+@pytest.mark.parametrize("count", [2, 3])
+def test_findings_of_one_title_are_named_once_with_their_number(count):
+    small = [root(share, code="slow-steps") for share in (0.04, 0.03, 0.02)[:count]]
     shown = " ".join(text_of(page(root(0.5, words=3), *small)).split())
-    wanted = "Also found: KV cache too small (3 times slow-steps, the first 4 % of requests' time)."
+    wanted = f"Also found: KV cache too small ({count} times slow-steps, the first 4 % of requests' time)."
     assert wanted in shown
 
 

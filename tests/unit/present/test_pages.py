@@ -57,7 +57,7 @@ def test_an_estimated_cost_below_what_it_resolves_is_left_out(recorded_words):
 
 def test_where_a_finding_shows_is_a_place_ranges_of_steps_and_an_example(recorded_words):
     told = found(location="x.py:1", steps=[3, 4, 5], example=say("step {n}.", n="3"))
-    recorded_words(_where(told), _where(found(steps=[7])), _where(found(steps=list(range(100)))))
+    recorded_words(_where(where, 1) for where in (told, found(steps=[7]), found(steps=list(range(100)))))
 
 
 @pytest.mark.parametrize("on_its_way_us", [30, 0])

@@ -21,7 +21,6 @@ from schedtrace.present.phrases import BARS, EIGHTHS, STATES
 from schedtrace.present.sections import Commands, Facts, Table
 from schedtrace.read.run import read_run
 from tests.unit.present import hand_made
-from tests.unit.present.hand_made import crowded
 from tests.unit.present.test_goldens import text_of as rendered
 
 WIDE = 160
@@ -45,7 +44,10 @@ def pages_of_runs():
     small = read_run(hand_made.small_kv(Path("small-kv")))
     enough = read_run(hand_made.enough(Path("enough")))
     engines = read_run(hand_made.two_bare_engines(Path("two-engines")))
-    stories, sample = read_run(crowded(Path("crowded"))), read_run(Path(shutil.copytree(SAMPLE, "sample")))
+    stories, sample = (
+        read_run(hand_made.crowded(Path("crowded"))),
+        read_run(Path(shutil.copytree(SAMPLE, "sample"))),
+    )
     log = read_run(Path(shutil.copy(min(THREAD.glob("profile*.log")), ".")))
     reports = {"small-kv": small, "two-engines": engines, "crowded": stories, "sample": sample, "log": log}
     pairs = {"diff": (enough, small), "diff-log": (log, log), "diff-same": (small, small)}
