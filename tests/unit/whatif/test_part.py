@@ -17,6 +17,7 @@ from schedtrace.model.what_if import LoadPart
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.renderers.text import render
 from schedtrace.read.run import read_run
+from schedtrace.timeline.timeline import ChargeTables
 from schedtrace.whatif.part import REQUEST_US, STEP_US, _Time, part_of, replay_s
 from schedtrace.whatif.prediction import Predictor, recorded_load
 from schedtrace.workloads.clients import Clients
@@ -99,13 +100,18 @@ def kv_bound():
     )
 
 
+def set_charges(timeline, charges):
+    none = pl.DataFrame()
+    vars(timeline)["charge_tables"] = ChargeTables(none, none, none, none, charges, {})
+
+
 @pytest.fixture
 def troubled(base):
     """Requests 80 to 99 waited for KV blocks, for 900 of the 1,000 us that each request takes."""
     whole = base()
     begin = pl.Series("begin_us", range(80, 100)) * makers.STEP_EVERY_US
     waits = pl.DataFrame({"begin_us": begin, "end_us": begin + 900, "charge": [str(Cause.KV_BLOCKS)] * 20})
-    vars(whole.timelines[0])["charges"] = waits
+    set_charges(whole.timelines[0], waits)
     return whole
 
 
@@ -164,8 +170,8 @@ def test_a_part_of_several_ranks_is_on_the_first_ones_clock(base, kv_bound):
     states = pl.DataFrame({"begin_us": [1_000_000], "end_us": [2_200_000]})
     first = replace(first, ready_tables=replace(first.tables, request_states=states.clear()))
     second = replace(second, ready_tables=replace(second.tables, request_states=states))
-    vars(first).update(charges=waits.clear())
-    vars(second).update(charges=waits)
+    set_charges(first, waits.clear())
+    set_charges(second, waits)
     time = _Time([first, second])
     assert time.later_us == [0, -1_000_000]
     assert time.shares(time.spans(kv_bound), [0, 800_000], [800_000, 1_000_000]) == [0.0, 1.0]
