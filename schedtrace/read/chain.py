@@ -262,11 +262,6 @@ class Running:
         self._end(self._rows)
         self._rows, self._at, self._line = [], None, None
 
-    def end_stretches(self) -> None:
-        """End all stretches, because there are no more steps."""
-        self.lose()
-        self._ended.flush()
-
     def cut(self) -> None:
         """End all stretches with the last step and store them; its rows may continue in new stretches."""
         self._take_over()

@@ -35,9 +35,9 @@ from schedtrace.read.tables import (
     FLAT,
     LISTS,
     STRETCHES,
-    between_steps,
     cpu_times,
     entries_of,
+    event_rows,
     frame_of,
     present_in,
     stalls_in,
@@ -272,11 +272,8 @@ class Following:
         stretches = pl.concat(self._put)
         tables[STRETCHES] = stretches if self._chain.in_order else stretches.sort("step", "order")
         self._put.clear()
-        events, idle = {}, taken.lines[Events]
-        for name in EVENTS:
-            events[name] = entries_of(columns, name).drop("start_us")
-            if any(getattr(line, name) for line in idle):
-                events[name] = pl.concat([events[name], between_steps(name, idle)], how="diagonal")
+        idle = taken.lines[Events]
+        events = {name: event_rows(name, entries_of(columns, name).drop("start_us"), idle) for name in EVENTS}
         self.notices += about_the_recorder(taken.lines[Notice])
         self._stalls.extend(line for line in taken.lines[Notice] if line.stalled is not None)
         self._outputs.extend(taken.lines[Output])

@@ -129,7 +129,7 @@ class Traces(Sequence[Trace]):
         return trace
 
 
-def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Traces, list[str]]:
+def traces_of(files: Sequence[Path], options: ReadOptions) -> tuple[Traces, list[str]]:
     """Return the traces in these files, and a sentence for each file that cannot be read if others can.
 
     If there are several traces of schedtrace, only their headers are read here.

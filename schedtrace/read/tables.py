@@ -330,11 +330,14 @@ def entries_of(steps: Columns, column: str) -> pl.DataFrame:
     return pl.concat([of_step, rows], how="horizontal")
 
 
-def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
-    """Return the entries that occur only in ``events`` lines and in no step, with their trials."""
-    entries = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
+def event_rows(column: str, in_steps: pl.DataFrame, idle: Sequence[Any]) -> pl.DataFrame:
+    """Return an ``EVENTS`` table: the entries in steps, then those of ``events`` lines, with their trials."""
+    entries = [(line.trial, entry) for line in idle for entry in getattr(line, column)]
+    if not entries:
+        return in_steps
     trials = pl.Series("trial", [trial for trial, _ in entries], pl.Int64)
-    return structs_of([entry for _, entry in entries], NESTED[column]).insert_column(0, trials)
+    between_steps = structs_of([entry for _, entry in entries], NESTED[column]).insert_column(0, trials)
+    return pl.concat([in_steps, between_steps], how="diagonal")
 
 
 NOBODY_PRESENT = pl.DataFrame(schema={"at_us": pl.Int64, "trial": pl.Int64, **schema_of(Present)})

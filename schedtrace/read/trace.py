@@ -28,10 +28,10 @@ from schedtrace.read.tables import (
     CannotWriteError,
     Tables,
     all_rows,
-    between_steps,
     cpu_times,
     empty_table,
     entries_of,
+    event_rows,
     frame_of,
     present_in,
     scan,
@@ -73,17 +73,14 @@ class StepTables:
         Args:
             idle: The ``events`` lines, whose entries belong to no step.
         """
-        self.chain.running.end_stretches()
+        self.chain.running.cut()
         self._tables.write_rest()
         steps = pl.concat(self._frames)
         events = {name: pl.concat(frames) for name, frames in self._events.items()}
         if not self.chain.in_order:
             steps = steps.sort("step", maintain_order=True)
             events = {name: rows.sort("step", maintain_order=True) for name, rows in events.items()}
-        for name, rows in events.items():
-            if any(getattr(line, name) for line in idle):
-                events[name] = pl.concat([rows, between_steps(name, idle)], how="diagonal")
-        return steps, events
+        return steps, {name: event_rows(name, rows, idle) for name, rows in events.items()}
 
 
 BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us", "kv_sends": "at_us"}

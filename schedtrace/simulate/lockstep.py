@@ -81,7 +81,7 @@ class RankGroup:
         self._ranks = ranks
         self._meeting = Meeting(ranks)
 
-    def gather_values(self, rank: LockstepRank, value: Any, us: float = 0.0) -> list[Any]:
+    def gather_values(self, rank: LockstepRank, value: Any, us: float) -> list[Any]:
         """Return all ranks' values in order, ``us`` microseconds after the last rank has joined."""
         meeting = self._meeting
         if meeting.join(rank, value):

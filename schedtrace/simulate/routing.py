@@ -32,7 +32,7 @@ class Router:
         self._sums = [0] * ranks
         self._of: dict[str, tuple[int, int]] = {}
 
-    def choose_rank(self, request_id: str, tokens: int, rank: int | None = None) -> int:
+    def choose_rank(self, request_id: str, tokens: int, rank: int | None) -> int:
         """Return the rank (from 0) for a request.
 
         Args:
@@ -94,7 +94,7 @@ class Vllm(Router):
             client_index=0,
         )
 
-    def choose_rank(self, request_id: str, tokens: int, rank: int | None = None) -> int:  # noqa: ARG002  # of the protocol
+    def choose_rank(self, request_id: str, tokens: int, rank: int | None) -> int:  # noqa: ARG002  # of the protocol
         """Choose a rank as vLLM does."""
         request = SimpleNamespace(
             request_id=request_id, data_parallel_rank=rank, pooling_params=None, resumable=False

@@ -208,9 +208,9 @@ class Fitted:
         )
         return self.fit.device.leaned_us(columns, deviations, error)
 
-    def residual_blocks(self, block: int = BLOCK) -> list[list[float]]:
+    def residual_blocks(self) -> list[list[float]]:
         """Return residuals in blocks of neighbouring steps; ``exp`` of each is a factor of noise."""
-        return [trial[at : at + block] for trial in self.fit.residuals for at in range(0, len(trial), block)]
+        return [trial[at : at + BLOCK] for trial in self.fit.residuals for at in range(0, len(trial), BLOCK)]
 
     def resampled(self, seed: int, block: int = BLOCK) -> "Fitted":
         """Return a fit to a bootstrap sample: trials, and blocks of neighbouring steps in each.

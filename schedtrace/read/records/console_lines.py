@@ -45,7 +45,6 @@ _EXTERNAL = re.compile(r"\bExternal prefix cache hit rate: (\d{1,3}(?:\.\d{1,6})
 _ACCEPTANCE = re.compile(
     r"SpecDecoding metrics: .{0,2000}?Avg Draft acceptance rate: (\d{1,3}(?:\.\d{1,6})?)%"
 )
-V0 = re.compile(r"Running: \d+ reqs, Swapped: \d+ reqs, Pending: \d+ reqs")
 _LOG_TIME = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _LAST_HOUR, _LAST_MINUTE = 23, 59
 _YEAR_S = 366 * 86_400.0

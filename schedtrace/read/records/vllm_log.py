@@ -295,20 +295,17 @@ def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str | None
     for number, line in lines:
         prefix = _SOURCE.match(line)
         source = None if prefix is None else prefix["pod"] or prefix["container"]
-        if source is None and (names := _stern_names(line, pods)):
-            if len(pods) < MOST_SERVERS:
-                pods.add(names)
-            source = names.rstrip().replace(" ", "/")
+        if source is None:
+            stern = _STERN.match(line)
+            if stern is not None and "-" in stern["names"]:  # as in a pod's name, not in words of a sentence
+                names = stern["names"]
+                if len(pods) < MOST_SERVERS:
+                    pods.add(names)
+            else:
+                names = next((names for names in pods if line.startswith(names)), "")
+            source = names.rstrip().replace(" ", "/") or None
         for record in records_in(line[: quoted_from(line)]):
             yield number, source, record
-
-
-def _stern_names(line: str, pods: set[str]) -> str | None:
-    """Return the names in the prefix that ``stern`` adds to a line; None if it has no certain prefix."""
-    match = _STERN.match(line)
-    if match is not None and "-" in match["names"]:  # as in a pod's name, not in words of a sentence
-        return match["names"]
-    return next((names for names in pods if line.startswith(names)), None)
 
 
 def _about_dropped_lines(log: ServerLog, left_out: int) -> Iterator[str]:

@@ -236,7 +236,7 @@ def test_a_fit_states_its_costs_error_and_source(run):
     assert model.fit.error.total_frac == pytest.approx(0, abs=1e-3)
     assert model.fit.trial_levels == pytest.approx([0, 0], abs=1e-3)
     assert [len(trial) for trial in model.fit.residuals] == [59, 59]
-    assert [len(block) for block in model.residual_blocks(25)] == [25, 25, 9, 25, 25, 9]
+    assert [len(block) for block in model.residual_blocks()] == [25, 25, 9, 25, 25, 9]
     assert model.fit.source.runs == ["base"]
     assert model.fit.source.recorded_at == "2023-11-14T22:13:20+00:00"
     assert model.description.startswith(
