@@ -8,11 +8,11 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header
+from schedtrace.model.trace import SCHEMA_VERSION, Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.problems import Problems
-from schedtrace.read.tables import FLAT, ORDINARY, STRETCH_SCHEMA, STRETCHES, Tables, schema_of
-from schedtrace.read.trace import Trace
+from schedtrace.read.tables import FLAT, ORDINARY, STRETCH_SCHEMA, STRETCHES, Tables
+from schedtrace.read.trace import NO_EVENTS, Trace
 
 UNKNOWN = "unknown"
 LARGEST = 2**40
@@ -49,7 +49,11 @@ def quoted_from(line: str) -> int:
 
 
 def records_in(line: str) -> Iterator[str]:
-    """Yield vLLM's log records on a line; there are several if a web page or a pipe removed line breaks."""
+    """Yield vLLM's log records on a line, without the text that a client sent.
+
+    There are several records if a web page or a pipe removed line breaks.
+    """
+    line = line[: quoted_from(line)]
     if line.count(_PLACE) < 2:  # noqa: PLR2004  # one record has one place
         yield line
         return
@@ -164,15 +168,11 @@ def foreign_trace(
         header=Header(schema_version=SCHEMA_VERSION, preemptions_recorded=False, **fields),
         steps=steps,
         large=large,
-        arrivals=_no(Arrival),
-        finishes=_no(Finish),
+        arrivals=NO_EVENTS["arrived"],
+        finishes=NO_EVENTS["finished"],
         notices=notices,
         end=None,
         problems=problems,
         facts=facts,
         record=record,
     )
-
-
-def _no(struct: type[Arrival | Finish]) -> pl.DataFrame:
-    return pl.DataFrame(schema={"step": pl.Int64, "trial": pl.Int64, **schema_of(struct)})

@@ -5,7 +5,6 @@ engine's number, KV cache usage and encoder inputs (vLLM's ``engine/core.py`` an
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from schedtrace.errors import InputError
@@ -63,7 +62,8 @@ def read_iteration_log(path: Path) -> list[Trace]:
     engines: dict[int, _Engine] = {}
     start = StartLines()
     iterations = prose = 0
-    for number, line in _records(path):
+    records = ((number, record) for number, line in text_lines(path) for record in records_in(line))
+    for number, line in records:
         iteration = iteration_in(line)
         if iteration is None:
             prose += not is_log_line(line)
@@ -102,13 +102,6 @@ def read_iteration_log(path: Path) -> list[Trace]:
         )
         for at, (rank, engine) in enumerate(sorted(engines.items()))
     ]
-
-
-def _records(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line number and text of each log record, without the parts that clients sent."""
-    for number, line in text_lines(path):
-        for record in records_in(line[: quoted_from(line)]):
-            yield number, record
 
 
 class _Engine:

@@ -304,7 +304,7 @@ def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str | None
             else:
                 names = next((names for names in pods if line.startswith(names)), "")
             source = names.rstrip().replace(" ", "/") or None
-        for record in records_in(line[: quoted_from(line)]):
+        for record in records_in(line):
             yield number, source, record
 
 
@@ -320,8 +320,7 @@ def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
     if left_out:
         yield f"the file has more than {MOST_SERVERS} sources and starts: {left_out:,} lines are left out"
     lines = [line for line in first_sample(path).sample_lines if line.strip()]
-    logged = (line[: quoted_from(line)] for line in lines if is_log_line(line))
-    records = (record for line in logged for record in records_in(line))
+    records = (record for line in lines if is_log_line(line) for record in records_in(line))
     broken = sum(_COUNTS.search(record) is not None and snapshot_in(record) is None for record in records)
     if broken:
         yield f"{broken:,} periodic line{'s are' if broken > 1 else ' is'} shortened or broken, and left out"
