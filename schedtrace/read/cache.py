@@ -164,12 +164,10 @@ def save_cached(
         write_table(fields[name], folder / f"{name}.parquet")
     read = {}
     for name, content in contents.items():
-        file, stamp = path.with_name(name), stamps.get(name)
-        with file.open("rb") as opened:
-            blocks = sampled(opened, content.size)
-        # the file may have changed since it was read
-        settled = stamp == stamp_of(file) and content.size == file.stat().st_size
-        read[name] = Fingerprint(content.size, content.digest, blocks, stamp if settled else None)
+        with path.with_name(name).open("rb") as file:
+            blocks = sampled(file, content.size)
+        # If the file has changed since it was read, it no longer has the stamp from before.
+        read[name] = Fingerprint(content.size, content.digest, blocks, stamps.get(name))
     noted = {name: fields[name] for name in NOTED}
     note = CacheNote(made_by=made_by(), read=read, files=digests(folder), **noted)
     safe_files.replace(folder / NOTE, msgspec.json.encode(note))

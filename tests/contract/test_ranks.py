@@ -17,7 +17,7 @@ from schedtrace.simulate.ranks import Ranks
 from schedtrace.simulate.replay import play_loads as play_load
 from schedtrace.simulate.simulation import NoProgressError
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.constants import Constants, HostTimes
+from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.fitted import fit
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.whatif.figures import compositions
@@ -25,15 +25,11 @@ from schedtrace.whatif.prediction import predict, recorded_load
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.recorded_load import loads_of_run
 from schedtrace.workloads.workload import make_workload
+from tests.contract.test_simulation import times
 
 pytestmark = pytest.mark.vllm
 
 STEP = ("start_us", "output_us", "total_requests", "wave", "step_counter", "dummy_batches", "dummy_us")
-
-
-def times(schedule_us=0, gap_us=0, update_us=0):
-    """1 ms a step, 10 us a prompt token, 50 us an output token, 1 us a token of context."""
-    return Constants(1000, 10, 50, 1, HostTimes(schedule_us, 0, update_us, 0, gap_us, 0))
 
 
 @pytest.fixture

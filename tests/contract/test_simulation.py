@@ -88,6 +88,15 @@ def test_an_idle_engine_waits_for_the_next_arrival(steps_of):
     assert [began for began, _, _ in steps] == [0, 1100, 9000, 10_100]
 
 
+def test_an_idle_engine_stops_at_a_time_before_the_next_arrival(engine):
+    made = engine()
+    made.arrive(9000, "a", 10, 1)
+    made.run(until_us=5000)
+    assert (made.clock.now_us, made.steps) == (5000, 0)
+    made.run()
+    assert made.clock.now_us == 9000 + 1100
+
+
 def test_a_prompt_that_fills_max_model_len_is_refused_as_by_the_front_end(engine):
     made = engine(max_model_len=64)
     made.arrive(0, "refused", 64, 4)

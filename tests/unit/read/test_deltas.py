@@ -351,6 +351,15 @@ def compare(steps, full_every, folder):
     assert short.problems.missing_steps == plain.problems.missing_steps
 
 
+def test_another_number_of_tokens_begins_a_stretch_beside_a_new_request_too(trace_of):
+    trace = trace_of(full(0, ("a", 0, 7)), full(1, ("a", 7, 1), ("b", 0, 5, "new")))
+    assert got(trace) == [
+        (0, "a", 0, 7, "running", 0),
+        (1, "a", 7, 1, "running", 0),
+        (1, "b", 0, 5, "new", 0),
+    ]
+
+
 def test_where_stretches_are_cut_they_stand_in_the_order_of_the_steps(trace_of, monkeypatch):
     monkeypatch.setattr(chain, "ROWS_AT_ONCE", 4)
     steps = [

@@ -6,7 +6,6 @@ import msgspec
 import polars as pl
 import pytest
 
-from schedtrace.errors import InputError
 from schedtrace.model import trace
 from schedtrace.read import lines
 from schedtrace.read.lines import ReadOptions, WholeLines, readable_struct
@@ -24,11 +23,6 @@ def test_chunks_of_any_size_give_the_same_lines_with_their_numbers(tmp_path, con
     assert numbered == list(enumerate(whole, start=1))
     assert read.cut_off == bool(rest)
     assert read.contents == {"file": (len(content), hashlib.blake2b(content, digest_size=16).hexdigest())}
-
-
-def test_a_file_that_cannot_be_read_is_told(tmp_path):
-    with pytest.raises(InputError, match=r"gone: cannot be read \(No such file"):
-        list(WholeLines(tmp_path / "gone"))
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 100])
