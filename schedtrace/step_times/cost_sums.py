@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
-from schedtrace.timeline.step_time import FEWEST_STEPS, resolved
+from schedtrace.timeline.step_time import FEWEST_STEPS, correlation_time, resolved
 
 WEIGHT_ROUNDS = 30
 HUBER = 1.5
@@ -36,8 +36,6 @@ BETTER_FRAC, BETTER_LOG = 0.05, 0.001
 can also fit noise."""
 CAPPED = 0.3
 """Maximum absolute logarithm of measured / fitted time that counts as a step's error."""
-MOST_CORRELATED = 0.95
-"""Maximum correlation of neighbouring steps' residuals that is used; 39 steps then weigh as much as one."""
 LEAST_DEVIATIONS = 1.645
 """Minimum difference of two costs, in standard errors, that counts as shown."""
 SPLITS = tuple(part / 10 for part in range(1, 10))
@@ -236,10 +234,7 @@ def _fitted_costs(times: Any, values: dict[str, Any]) -> _Costs:
     inverse = np.linalg.pinv(weighted.T @ weighted)
     free = inverse @ (weighted.T @ (times * weight))
     residuals = times * weight - weighted @ free
-    squares = float(residuals @ residuals)
-    neighbours = float(residuals[1:] @ residuals[:-1]) / squares if squares else 0.0
-    lag1 = min(max(neighbours, 0.0), MOST_CORRELATED)
-    variance = squares / max(1, len(times) - len(scale)) * (1 + lag1) / (1 - lag1)
+    variance = float(residuals @ residuals) / max(1, len(times) - len(scale)) * correlation_time(residuals)
     covariance = variance * inverse / np.outer(scale, scale)
     return _Costs(
         base,

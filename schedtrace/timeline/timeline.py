@@ -442,23 +442,39 @@ def with_execution_us(steps: pl.DataFrame) -> pl.DataFrame:
 
     With asynchronous scheduling, the worker takes the next batch before the current one has ended.
     ``execute_us`` begins there, and so includes that wait. While the worker prepares a batch with prefill, it
-    also sees the end of the batch before late (on an H100, by 30 ms). If that batch only decodes, what it
-    takes beyond the usual time of decodes is time of the batch with prefill, in ``busy_us``, too.
+    also sees the end of the batch before late (on an H100, by 30 ms): only the sum of both is measured. It
+    is divided anew, also in ``busy_us``, if the batch before only decodes and took far longer than usual, or
+    if the batch with prefill took less time than its decodes alone do. Each batch then has the usual time of
+    decodes, and a part of the rest in proportion to its tokens of prefill. If both prefill, that part is a
+    guess, and ``execution_us`` is null.
     """
     began = pl.col("start_us") + pl.col("execute_after_us")
     ended = began + pl.col("execute_us")
     free = ended.cum_max().forward_fill().shift(1).fill_null(0)
     alone = pl.coalesce((ended - pl.max_horizontal(began, free)).clip(0), "busy_us")
-    prefills = pl.col("prefill_tokens").fill_null(0) > 0
-    before_prefill = prefills.shift(-1) & (pl.col("step").shift(-1) == pl.col("step") + 1)
-    decodes = ~prefills & (pl.col("decode_tokens") > 0)
-    usual = pl.when(decodes & ~before_prefill).then(alone).rolling_median(USUAL_STEPS, min_samples=1)
-    usual = usual.forward_fill()
+    prefill = pl.col("prefill_tokens").fill_null(0)
+    next_prefill = prefill.shift(-1).fill_null(0)
+    before_prefill = (next_prefill > 0) & (pl.col("step").shift(-1) == pl.col("step") + 1)
+    decodes = (prefill == 0) & (pl.col("decode_tokens") > 0)
+    usual, usual_decodes = (
+        pl.when(decodes & ~before_prefill)
+        .then(value)
+        .rolling_median(USUAL_STEPS, min_samples=1)
+        .forward_fill()
+        for value in (alone, pl.col("decode_tokens"))
+    )
+    is_long = decodes & (alone > LATE_FROM * usual)
+    decodes_frac = pl.min_horizontal(pl.col("decode_tokens").shift(-1) / usual_decodes, 1)
+    next_is_short = alone.shift(-1) < usual * decodes_frac
     overlap = (ended - began.shift(-1)).fill_null(0).clip(0)
-    is_late = decodes & before_prefill & (alone > LATE_FROM * usual)
-    late = pl.when(is_late).then(pl.min_horizontal(alone - usual, overlap)).fill_null(0).cast(pl.Int64)
+    rest = (alone + alone.shift(-1) - 2 * usual).clip(0)
+    beyond = (alone - usual - rest * prefill / (prefill + next_prefill)).clip(0)
+    is_late = before_prefill & (overlap > 0) & (is_long | next_is_short)
+    late = pl.when(is_late).then(pl.min_horizontal(beyond, overlap)).fill_null(0).cast(pl.Int64)
     later = late.shift(1).fill_null(0) - late
-    return steps.with_columns(execution_us=alone + later, busy_us=pl.col("busy_us") + later)
+    is_guess = (is_late & (prefill > 0)).fill_null(value=False)
+    execution_us = pl.when(~(is_guess | is_guess.shift(1, fill_value=False))).then(alone + later)
+    return steps.with_columns(execution_us=execution_us, busy_us=pl.col("busy_us") + later)
 
 
 NO_PROGRESS_US = 10_000_000
