@@ -432,7 +432,7 @@ def test_neighbouring_steps_that_are_alike_weigh_less():
         ).covariance["decode"]["decode"]
         for residuals in (noise, [residual for residual in noise[:100] for _ in range(4)])
     )
-    assert repeated / alone == pytest.approx((1 + 0.75) / (1 - 0.75), rel=0.3)
+    assert repeated / alone == pytest.approx(1 + 2 * (0.75 + 0.5 + 0.25), rel=0.3)
 
 
 PREFILL_DECODE = {"alike": ("prefill", "decode")}

@@ -145,6 +145,20 @@ def test_the_end_of_a_decode_that_is_seen_late_belongs_to_the_prefill_after_it(v
     assert timeline.events.is_empty()
 
 
+@pytest.mark.parametrize(
+    ("decodes", "execution_us", "busy_us"),
+    [(1, [None, None], [11_000, 2_000]), (0, [12_500, 500], [12_500, 500])],
+)
+def test_of_two_prefills_only_the_sum_is_measured(view_of, decodes, execution_us, busy_us):
+    """The end of step 20 is seen 1.5 ms late; a decode and a prefill in step 21 never take half a decode."""
+    works = list(batches({20: 1000, 21: 100}, {20: 1_500}))
+    lines = asynchronous(works)
+    lines[21].decode_tokens = decodes
+    steps = view_of(*lines).steps
+    assert steps["execution_us"][19:23].to_list() == [1_000, *execution_us, 1_000]
+    assert steps["busy_us"][19:23].to_list() == [1_000, *busy_us, 1_000]
+
+
 def test_without_the_workers_clock_nothing_tells_that_an_end_was_seen_late(view_of):
     lines = asynchronous(
         [(100 * (number == 20), 1_000 * number + 20_000 * (number >= 19)) for number in range(60)]

@@ -1,8 +1,11 @@
+import math
+
+import numpy as np
 import polars as pl
 import pytest
 
 from schedtrace.timeline import step_time
-from schedtrace.timeline.step_time import fit_step_time
+from schedtrace.timeline.step_time import correlation_time, fit_step_time
 
 
 def steps(count):
@@ -85,5 +88,28 @@ def test_the_order_of_the_steps_changes_no_digit(apart):
         frame = frame.with_columns(
             prefill_tokens=900 * prefills, decode_tokens=1 - prefills, busy_us=6039 + 17_961 * prefills
         )
-    model = fit_step_time(frame)
-    assert model == fit_step_time(frame.reverse()) == fit_step_time(frame.sample(400, seed=1, shuffle=True))
+    model, shuffled = fit_step_time(frame), fit_step_time(frame.sample(400, seed=1, shuffle=True))
+    assert model == fit_step_time(frame.reverse())
+    costs = ("base_us", "per_prefill_token_us", "per_decode_token_us", "per_context_token_us", "error_frac")
+    assert [getattr(shuffled, name) for name in costs] == pytest.approx(
+        [getattr(model, name) for name in costs]
+    )
+
+
+def test_a_run_of_alike_residuals_tells_as_much_as_a_fraction_of_them():
+    """Autocorrelations of four 1s and four -1s: 1 + 5/8, 2/8 - 1/8, then -4/8 - 3/8, where the sum ends."""
+    assert correlation_time(np.array([1.0] * 4 + [-1.0] * 4)) == pytest.approx(2 * (13 / 8 + 1 / 8) - 1)
+    assert correlation_time(np.array([1.0, -1.0] * 4)) == 1
+    assert correlation_time(np.zeros(9)) == 1
+
+
+def test_a_drifting_pace_hides_the_base():
+    """Twelve requests all the time, whose context grows and shrinks with a pace that drifts by itself."""
+    pace = [10_000 + 2_000 * math.sin(number / 100) for number in range(900)]
+    rows = [
+        {"busy_us": us, "prefill_tokens": 0, "decode_tokens": 12, "context_tokens": round(7_500 + 0.2 * us)}
+        for us in pace
+    ]
+    noise = pl.Series([(number * 37 % 19 - 9) * 100 for number in range(900)])
+    frame = pl.DataFrame(rows).with_columns(pl.col("context_tokens") + noise, pl.col("busy_us") * 1.0)
+    assert fit_step_time(frame).most_base_us > 8_000
