@@ -8,7 +8,7 @@ of the split add up to 100 %.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import polars as pl
 
@@ -316,7 +316,7 @@ def _nothing_leads(
 
 def _stretched_decodes(findings: list[Finding]) -> Message:
     """State the share of prefills in the time between tokens, if it is large; otherwise, return nothing."""
-    for finding in findings:
+    for finding in chain(findings, *(root.symptoms for root in findings)):
         evidence = finding.evidence
         if isinstance(evidence, StretchedDecodes) and evidence.stretch_frac >= CRITICAL_FROM_FRAC:
             return say(

@@ -198,8 +198,10 @@ def test_prefill_beside_decodes_that_takes_a_quarter_of_the_time_between_tokens_
 ):
     unknown = dict.fromkeys(StretchedDecodes.__struct_fields__)
     stretched = {"stretch_frac": stretch_frac, "mean_stretch_us": 43_000.0, "median_decode_step_us": 7_900.0}
-    evidence = StretchedDecodes(**unknown | stretched)
-    recorded_words(said(root("prefill-starves-decode", None, evidence=evidence))[1])
+    finding = root("prefill-starves-decode", None, evidence=StretchedDecodes(**unknown | stretched))
+    sentence = said(finding)[1]
+    assert said(root("token-budget-bound", 0.04, symptoms=[finding]))[1] == sentence
+    recorded_words(sentence)
 
 
 @pytest.mark.parametrize("later", [False, True])
