@@ -91,7 +91,8 @@ def request(request_id: str, **facts: Any) -> Any:
 def capture_of(**fields: Any) -> Capture:
     """A capture with these fields."""
     capture = Capture()
-    for name, value in fields.items():
+    rare = {"inferred": None, "preempted": (), "state": (), "happened": None, "ids": (), "result": None}
+    for name, value in (rare | fields).items():
         setattr(capture, name, value)
     return capture
 

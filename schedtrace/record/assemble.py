@@ -21,13 +21,13 @@ from schedtrace.model.trace import (
     RowChanges,
     Step,
 )
-from schedtrace.model.trace_facts import DummyBatch, RankSync
+from schedtrace.model.trace_facts import DummyBatch, HeadRefusal, RankSync
+from schedtrace.record.allocation import refusal_line
 from schedtrace.record.capture import (
     NOBODY,
     Capture,
     Dropped,
     DummyPass,
-    Happened,
     Result,
     Rows,
     SideEvents,
@@ -148,16 +148,13 @@ class Assembler:
         """Histories of requests, made from the lines; None if spans are off."""
 
     def step_line(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
-        """Return the line of one ``schedule()`` call, in full or as a delta, with its output if known."""
+        """Return the line of one ``schedule()`` call, in full or as a delta, with its output if known.
+
+        A line is a delta unless a full one is due or ``RowChanges`` cannot express the changes.
+        """
         start_us = self._us(capture.start_ns)
-        event_fields: dict[str, Any] = {}  # of a steady step, usually none
-        if capture.side_events is not NOBODY:
-            event_fields |= self.side_fields(capture.side_events)
-        if capture.preempted:
-            self._preempted(capture.preempted)
-            event_fields["preempted"] = [preemption for preemption, _ in capture.preempted]
-        if capture.happened is not None:
-            event_fields |= self._fact_fields(capture.happened)
+        has_events = capture.side_events is not NOBODY or capture.preempted or capture.happened is not None
+        event_fields = self._event_fields(capture) if has_events else {}
         changes: RowChanges | None = None
         if capture.rows is None:
             self._rows.steady_steps += 1
@@ -168,6 +165,9 @@ class Assembler:
             self._state = capture.state
             self._state_fields = dict(zip(FIELDS, capture.state, strict=True))
         self.progress.next_step, self.progress.latest_us = capture.step + 1, self._us(capture.end_ns)
+        waits = self._lives.waiting  # vLLM may count other requests
+        waiting_tokens = self._lives.waiting_tokens if len(waits) == capture.num_waiting_after else None
+        number = len(capture.ids)
         step = Step(
             step=capture.step,
             trial=self.progress.trial,
@@ -175,28 +175,36 @@ class Assembler:
             schedule_us=(capture.end_ns - capture.start_ns) // 1000,
             token_budget=capture.token_budget,
             remaining_budget=capture.token_budget,
-            total_requests=len(capture.ids),
+            total_requests=number,
             max_num_running_reqs=capture.max_num_running_reqs,
             num_running_before=capture.num_running_before,
             num_running_after=capture.num_running_after,
             num_waiting_before=capture.num_waiting_before,
             num_waiting_after=capture.num_waiting_after,
             num_not_ready_after=capture.num_not_ready_after,
-            waiting_tokens_after=self._lives.waiting_tokens(capture.num_waiting_after),
+            waiting_tokens_after=waiting_tokens,
             kv_blocks_total=capture.kv_blocks_total,
             kv_blocks_free_before=capture.kv_blocks_free_before,
             kv_blocks_free_after=capture.kv_blocks_free_after,
             **self._state_fields,
             **event_fields,
         )
-        self._count(step, capture.rows)
+        if capture.rows is None and self._only_decodes:
+            step.num_continued = step.decode_tokens = number
+            step.remaining_budget -= number
+        else:
+            self._count(step, capture.rows)
         step.exits, step.caps = self.latest_exits.exits_and_caps(capture, step.remaining_budget)
         if result is not None:  # already back
             output = self._output(capture, result)
             step.output_us, step.update_us = output.output_us, output.update_us
             step.output_tokens = output.output_tokens
             step.execute_after_us, step.execute_us = output.execute_after_us, output.execute_us
-        line = self._line(capture, step, changes)
+        refers_back = self._deltas.latest is not None and not capture.full
+        if refers_back and (changes is not None or capture.rows is None):
+            line: Step | dict[str, Any] = self._deltas.delta(step, changes)
+        else:
+            line = self._full_line(step, changes)
         if event_fields:
             self.write_ids(step.arrived, step.finished, step.preempted)
         if self.tally is not None:
@@ -212,7 +220,7 @@ class Assembler:
             tally.note_step(
                 step,
                 admitted=[ids[name] for name in self._rows.phases],
-                left=[(ids[name], name) for name, _ in left if self._lives.find(name) is not None],
+                left=[(ids[name], name) for name, _ in left if name in self._lives.by_id],
                 scheduled=rows.scheduled,
             )
         if self.histories is not None:
@@ -232,7 +240,10 @@ class Assembler:
             histories.begin_recording(self._clock.wall_us, self._ids.__getitem__)
 
     def _row_changes(self, capture: Capture, rows: Rows, start_us: int) -> RowChanges | None:
-        """Advance to the requests of the next step; return the changes if ``RowChanges`` can express them."""
+        """Advance to the requests of the next step; return the changes if ``RowChanges`` can express them.
+
+        New requests' cache hits are recorded with them.
+        """
         if self._after_dropped:
             self._after_dropped = False
             for request_id in rows.ids:  # the dropped steps may have admitted them
@@ -240,32 +251,48 @@ class Assembler:
                 self._lives.note_running(request_id)
             if self.tally is not None:
                 self.tally.resume_with(self._ids.written_ids(rows.ids))
-        changes = self._rows.row_changes(rows, self._phases(rows, start_us))
+        phases: dict[str, Phase] = dict.fromkeys(rows.resumed, "resumed")
+        for request_id, computed in rows.new:
+            # The V2 model runner gets resumed requests as new ones: tell by whether it ran before.
+            phases[request_id] = "new" if self._starts(request_id, computed, start_us) else "resumed"
+        for request_id in rows.resumed:
+            self._lives.note_running(request_id)
+        changes = self._rows.row_changes(rows, phases)
         self._lives.keep_tokens(self._rows.left, rows.scheduled, capture.start_ns)
-        return changes
-
-    def _fact_fields(self, happened: Happened) -> dict[str, Any]:
-        """Return the facts other than decisions as fields of a line."""
-        for aside in happened.set_aside:
-            self._lives.note_waiting(aside.request_id, aside.wanted_tokens)
-        fields = happened.step_fields()
-        self._ids.replace_ids(*fields.values())
-        for refusal in fields["refusals"]:
-            refusal.holders = self._ids.written_ids(refusal.holders)
-            refusal.finished_holders = self._ids.written_ids(refusal.finished_holders)
-        return fields
-
-    def _line(self, capture: Capture, step: Step, changes: RowChanges | None) -> Step | dict[str, Any]:
-        """Return a delta, unless a full line is due or ``RowChanges`` cannot express the changes."""
         if changes is not None:
             self._ids.replace_ids(changes.added)
-        has_base = self._deltas.latest is not None
-        if has_base and not capture.full and (changes is not None or capture.rows is None):
-            return self._deltas.delta(step, changes)
-        if has_base and not self._full_lines:
+        return changes
+
+    def _event_fields(self, capture: Capture) -> dict[str, Any]:
+        """Return events before and in a call, and facts other than decisions, as fields of a line."""
+        fields = {} if capture.side_events is NOBODY else self.side_fields(capture.side_events)
+        if capture.preempted:
+            self._preempted(capture.preempted)
+            fields["preempted"] = [preemption for preemption, _ in capture.preempted]
+        if (happened := capture.happened) is not None:
+            for aside in happened.set_aside:
+                self._lives.note_waiting(aside.request_id, aside.wanted_tokens)
+            refusals: list[HeadRefusal] = list(map(refusal_line, happened.refusals))
+            for refusal in refusals:
+                refusal.holders = self._ids.written_ids(refusal.holders)
+                refusal.finished_holders = self._ids.written_ids(refusal.finished_holders)
+            facts: dict[str, Any] = {
+                "admitted": happened.admitted,
+                "refusals": refusals,
+                "kv_loads": happened.kv_loads,
+                "grammars": happened.grammars,
+                "set_aside": happened.set_aside,
+            }
+            self._ids.replace_ids(*facts.values())
+            fields |= facts
+        return fields
+
+    def _full_line(self, step: Step, changes: RowChanges | None) -> Step:
+        """Return the line of a step with all of its requests, to which later deltas refer."""
+        if self._deltas.latest is not None and not self._full_lines:
             step.changes = changes
         self._deltas.set_base(step)
-        step.requests = self._rows.current_requests()
+        step.requests = self._rows.requests()
         self._ids.replace_ids(step.requests)
         return step
 
@@ -449,16 +476,6 @@ class Assembler:
             if (number := getattr(asked, name)) is not None:
                 setattr(asked, name, min(number, _LARGEST))
 
-    def _phases(self, rows: Rows, start_us: int) -> dict[str, Phase]:
-        """Return the phase of each request that does not simply continue; record new requests' cache hits."""
-        phases: dict[str, Phase] = dict.fromkeys(rows.resumed, "resumed")
-        for request_id, computed in rows.new:
-            # The V2 model runner gets resumed requests as new ones: tell by whether it ran before.
-            phases[request_id] = "new" if self._starts(request_id, computed, start_us) else "resumed"
-        for request_id in rows.resumed:
-            self._lives.note_running(request_id)
-        return phases
-
     def _starts(self, request_id: str, computed: int, start_us: int) -> bool:
         """Record a scheduled request that is new to the workers; return whether it never ran before."""
         life = self._lives.life_by_id(request_id)
@@ -470,17 +487,12 @@ class Assembler:
 
     def _count(self, step: Step, rows: Rows | None) -> None:
         """Add up the rows: phases, and prefill, decode, recomputed and cached tokens."""
-        number = step.total_requests
-        if rows is None and self._only_decodes:
-            step.num_continued = step.decode_tokens = number
-            step.remaining_budget -= number
-            return
         phases = {} if rows is None else self._rows.phases
         computed, scheduled = self._rows.token_counts()
         decoded = 0
         self._only_decodes = True
         for request_id, start, tokens in zip(self._rows.ids, computed, scheduled, strict=True):
-            life = self._lives.find(request_id)
+            life = self._lives.by_id.get(request_id)
             prompt, lost = (0, 0) if life is None else (life.prompt_tokens, life.lost_tokens)
             if start >= prompt and start >= lost:  # nearly every row: an ordinary decode
                 decoded += tokens
@@ -498,5 +510,5 @@ class Assembler:
             )
         step.decode_tokens = decoded
         step.remaining_budget -= sum(scheduled)
-        step.num_continued = number - step.num_new - step.num_resumed
+        step.num_continued = step.total_requests - step.num_new - step.num_resumed
         step.draft_tokens = 0 if rows is None else sum(rows.drafts.values())

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
-from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, KvSend, SetAside
+from schedtrace.model.trace_facts import Admission, Control, Grammar, KvLoad, KvSend, SetAside
 from schedtrace.record import allocation
 from schedtrace.record.marks.exits import Noted
 from schedtrace.record.worker_hooks import Execution
@@ -34,17 +34,6 @@ class Happened(msgspec.Struct, gc=False):
     kv_loads: list[KvLoad] = []
     grammars: list[Grammar] = []
     set_aside: list[SetAside] = []
-
-    def step_fields(self) -> dict[str, Any]:
-        """Return these facts as fields of a ``Step`` (on the writer's thread)."""
-        refusals: list[HeadRefusal] = list(map(allocation.refusal_line, self.refusals))
-        return {
-            "admitted": self.admitted,
-            "refusals": refusals,
-            "kv_loads": self.kv_loads,
-            "grammars": self.grammars,
-            "set_aside": self.set_aside,
-        }
 
 
 class Rows(msgspec.Struct, gc=False):
@@ -175,14 +164,6 @@ class Capture:
     """Requests of the step; set by the writer's thread."""
     result: Result | None
     """Output of the step; the engine's thread sets it in one assignment when the output is back."""
-
-    def __init__(self) -> None:
-        self.inferred = None
-        self.preempted = ()
-        self.state = ()
-        self.happened = None
-        self.ids = ()
-        self.result = None
 
 
 MOST_KEPT = 10_000
@@ -344,33 +325,25 @@ class SteadySteps:
             new=new,
             drafts=dict(zip(drafts, map(len, drafts.values()), strict=True)) if drafts else {},
         )
-        self._remember(rows, output.total_num_scheduled_tokens)
+        number = len(ids) + len(new)
+        if output.total_num_scheduled_tokens != number or drafts:
+            self._ids = None
+            return rows, full
+        if len(self._ones) != number:
+            self._ones = [1] * number
+            self._pack = struct.Struct(f"<{number}I").pack
+            self._one_each = int.from_bytes(self._pack(*self._ones), "little")
+        self._ids = ids + [request_id for request_id, _ in new] if new else ids
+        self._computed = self._packed(computed + [tokens for _, tokens in new] if new else computed)
         return rows, full
 
     def _packed(self, computed: list[int]) -> int:
-        """Return the numbers packed into one; None if a number is too large to be packed."""
+        """Return the numbers packed into one; if a number is too large, the next step is not steady."""
         try:
             return int.from_bytes(self._pack(*computed), "little")
         except struct.error:
             self._ids = None
             return -1
-
-    def _remember(self, rows: Rows, total: int) -> None:
-        """Store the requests of this step for the comparison with the next step."""
-        number = len(rows.ids) + len(rows.new)
-        if total != number or rows.drafts:
-            self._ids = None
-            return
-        ids, computed = rows.ids, rows.computed
-        if rows.new:
-            ids = ids + [request_id for request_id, _ in rows.new]
-            computed = computed + [tokens for _, tokens in rows.new]
-        if len(self._ones) != number:
-            self._ones = [1] * number
-            self._pack = struct.Struct(f"<{number}I").pack
-            self._one_each = int.from_bytes(self._pack(*self._ones), "little")
-        self._ids = ids
-        self._computed = self._packed(computed)
 
 
 def resumed_ids(cached: Any) -> Collection[str]:

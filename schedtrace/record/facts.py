@@ -339,13 +339,16 @@ class SchedulerFacts:
         if (taken := allocation.refused_head(scheduler, request.request_id, arguments)) is not None:
             self._refusals.append(taken)
 
-    def state_after_schedule(self, capture: Capture, scheduler: Any) -> State:
-        """Return the values right after ``schedule()``; None for those that this release of vLLM lacks."""
+    def note_call(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
+        """Store the state right after the call, and the events of the call and of the time before it.
+
+        A value that this release of vLLM lacks is None.
+        """
         encoder, engine = self._encoder, self._engine
         deferred = None
         if self._defers:
             deferred = sum(len(blocks) for _, blocks in frees) if (frees := scheduler.deferred_frees) else 0
-        return (
+        state = (
             len(scheduler.requests) - capture.num_running_after - capture.num_waiting_after,
             deferred,
             None if encoder is None else encoder.num_free_slots,
@@ -357,10 +360,6 @@ class SchedulerFacts:
             len(self.kv_loads.parked) if self.kv_loads.used else None,
             capture.throttled if isinstance(capture.throttled, bool) else None,
         )
-
-    def note_call(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
-        """Store the events of the call that just ended, and of the time before it, in the capture."""
-        state = self.state_after_schedule(capture, scheduler)
         if state != self._state:
             self._state = state
         capture.state = self._state

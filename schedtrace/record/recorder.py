@@ -84,6 +84,8 @@ class Recorder:
         """Record the state before the call, and whether the call has to hold back new prefills."""
         try:
             call = self._call = Capture()
+            call.inferred = call.happened = call.result = None
+            call.preempted = call.state = call.ids = ()
             call.throttled = throttled
             call.num_running_before = running = len(scheduler.running)
             call.num_waiting_before = waiting = self.count_waiting(scheduler)
@@ -125,7 +127,8 @@ class Recorder:
                 self.facts.note_call(capture, scheduler, output, events)
             except Exception as error:
                 self._facts_failed(error)
-            self._note_departures(scheduler, capture)
+            if self._departures is not None:
+                self._note_departures(self._departures, scheduler, capture)
             if self._preempted:
                 capture.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
@@ -135,17 +138,14 @@ class Recorder:
             self._in_flight[id(output)] = (capture, self.left)
             if len(self._in_flight) > MOST_IN_FLIGHT:
                 del self._in_flight[next(iter(self._in_flight))]
-            if not self.writer.working:
-                self.active = False
+            self.active = self.active and self.writer.working
         except Exception as error:
             self._fail("after schedule()", error)
 
-    def _note_departures(self, scheduler: Any, capture: Capture) -> None:
+    def _note_departures(self, departures: Departures, scheduler: Any, capture: Capture) -> None:
         """Note requests that have stopped running in a way that vLLM's own schedulers do not use."""
-        if self._departures is None:
-            return
         try:
-            aside, gone = self._departures.unexplained(scheduler)
+            aside, gone = departures.unexplained(scheduler)
             for request in gone:
                 self._note_finish(request, "UNKNOWN")
             if aside:

@@ -72,9 +72,11 @@ class RequestLives:
 
     def __init__(self, *, drafts: bool = False, invalid: bool = False) -> None:
         self._drafts, self._invalid = drafts, invalid
-        self._lives: dict[str, RequestLife] = {}
-        self._waiting: dict[str, int] = {}
-        self._waiting_tokens = 0
+        self.by_id: dict[str, RequestLife] = {}
+        self.waiting: dict[str, int] = {}
+        """Number of tokens that each request in the queue wants."""
+        self.waiting_tokens = 0
+        """Sum of these numbers."""
         self._rejected: deque[tuple[int, str, int]] = deque()
         """Refused draft tokens that no step shows yet: the time at which the scheduler learned of them, the
         request, and their number."""
@@ -83,20 +85,16 @@ class RequestLives:
 
     def life_by_id(self, request_id: str) -> RequestLife:
         """Return the history of a request, creating it if needed."""
-        life = self._lives.get(request_id)
+        life = self.by_id.get(request_id)
         if life is None:
-            life = self._lives[request_id] = RequestLife(None)
+            life = self.by_id[request_id] = RequestLife(None)
         return life
-
-    def find(self, request_id: str) -> RequestLife | None:
-        """Return the history of a request; None if the request has none."""
-        return self._lives.get(request_id)
 
     def note_arrival(self, arrival: Arrival) -> None:
         """Record that a request arrived; a later part of a streaming session changes nothing."""
-        if arrival.streaming_update and arrival.request_id in self._lives:
+        if arrival.streaming_update and arrival.request_id in self.by_id:
             return
-        self._lives[arrival.request_id] = RequestLife(arrival)
+        self.by_id[arrival.request_id] = RequestLife(arrival)
         self.note_waiting(arrival.request_id, arrival.prompt_tokens)
 
     def was_there(self, entry: Present, *, wanted_tokens: int, in_flight: bool) -> None:
@@ -107,7 +105,7 @@ class RequestLives:
             wanted_tokens: Number of tokens that the request wants, if it waits.
             in_flight: Whether the request may get tokens from a step that is not recorded.
         """
-        life = self._lives[entry.request_id] = RequestLife(entry)
+        life = self.by_id[entry.request_id] = RequestLife(entry)
         life.has_run = entry.state != "waiting"
         life.lost_tokens, life.scheduled_us = entry.lost_tokens, entry.scheduled_us
         life.first_token_us, life.num_preemptions = entry.first_token_us, entry.num_preemptions
@@ -119,7 +117,7 @@ class RequestLives:
     def note_finish(self, finish: Finish) -> None:
         """Record that a request is finished; fill ``finish`` with the times of its history."""
         self.note_running(finish.request_id)
-        life = self._lives.pop(finish.request_id, None)
+        life = self.by_id.pop(finish.request_id, None)
         if life is None:
             return
         if life.arrival is not None:
@@ -136,7 +134,7 @@ class RequestLives:
     def lose_sight(self) -> None:
         """Record that steps were dropped, in which the tokens of requests that had run are unknown."""
         self._got = ()
-        for life in self._lives.values():
+        for life in self.by_id.values():
             if life.has_run:
                 life.tokens_before = life.output_tokens
                 life.unseen, life.last_tokens = True, None
@@ -150,11 +148,11 @@ class RequestLives:
             start_ns: Start of the step, which takes all earlier refusals of draft tokens into account.
         """
         for request_id, tokens in left:
-            if (life := self.find(request_id)) is not None and request_id not in self._waiting:
+            if (life := self.by_id.get(request_id)) is not None and request_id not in self.waiting:
                 life.computed_tokens = tokens
         while self._rejected and self._rejected[0][0] <= start_ns:
             _, request_id, tokens = self._rejected.popleft()
-            if (life := self.find(request_id)) is not None and request_id not in scheduled:
+            if (life := self.by_id.get(request_id)) is not None and request_id not in scheduled:
                 life.computed_tokens = max(0, life.computed_tokens - tokens)
 
     def present_requests(self, scheduled: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Present]]:
@@ -169,15 +167,15 @@ class RequestLives:
         for _, request_id, tokens in self._rejected:
             if request_id in computed:
                 computed[request_id] -= tokens
-        running = [name for name in (*computed, *self._lives) if name not in self._waiting]
+        running = [name for name in (*computed, *self.by_id) if name not in self.waiting]
         preempted = [
-            name for name in reversed(self._waiting) if name in self._lives and self._lives[name].has_run
+            name for name in reversed(self.waiting) if name in self.by_id and self.by_id[name].has_run
         ]
-        for request_id in dict.fromkeys((*running, *preempted, *self._lives)):
-            life = self._lives.get(request_id)
+        for request_id in dict.fromkeys((*running, *preempted, *self.by_id)):
+            life = self.by_id.get(request_id)
             if life is None or life.arrival is None:
                 continue
-            waits = request_id in self._waiting
+            waits = request_id in self.waiting
             state: PresentState = "running" if not waits else "preempted" if life.has_run else "waiting"
             entry = Present(**{name: getattr(life.arrival, name) for name in _ASKED}, state=state)
             entry.scheduled_us, entry.first_token_us = life.scheduled_us, life.first_token_us
@@ -190,16 +188,12 @@ class RequestLives:
 
     def note_waiting(self, request_id: str, tokens: int) -> None:
         """Record that a request is in the queue and wants this many tokens."""
-        self._waiting_tokens += tokens - self._waiting.get(request_id, 0)
-        self._waiting[request_id] = tokens
+        self.waiting_tokens += tokens - self.waiting.get(request_id, 0)
+        self.waiting[request_id] = tokens
 
     def note_running(self, request_id: str) -> None:
         """Record that a request is no longer in the queue."""
-        self._waiting_tokens -= self._waiting.pop(request_id, 0)
-
-    def waiting_tokens(self, waiting: int) -> int | None:
-        """Return the number of tokens that waiting requests want; None if vLLM counts a different number."""
-        return self._waiting_tokens if len(self._waiting) == waiting else None
+        self.waiting_tokens -= self.waiting.pop(request_id, 0)
 
     def got_drafts(self, result: Result, drafts: dict[str, int]) -> None:
         """Record the results of a step's draft tokens.
@@ -213,7 +207,7 @@ class RequestLives:
             got, lengths = result.got
             tokens = dict(zip(got, [1] * len(got) if lengths is None else lengths, strict=True))
         for request_id, number in drafts.items():
-            life = self._lives.get(request_id)
+            life = self.by_id.get(request_id)
             if life is not None:
                 life.drafts += number
                 accepted = max(0, tokens.get(request_id, 1) - 1)
@@ -237,7 +231,7 @@ class RequestLives:
         got, lengths = (ids, None) if isinstance(result.got, str) else result.got
         self._got, self._tokens = got, _Tokens(back_us)
         for place, request_id in enumerate(got):
-            life = self._lives.get(request_id)
+            life = self.by_id.get(request_id)
             number = 1 if lengths is None else lengths[place]
             if life is None or not number:
                 continue

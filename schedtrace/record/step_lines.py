@@ -66,26 +66,18 @@ class LatestRows:
         number = len(remaining)
         if self.ids[:number] != remaining or (phases and not phases.keys().isdisjoint(remaining)):
             return None
-        changes.added = self._requests(number)
+        changes.added = self.requests(number)
         if rows.drafts or self._computed[:number] != expected or self._scheduled[:number].count(1) != number:
-            changes.changed = self._changed(expected)
+            tokens_now = zip(self._computed, self._scheduled, expected, strict=False)
+            changes.changed = [
+                RowChange(place, computed, scheduled, rows.drafts.get(self.ids[place], 0))
+                for place, (computed, scheduled, steady) in enumerate(tokens_now)
+                if computed != steady or scheduled != 1 or self.ids[place] in rows.drafts
+            ]
         return changes
 
-    def _changed(self, expected: list[int]) -> list[RowChange]:
-        drafts = self._drafts
-        return [
-            RowChange(place, computed, scheduled, drafts.get(self.ids[place], 0))
-            for place, (computed, scheduled, steady) in enumerate(
-                zip(self._computed, self._scheduled, expected, strict=False)
-            )
-            if computed != steady or scheduled != 1 or self.ids[place] in drafts
-        ]
-
-    def current_requests(self) -> list[ScheduledRequest]:
-        """Return all rows of the latest step."""
-        return self._requests(0)
-
-    def _requests(self, first: int) -> list[ScheduledRequest]:
+    def requests(self, first: int = 0) -> list[ScheduledRequest]:
+        """Return the rows of the latest step, from this place on."""
         if first == len(self.ids):
             return []
         computed, scheduled = self.token_counts()
@@ -132,7 +124,7 @@ class Deltas:
         if before is None:
             msg = "no step came before"
             raise ValueError(msg)
-        self.set_base(step)
+        self.latest, self._carried = step, _carried(step)
         line: dict[str, Any] = {"type": "delta"} | {name: getattr(step, name) for name in _OWN}
         if step.output_us is not None:
             line["output_us"], line["update_us"] = step.output_us, step.update_us

@@ -294,29 +294,28 @@ class PartedTrace:
         """Bytes of the lines for the next frame, and the time since which the first of them waits."""
 
     def new_file_reason(self) -> Begins | None:
-        """Return why a new part begins now: the previous part is full or was lost; None if it continues."""
+        """Return why a new part begins now: the previous part is full or was lost; None if it continues.
+
+        A part ends if it is large or old enough; a part with little besides its head may stay open.
+        """
         now, part = time.monotonic(), self._parts[-1]
         lost = self._store.lost()
         if lost is not None:  # lines that continue what is lost go with it
             self._lines, self._waiting = [], 0
         elif self._lines and now - self._since_s >= FRAME_S:
             self.end_frame()
-        if lost is None and not self._has_enough(part, now):
-            self._remove_old(now)
-            return None
+        if lost is None:
+            old = now - part.began_s >= self.bounds.part_s
+            large = part.size >= max(self.bounds.part_bytes, LEAST_PER_HEAD * part.head)
+            full = large or (old and (self.bounds.max_s is not None or part.size >= SMALL))
+            if not full or (part.size == part.head and not self._lines):
+                self._remove_old(now)
+                return None
         self.end_frame()
         self._store.begin(part.number + 1)
         self._parts.append(_Part(part.number + 1, now))
         self._remove_old(now)
         return lost or "due"
-
-    def _has_enough(self, part: _Part, now: float) -> bool:
-        """Return whether the part is large or old enough to end; a nearly empty part may stay open."""
-        if part.size == part.head and not self._lines:
-            return False
-        old = now - part.began_s >= self.bounds.part_s
-        enough = max(self.bounds.part_bytes, LEAST_PER_HEAD * part.head)
-        return part.size >= enough or (old and (self.bounds.max_s is not None or part.size >= SMALL))
 
     def write(self, lines: bytes) -> None:
         """Add lines to the current frame."""

@@ -272,21 +272,25 @@ class Writer:
         self.measuring.begin_round()
         self._begin_if_needed()
         count = len(self._pending)
-        lines: list[AnyLine | dict[str, Any]] = [*self._noted(), *self._late_outputs()]
+        lines: list[AnyLine | dict[str, Any]] = [*self._new_notices()] if self._notices else []
+        # The engine's thread may set a result any time: look at each once.
+        early = [(capture, capture.result) for capture in self._early]
+        self._early = [capture for capture, result in early if result is None]
+        lines += [self._assembler.output(capture, result) for capture, result in early if result is not None]
         if self._cpu_times is not None:
             lines += self._cpu_times.line(self.clock.elapsed_us(), self._steps)
         size = shared = 0
         for _ in range(count):
             capture = self._pending[0]
-            if isinstance(capture, Dropped):
+            if not isinstance(capture, Capture):
                 self._pending.popleft()
-                lines.append(self._assembler.dropped(capture))
+                lines.append(
+                    self._assembler.dropped(capture)
+                    if isinstance(capture, Dropped)
+                    else self._assembler.present_line(capture)
+                )
                 continue
-            if isinstance(capture, PresentRequests):
-                self._pending.popleft()
-                lines.append(self._assembler.present_line(capture))
-                continue
-            result = capture.result  # the engine's thread may set it any time: look once
+            result = capture.result  # as above
             waited_ns = time.monotonic_ns() - capture.end_ns
             if result is None and not last and waited_ns < WRITE_LATEST_NS:
                 break
@@ -305,12 +309,15 @@ class Writer:
             if shared >= SHARE_AFTER:  # let the engine's thread have the interpreter
                 time.sleep(0)
                 shared = 0
-        lines += self._idle_events(last=last)
+        if self._pending or not (self._dropping or any(self._side_events)):
+            self._last_events_ns = time.monotonic_ns()
+        elif last or time.monotonic_ns() - self._last_events_ns >= WRITE_LATEST_NS:
+            lines += self._idle_events()
         self._write(lines)
         now_us, complete = self.clock.elapsed_us(), not (self._pending or any(self._side_events))
         self.measuring.end_round(now_us, self.clock.since_anchor, complete=complete)
 
-    def _noted(self) -> list[Notice]:
+    def _new_notices(self) -> list[Notice]:
         """Return the notices since the last call; where a file begins, repeat those about the recorder."""
         lines = []
         for noted in _drain(self._notices):
@@ -321,25 +328,8 @@ class Writer:
             self._notices_so_far = [*self._notices_so_far[1 - MOST_REPEATED :], noted]
         return lines
 
-    def _late_outputs(self) -> list[AnyLine | dict[str, Any]]:
-        """Return the outputs that came back after their steps were written."""
-        lines: list[AnyLine | dict[str, Any]] = []
-        early, self._early = self._early, []
-        for capture in early:
-            if (result := capture.result) is None:  # as above: look once
-                self._early.append(capture)
-            else:
-                lines.append(self._assembler.output(capture, result))
-        return lines
-
-    def _idle_events(self, *, last: bool) -> list[AnyLine]:
+    def _idle_events(self) -> list[AnyLine]:
         """Return the arrivals and departures that for half a second have not been part of a step."""
-        now = time.monotonic_ns()
-        if self._pending or not (self._dropping or any(self._side_events)):
-            self._last_events_ns = now
-            return []
-        if not last and now - self._last_events_ns < WRITE_LATEST_NS:
-            return []
         lines: list[AnyLine] = [self._assembler.dropped(dropped) for dropped in _drain(self._dropping)]
         if any(self._side_events):
             lines.append(self._assembler.events_line(self.take_events(), self.clock.elapsed_us()))
@@ -380,7 +370,7 @@ class Writer:
 
     def _end(self) -> End:
         """Return the end line of a trace, after all earlier notices."""
-        self._write(self._noted())
+        self._write(self._new_notices())
         return End(
             at_us=self.clock.elapsed_us(),
             steps=self._assembler.progress.next_step,

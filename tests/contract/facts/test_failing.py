@@ -19,7 +19,7 @@ def broken(*_args, **_options):
 @pytest.mark.parametrize(
     "place",
     [
-        f"{FACTS}.SchedulerFacts.state_after_schedule",
+        f"{FACTS}.SchedulerFacts.note_call",
         f"{FACTS}.admissions",
         f"{FACTS}.Inputs.input_times",
         f"{FACTS}.Inputs.abort_us",
