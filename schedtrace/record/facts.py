@@ -32,7 +32,15 @@ def requested(request: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"client_index": getattr(request, "client_index", None)}
     if getattr(request, "structured_output_request", None) is not None:
         facts["structured"] = True
-    facts |= _remote_side(getattr(request, "kv_transfer_params", None))
+    # Disaggregated prefill: read before the request reaches the connector, which changes the parameters.
+    transfer = getattr(request, "kv_transfer_params", None)
+    if isinstance(transfer, dict):
+        for side in ("prefill", "decode"):
+            if transfer.get(f"do_remote_{side}") is True:
+                facts["remote"] = side
+        for name in ("remote_request_id", "transfer_id"):
+            if isinstance(remote_id := transfer.get(name), str) and remote_id:
+                facts[name] = remote_id
     params = request.sampling_params
     if params is None:
         return facts
@@ -41,23 +49,6 @@ def requested(request: Any) -> dict[str, Any]:
     facts["min_tokens"] = params.min_tokens
     if params.logit_bias:
         facts["logit_bias"] = len(params.logit_bias)
-    return facts
-
-
-def _remote_side(params: Any) -> dict[str, Any]:
-    """Return the fields of an ``Arrival`` about the other engine of a request in disaggregated prefill.
-
-    The parameters are read before the request reaches the connector, which changes them.
-    """
-    if not isinstance(params, dict):
-        return {}
-    facts: dict[str, Any] = {}
-    for side in ("prefill", "decode"):
-        if params.get(f"do_remote_{side}") is True:
-            facts["remote"] = side
-    for name in ("remote_request_id", "transfer_id"):
-        if isinstance(remote_id := params.get(name), str) and remote_id:
-            facts[name] = remote_id
     return facts
 
 
@@ -97,7 +88,12 @@ class Prefixes:
         if blocks is None:
             return None
         if not isinstance(blocks, _Prompt):
-            return self._salt.hashed_blocks([_as_bytes(block_hash) for block_hash in blocks])
+            # Before vLLM 0.11, a hash is a tuple that begins with a number.
+            hashes = [
+                block if isinstance(block, bytes) else repr(getattr(block, "hash_value", block)).encode()
+                for block in blocks
+            ]
+            return self._salt.hashed_blocks(hashes)
         try:
             return self._salt.hashed_blocks(list(blocks.block_hashes()))
         except (TypeError, OverflowError):
@@ -138,13 +134,6 @@ def _prompt(request: Any, block_size: int | None) -> _Prompt | None:
     return _Prompt(token_ids, len(token_ids), block_size, told_apart_by)
 
 
-def _as_bytes(block_hash: Any) -> bytes:
-    """Return the hash as bytes; before vLLM 0.11 it is a tuple that begins with a number."""
-    if isinstance(block_hash, bytes):
-        return block_hash
-    return repr(getattr(block_hash, "hash_value", block_hash)).encode()
-
-
 def sibling(request_id: str, salt: Salt) -> tuple[int, str] | None:
     """Return the number and the hashed parent of a child of a request with ``n`` > 1, from its id."""
     match = _CHILD.fullmatch(str(request_id))
@@ -153,38 +142,31 @@ def sibling(request_id: str, salt: Salt) -> tuple[int, str] | None:
 
 def admissions(scheduler: Any, new_requests: list[Any]) -> list[Admission]:
     """Return an admission for each of vLLM's ``scheduled_new_reqs`` that is scheduled for the first time."""
-    requests = scheduler.requests
-    scheduled = ((new, requests.get(new.req_id)) for new in new_requests)
-    return [
-        _admission(scheduler, request, new.num_computed_tokens)
-        for new, request in scheduled
-        if request is not None and not getattr(request, "num_preemptions", 0)
-    ]
-
-
-def _admission(scheduler: Any, request: Any, hit_tokens: int) -> Admission:
-    manager = scheduler.kv_cache_manager
-    caching = getattr(manager, "enable_caching", False)
-    stats = getattr(request, "prefill_stats", None)
-    local = getattr(stats, "num_local_cached_tokens", None)
-    full_blocks, hashes = None, _hashes(request)
-    if caching and hashes is not None:
-        size = int(getattr(scheduler, "hash_block_size", None) or scheduler.block_size)
-        full_blocks = min(len(hashes), int(request.num_prompt_tokens) // size)
-    return Admission(
-        request_id=request.request_id,
-        local_tokens=local,
-        external_tokens=getattr(stats, "num_external_cached_tokens", None),
-        longest_tokens=getattr(request, "shared_prefix_boundary", None) or None,
-        full_blocks=full_blocks,
-        salted=getattr(request, "cache_salt", None) is not None,
-        miss=_miss(scheduler, request) if caching and not (hit_tokens if local is None else local) else None,
-    )
-
-
-def _hashes(request: Any) -> Any:
-    """Return the hashes of a request's full blocks; None before vLLM 0.10.2, whose requests have none."""
-    return getattr(request, "block_hashes", None)
+    caching = getattr(scheduler.kv_cache_manager, "enable_caching", False)
+    admitted = []
+    for new in new_requests:
+        request = scheduler.requests.get(new.req_id)
+        if request is None or getattr(request, "num_preemptions", None):
+            continue
+        stats = getattr(request, "prefill_stats", None)
+        local = getattr(stats, "num_local_cached_tokens", None)
+        full_blocks, hashes = None, getattr(request, "block_hashes", None)  # none before vLLM 0.10.2
+        if caching and hashes is not None:
+            size = int(getattr(scheduler, "hash_block_size", None) or scheduler.block_size)
+            full_blocks = min(len(hashes), int(request.num_prompt_tokens) // size)
+        missed = caching and not (new.num_computed_tokens if local is None else local)
+        admitted.append(
+            Admission(
+                request_id=request.request_id,
+                local_tokens=local,
+                external_tokens=getattr(stats, "num_external_cached_tokens", None),
+                longest_tokens=getattr(request, "shared_prefix_boundary", None) or None,
+                full_blocks=full_blocks,
+                salted=getattr(request, "cache_salt", None) is not None,
+                miss=_miss(scheduler, request) if missed else None,
+            )
+        )
+    return admitted
 
 
 def _miss(scheduler: Any, request: Any) -> Miss:
@@ -193,8 +175,11 @@ def _miss(scheduler: Any, request: Any) -> Miss:
         return "skipped"
     if (request.num_tokens - 1) // scheduler.block_size == 0:
         return "short"
-    pool, hashes = scheduler.kv_cache_manager.block_pool, _hashes(request)
-    groups = _searched(scheduler)
+    pool, hashes = scheduler.kv_cache_manager.block_pool, getattr(request, "block_hashes", None)
+    # Only groups whose first block has the kind of hash that requests carry can be searched.
+    size = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
+    managers = enumerate(managers_of(scheduler.kv_cache_manager))
+    groups = [(number, manager) for number, manager in managers if manager.block_size == size]
     if not groups or not hashes or not is_own(pool):
         return "unknown"
     by_others = []
@@ -207,13 +192,6 @@ def _miss(scheduler: Any, request: Any) -> Miss:
     return "unknown" if all(by_others) else "other_group"
 
 
-def _searched(scheduler: Any) -> list[tuple[int, Any]]:
-    """Return number and manager of each group whose first block has the kind of hash that requests carry."""
-    size = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
-    managers = enumerate(managers_of(scheduler.kv_cache_manager))
-    return [(number, manager) for number, manager in managers if manager.block_size == size]
-
-
 class KvLoads:
     """Requests of one scheduler that are parked for a KV load; all methods run on its thread."""
 
@@ -222,7 +200,8 @@ class KvLoads:
         """Whether the scheduler has a connector."""
         self.parked: set[str] = set()
         """Requests that wait for a KV load."""
-        self._events: list[KvLoad] = []
+        self.events: list[KvLoad] = []
+        """Events of loads since the last call that was recorded."""
 
     def note_begun(self, scheduler: Any, events: list[Noted], at_us: int) -> None:
         """Record the loads that a ``schedule()`` call began, as reported by its marks."""
@@ -239,18 +218,9 @@ class KvLoads:
                 scheduler, request_id, "failed" if _failed(scheduler, request_id) else "arrived", at_us
             )
 
-    def drop_load(self, request_id: str) -> None:
-        """Forget the KV load of a finished request."""
-        self.parked.discard(request_id)
-
-    def new_events(self) -> list[KvLoad]:
-        """Return the events of loads since the last call."""
-        taken, self._events = self._events, []
-        return taken
-
     def _note(self, scheduler: Any, request_id: str, event: Any, at_us: int) -> None:
         blocks = blocks_of(scheduler.kv_cache_manager, request_id)
-        self._events.append(KvLoad(request_id, event, at_us, blocks or None))
+        self.events.append(KvLoad(request_id, event, at_us, blocks or None))
 
 
 def _failed(scheduler: Any, request_id: str) -> bool:
@@ -327,7 +297,7 @@ class SchedulerFacts:
     def add_finish_facts(self, finish: Finish) -> None:
         """Add the facts about a finished request to its line."""
         finish.abort_us = self.inputs.abort_us(finish.request_id)
-        self.kv_loads.drop_load(finish.request_id)
+        self.kv_loads.parked.discard(finish.request_id)
         if finish.request_id == self._refused:
             self._refused = None
 
@@ -369,6 +339,7 @@ class SchedulerFacts:
         if loads.used:
             loads.note_begun(scheduler, events, self._us(capture.end_ns))
         refusals, self._refusals = self._refusals, []
+        load_events, loads.events = loads.events, []
         capture.happened = Happened(
-            admissions(scheduler, new) if new else [], refusals, loads.new_events(), self.inputs.grammars()
+            admissions(scheduler, new) if new else [], refusals, load_events, self.inputs.grammars()
         )

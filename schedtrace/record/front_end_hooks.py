@@ -50,7 +50,9 @@ def _configure(original: Method, args: Any, *positional: object, **keywords: obj
     """Record the arguments as they were before the call, which fills in those that were not set."""
     before: dict[str, Any] = {}
     with contextlib.suppress(Exception):
-        before = _fields(args)
+        before = {
+            field.name: copy.copy(getattr(args, field.name, None)) for field in dataclasses.fields(args)
+        }
     config = original(args, *positional, **keywords)
     with contextlib.suppress(Exception):
         context = positional[0] if positional else keywords.get("usage_context")
@@ -71,10 +73,6 @@ def _refuse(original: Method, front_end: Any, reason: Any, *args: object, **kwar
     with contextlib.suppress(Exception):
         _write(RequestRefusal(at_unix_us=time.time_ns() // 1000, reason=str(reason)))
     return original(front_end, reason, *args, **kwargs)
-
-
-def _fields(args: Any) -> dict[str, Any]:
-    return {field.name: copy.copy(getattr(args, field.name, None)) for field in dataclasses.fields(args)}
 
 
 def _given(args: Any, before: dict[str, Any]) -> dict[str, Any]:

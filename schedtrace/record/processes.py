@@ -127,19 +127,17 @@ class CpuTimes:
             return []
         self._next_us, self._idle_us = now_us + EVERY_US, now_us + IDLE_EVERY_US
         self._worked, self._steps = steps != self._steps, steps
-        times = [time for role, pid, tid in self._threads() if (time := _read(role, pid, tid)) is not None]
-        return [Cpu(at_us=now_us, threads=times)] if times else []
-
-    def _threads(self) -> list[tuple[Role, int, int]]:
         pid = os.getpid()
         threads: list[tuple[Role, int, int]] = [("engine", pid, self._engine)]
         threads += [("worker", child, child) for child in children(pid)]
         if multiprocessing.parent_process() is not None:
             threads.append(("front_end", os.getppid(), os.getppid()))
-        return threads
+        times = [read for thread in threads if (read := _read(*thread)) is not None]
+        return [Cpu(at_us=now_us, threads=times)] if times else []
 
 
 def _read(role: Role, pid: int, tid: int) -> ThreadTime | None:
+    """Return the times of a thread; None if it has ended, or Linux does not count them."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()
         return ThreadTime(role, pid, tid, int(ran) // 1000, int(waited) // 1000)

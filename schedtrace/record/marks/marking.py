@@ -209,7 +209,7 @@ class Marker:
 
     def _loop(self, node: ast.While | ast.For, scope: _Scope) -> None:
         loop = scope.loop or syntax.loop_of(node)
-        if loop is None or (scope.loop and not syntax.has_call(node, "allocate_slots")):
+        if loop is None or (scope.loop and syntax.call_of(node, "allocate_slots") is None):
             return  # a helper's loop: leaving it early stops nothing
         if scope.loop:
             self._outcomes |= syntax.outcomes(self._function, node, self._blocks)

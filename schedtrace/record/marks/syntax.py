@@ -94,11 +94,6 @@ def loops(statements: list[ast.stmt]) -> Iterator[ast.While | ast.For]:
             yield node
 
 
-def has_call(node: ast.AST, method: str) -> bool:
-    """Return whether the node contains a call ``....method(...)``."""
-    return call_of(node, method) is not None
-
-
 def call_of(node: ast.AST, method: str) -> ast.Call | None:
     """Return the first call ``....method(...)`` in the node."""
     for part in own_nodes(node):
@@ -116,13 +111,6 @@ def counted_tokens(function: ast.FunctionDef) -> str:
             case _:
                 pass
     return "num_new_tokens"
-
-
-def hands_out_tokens(loop: ast.While | ast.For) -> bool:
-    """Return whether the node schedules requests, that is, allocates blocks or stores numbers of tokens."""
-    return has_call(loop, "allocate_slots") or any(
-        isinstance(node, ast.Assign) and _counts_tokens(node.targets[0]) for node in own_nodes(loop)
-    )
 
 
 def _counts_tokens(target: ast.expr) -> bool:
@@ -239,7 +227,11 @@ _TAKES = frozenset({"peek_request", "pop_request"})
 
 def loop_of(node: ast.While | ast.For) -> Loop | None:
     """Return which of the scheduler's two loops this is; None for any other loop."""
-    if not hands_out_tokens(node):
+    # It schedules requests if it allocates blocks or stores numbers of tokens.
+    stores_tokens = any(
+        isinstance(part, ast.Assign) and _counts_tokens(part.targets[0]) for part in own_nodes(node)
+    )
+    if not stores_tokens and call_of(node, "allocate_slots") is None:
         return None
     condition = names_in(node.test if isinstance(node, ast.While) else node.iter)
     body = names_in(ast.Module(node.body, []))
