@@ -13,7 +13,6 @@ from typing import Any
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 
 from schedtrace.record import allocation
-from schedtrace.record.capture import Happened
 from schedtrace.record.facts import Prefixes, SchedulerFacts, admissions
 from schedtrace.record.header import engine_facts
 from schedtrace.record.processes import CpuTimes
@@ -55,7 +54,6 @@ def costs(running: int) -> dict[str, float]:
     new = [SimpleNamespace(req_id="r3", num_computed_tokens=0)]
     taken = allocation.refused_head(scheduler, "head", arguments)
     assert taken is not None  # dense models have their managers
-    happened = Happened(refusals=[taken])
     cpu = CpuTimes()
 
     def hashed() -> None:
@@ -71,7 +69,7 @@ def costs(running: int) -> dict[str, float]:
 
     def cpu_line() -> None:
         cpu._next_us = 0
-        cpu.line(0)
+        cpu.line(0, 0)
 
     return {
         "every step: state (finished but held, encoder, sessions, prefix keys, wave)": best_us(
@@ -89,7 +87,7 @@ def costs(running: int) -> dict[str, float]:
         "once: cache groups and settings": best_us(lambda: engine_facts(scheduler), 100),
         "writer, an arrival: 250 block hashes salted": best_us(hashed, 50),
         "writer, an arrival without prefix caching: 250 blocks of tokens hashed": best_us(hashed_by_us, 50),
-        "writer, another head refused": best_us(happened.step_fields, 100),
+        "writer, another head refused": best_us(lambda: allocation.refusal_line(taken), 100),
         "writer, once a second: processor time of threads": best_us(cpu_line, 100),
     }
 
