@@ -4,14 +4,13 @@
 """
 
 import json
-import os
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from schedtrace.step_times.constants import Constants, HostTimes
+from tests.simulated import recorded_in
 
 SEATS, BLOCKS, FEW_BLOCKS = 16, 700, 110
 RATE_PER_S = 8.0
@@ -130,20 +129,6 @@ def set_host(trace: Path, host: str) -> None:
     header, _, rest = trace.read_bytes().partition(b"\n")
     changed = json.loads(header) | {"host": host, "clock_id": f"clock-of-{host}", "model": "toy-7b"}
     trace.write_bytes(json.dumps(changed).encode() + b"\n" + rest)
-
-
-@contextmanager
-def recorded_in(folder: Path) -> Iterator[None]:
-    """Record what is simulated into this run folder, as one plain file."""
-    before = {name: value for name, value in os.environ.items() if name.startswith("SCHEDTRACE")}
-    for name in before:
-        del os.environ[name]
-    os.environ.update(SCHEDTRACE_RUN_DIR=str(folder), SCHEDTRACE_TRACE="plain")
-    try:
-        yield
-    finally:
-        del os.environ["SCHEDTRACE_RUN_DIR"], os.environ["SCHEDTRACE_TRACE"]
-        os.environ.update(before)
 
 
 def faults_by_name(planned: Sequence[PlannedEngine]) -> dict[str, str]:

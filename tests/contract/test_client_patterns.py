@@ -9,12 +9,8 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.diagnose.offered_load import offered_load
-from schedtrace.read.run import read_run
-from schedtrace.record.traced import traced_class
-from schedtrace.simulate import Simulation, VirtualClock
-from schedtrace.simulate.ranks import Ranks
 from schedtrace.timeline.timeline import make_timeline
-from tests.contract.whatif.conftest import TIMES
+from tests.simulated import simulated
 
 pytestmark = pytest.mark.vllm
 
@@ -138,27 +134,16 @@ LOADS = {
 
 
 @pytest.fixture
-def played(tmp_path, monkeypatch):
+def played(tmp_path):
     """A function that gives the run of a load, on one engine or on ranks."""
-    monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path))
 
     def of(load, ranks=1):
-        with VirtualClock() as clock:
-            if ranks == 1:
-                engine = Simulation(clock, traced_class, times=TIMES, max_num_seqs=32)
-            else:
-                engine = Ranks(
-                    clock,
-                    traced_class,
-                    times=TIMES,
-                    data_parallel_size=ranks,
-                    lockstep=False,
-                    max_num_seqs=32,
-                )
+        def send(engine):
             load(Client(engine))
             engine.run()
-            engine.close()
-        return read_run(tmp_path)
+
+        options = {} if ranks == 1 else {"data_parallel_size": ranks, "lockstep": False}
+        return simulated(tmp_path, send, max_num_seqs=32, **options)
 
     return of
 

@@ -6,29 +6,25 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.read.run import read_run
-from schedtrace.record.traced import traced_class
-from schedtrace.simulate import Simulation, VirtualClock
 from schedtrace.step_times.constants import Constants
+from tests.simulated import simulated
 
 pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
-def played(tmp_path, monkeypatch):
+def played(tmp_path):
     """``played(actions)``: 20 requests, one every 20 ms; actions of the engine at times in microseconds."""
-    monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / "run"))
 
     def play(*actions):
-        with VirtualClock() as clock:
-            engine = Simulation(clock, traced_class, times=Constants(), enable_prefix_caching=True)
+        def load(engine):
             for number in range(20):
                 engine.arrive(20_000 * number, f"r{number}", 80, 16)
             for us, name, *arguments in actions:
                 engine.at(us, lambda name=name, arguments=arguments: getattr(engine, name)(*arguments))
             engine.run()
-            engine.close()
-        return read_run(tmp_path / "run")
+
+        return simulated(tmp_path / "run", load, times=Constants(), enable_prefix_caching=True)
 
     return play
 

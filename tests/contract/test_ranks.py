@@ -10,8 +10,7 @@ pytest.importorskip("vllm.v1.engine.core", reason="needs vLLM")
 
 from schedtrace.errors import UsageError
 from schedtrace.read.run import read_run
-from schedtrace.record.traced import traced_class
-from schedtrace.simulate import Simulation, VirtualClock
+from schedtrace.simulate import VirtualClock
 from schedtrace.simulate.engine_options import engine_options
 from schedtrace.simulate.ranks import Ranks
 from schedtrace.simulate.replay import play_loads as play_load
@@ -26,6 +25,7 @@ from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.recorded_load import loads_of_run
 from schedtrace.workloads.workload import make_workload
 from tests.contract.test_simulation import times
+from tests.simulated import simulated
 
 pytestmark = pytest.mark.vllm
 
@@ -33,22 +33,23 @@ STEP = ("start_us", "output_us", "total_requests", "wave", "step_counter", "dumm
 
 
 @pytest.fixture
-def play(recording):
+def play(tmp_path):
     """``play(load, ...)``: the traces of two ranks on which ``load`` puts requests; or it lists them.
 
     Each as time, id, prompt tokens, output tokens, rank.
     """
 
     def played(load, **options):
-        settings = {"data_parallel_size": 2, "lockstep": True, "times": times(), **options}
-        with VirtualClock() as clock, Ranks(clock, traced_class, **settings) as ranks:
+        def arrive(ranks):
             if callable(load):
                 load(ranks)
             else:
                 for *request, rank in load:
                     ranks.arrive(*request, rank=rank)
             ranks.run()
-        return read_run(recording).traces
+
+        settings = {"data_parallel_size": 2, "lockstep": True, "times": times(), **options}
+        return simulated(tmp_path / "run", arrive, **settings).traces
 
     return played
 
@@ -118,20 +119,20 @@ def test_prefills_are_put_off_to_every_fourth_pass(play):
     assert [counter for (counter,) in rows(other, "step_counter")[:6]] == list(range(6))
 
 
-def test_ranks_of_a_dense_model_do_what_each_would_alone(play, tmp_path, monkeypatch):
+def test_ranks_of_a_dense_model_do_what_each_would_alone(play, tmp_path):
     loads = [[(700 * n, f"{rank}-{n}", 10 + 40 * n % 90, 3 + n % 7) for n in range(12)] for rank in (0, 1)]
     made = {"times": times(200, 100, 50), "max_num_seqs": 3, "num_blocks": 60}
 
     load = [(*arrival, rank) for rank, requests in enumerate(loads) for arrival in requests]
     together = play(load, lockstep=False, **made)
     for rank, requests in enumerate(loads):
-        monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / str(rank)))
-        with VirtualClock() as clock:
-            alone = Simulation(clock, traced_class, **made)
+
+        def load(alone, requests=requests):
             for arrival in requests:
                 alone.arrive(*arrival)
-            alone.finish()
-        [trace] = read_run(tmp_path / str(rank)).traces
+            alone.run()
+
+        [trace] = simulated(tmp_path / str(rank), load, **made).traces
         columns = ("start_us", "schedule_us", "output_us", "total_requests", "num_waiting_after")
         assert rows(together[rank], *columns) == rows(trace, *columns)
         assert together[rank].steps["wave"].null_count() == together[rank].steps.height

@@ -22,7 +22,7 @@ from schedtrace.simulate.executor import SimulatedExecutor
 from schedtrace.simulate.ranks import Ranks
 from schedtrace.step_times.constants import Constants, HostTimes
 from tests.contract.causes.toy_connectors import nothing
-from tests.simulated_fleet import recorded_in
+from tests.simulated import recorded_in
 
 KV = {"kv_connector": "DelayedKV", "kv_connector_module_path": __name__, "kv_role": "kv_both"}
 TIMES = Constants(400, 20, 0, 0, HostTimes(100, 0, 0, 0, 100, 0))

@@ -11,7 +11,7 @@ from schedtrace.model.message import plain
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.driver import tiny_model
 from tests.contract.causes.scenes import running, waiting
-from tests.contract.whatif.conftest import simulated
+from tests.simulated import simulated
 
 pytestmark = pytest.mark.vllm
 

@@ -6,16 +6,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.read.run import read_run
-from schedtrace.record.settings import TRIAL_IDS
-from schedtrace.record.traced import traced_class
-from schedtrace.simulate import Simulation, VirtualClock
-from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.prediction import recorded_load
 from schedtrace.whatif.search import menu
+from tests.simulated import simulated
 
-TIMES = Constants(2000, 15, 120, 0.5, HostTimes(60, 2, 20, 1, 50, 10))
-"""2 ms a step, 15 us a prompt token, 120 us an output token; the host takes some, too."""
 LOADS = {
     "tight": {"num_blocks": 40, "max_model_len": 512, "max_num_batched_tokens": 256},
     "async": {"num_blocks": 60, "max_model_len": 512, "async_scheduling": True},
@@ -46,17 +40,6 @@ def seats_and_a_budget(*of):
     changes = menu(*of)
     budget = next(change for change in changes if change[0] == "max_num_batched_tokens")
     return [*(change for change in changes if change[0] == "max_num_seqs"), budget]
-
-
-def simulated(folder, load, *, times=TIMES, trial_ids=False, **options):
-    """The run of an engine in virtual time on which ``load(engine)`` puts requests."""
-    with pytest.MonkeyPatch.context() as patch, VirtualClock() as clock:
-        patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
-        patch.setenv(TRIAL_IDS, str(int(trial_ids)))
-        engine = Simulation(clock, traced_class, times=times, **options)
-        load(engine)
-        engine.close()
-    return read_run(folder)
 
 
 def drive(folder, *, requests=20, **options):

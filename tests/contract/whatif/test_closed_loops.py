@@ -10,7 +10,7 @@ from schedtrace.model.what_if import CONCURRENCY
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import predict, recorded_load
 from schedtrace.whatif.search import menu
-from tests.contract.whatif.conftest import simulated
+from tests.simulated import simulated
 
 pytestmark = pytest.mark.vllm
 

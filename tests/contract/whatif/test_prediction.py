@@ -16,7 +16,8 @@ from schedtrace.whatif.advice import judged
 from schedtrace.whatif.part import require_baseline
 from schedtrace.whatif.prediction import Predictor, predict, recorded_load
 from schedtrace.whatif.replays import replay_work
-from tests.contract.whatif.conftest import LOADS, TIMES, drive, seats_and_a_budget
+from tests.contract.whatif.conftest import LOADS, drive, seats_and_a_budget
+from tests.simulated import TIMES
 
 pytestmark = pytest.mark.vllm
 

@@ -19,8 +19,8 @@ from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import Predictor, recorded_load
 from schedtrace.whatif.search import menu
-from tests.contract.whatif.conftest import simulated
 from tests.seeds import seeds
+from tests.simulated import simulated
 
 pytestmark = pytest.mark.vllm
 

@@ -15,7 +15,8 @@ from schedtrace.timeline.timeline import make_timeline
 from schedtrace.whatif.figures import compositions
 from schedtrace.whatif.prediction import recorded_load
 from schedtrace.whatif.sweep import parse_changes
-from tests.contract.whatif.conftest import LOADS, TIMES, drive
+from tests.contract.whatif.conftest import LOADS, drive
+from tests.simulated import TIMES
 
 pytestmark = pytest.mark.vllm
 
