@@ -70,6 +70,12 @@ class Totals:
         assert tally is self.tallies[-1]
 
 
+def core_of(engine: Any) -> Any:
+    """vLLM's engine core, as far as what attaches to it needs it."""
+    config = SimpleNamespace(parallel_config=SimpleNamespace(), model_config=SimpleNamespace(model="tiny"))
+    return SimpleNamespace(scheduler=engine.scheduler, batch_queue=engine.in_flight, vllm_config=config)
+
+
 class Queue(list):
     """vLLM's request queue, as far as anybody here needs it; one that the recorder can read."""
 

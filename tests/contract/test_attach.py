@@ -31,6 +31,7 @@ from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import Deciding, first_difference
 from tests.contract.loads import FAMILIES, LOADS, SHORT_STEPS, make_script
+from tests.contract.switched import Switched
 from tests.toys import Now
 
 pytestmark = pytest.mark.vllm
@@ -45,30 +46,10 @@ SESSIONS = {"streaming_input"}
 """A session that waits for its next part is in the queue, and no event says when it went back there."""
 
 
-class Visited(Deciding):
-    """Attached to before some steps, and detached before others."""
-
-    def __init__(self, folder: Any, **options: Any) -> None:
-        super().__init__(**options)
-        self.folder, self.calls = folder, 0
-        self.core = SimpleNamespace(scheduler=self.scheduler, batch_queue=self.in_flight)
-        self.attachment = Attachment(self.core, Now())
-
-    def schedule(self, *args: Any) -> Any:
-        for number, (begin, end) in enumerate(WINDOWS):
-            if self.calls == begin:
-                self.attachment.start_recording(self.folder / str(number), None, hash_ids=False)
-            if self.calls == end:
-                self.attachment.stop_recording()
-        self.calls += 1
-        return super().schedule(*args)
-
-
 @pytest.fixture
 def idle():
     """An engine that has made some steps and is not recorded."""
-    engine = Deciding()
-    engine.attachment = Attachment(SimpleNamespace(scheduler=engine.scheduler), Now())
+    engine = Switched()
     for number in range(4):
         engine.add(f"r{number}", 40)
     engine.step()
@@ -160,7 +141,7 @@ def stuck(idle, monkeypatch):
 
     def make(*reached):
         visits = Stuck(*reached)
-        return Attachment(SimpleNamespace(scheduler=idle.scheduler), visits), visits
+        return Attachment(idle.core, visits), visits
 
     return make
 
@@ -271,7 +252,11 @@ def played(request, tmp_path_factory):
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder / "whole"))
         traced = play_on(Deciding(traced_class, **engine), script)
         traced.scheduler._schedtrace_recorder.close()
-    visited = play_on(Visited(folder, **engine), script)
+    visits = {}
+    for number, (begin, end) in enumerate(WINDOWS):
+        visits[begin] = lambda the, run=folder / str(number): the.start_recording(run, None, hash_ids=False)
+        visits[end] = lambda the: the.stop_recording()
+    visited = play_on(Switched(visits, **engine), script)
     whole = read_run(folder / "whole").traces[0]
     windows = [read_run(folder / str(number)).traces[0] for number in range(len(WINDOWS))]
     return SimpleNamespace(

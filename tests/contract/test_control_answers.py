@@ -4,7 +4,6 @@ import json
 import re
 import socket
 import time
-from types import SimpleNamespace
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -29,7 +28,7 @@ from schedtrace.record.metrics.counting_recorder import CountingRecorder
 from schedtrace.record.traced import RECORDERS
 from schedtrace.simulate import Driver
 from tests.ports import reserved_port
-from tests.toys import Now
+from tests.toys import Now, core_of
 
 pytestmark = pytest.mark.vllm
 
@@ -43,9 +42,7 @@ def engine(monkeypatch):
     for name in ("r0", "r1"):
         driver.add(name, 40, 40)
     driver.step()
-    config = SimpleNamespace(parallel_config=SimpleNamespace(), model_config=SimpleNamespace(model="tiny"))
-    core = SimpleNamespace(scheduler=driver.scheduler, batch_queue=driver.in_flight, vllm_config=config)
-    made = control_answers._Engine(core, 1)
+    made = control_answers._Engine(core_of(driver), 1)
     made.driver = driver
     yield made
     if made._attachment.attached:

@@ -42,7 +42,7 @@ FAMILY = replace(FAMILIES["aborts"], prompt=(33, 200), shared=32, priorities=3, 
 def engine(model: str, wrap: Any = None, made_as: Any = Deciding, **options: Any) -> Any:
     specs, settings = MODELS[model]
     groups = [KVCacheGroupSpec([f"layer{number}"], spec) for number, spec in enumerate(specs)]
-    return made_as(wrap, kv_groups=groups, num_blocks=40, **settings, **options)
+    return made_as(wrap, kv_groups=groups, **{"num_blocks": 40, **settings, **options})
 
 
 def state_of(manager: Any) -> Any:

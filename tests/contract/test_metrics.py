@@ -4,7 +4,6 @@ import time
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.request import urlopen
 
 import polars as pl
@@ -33,10 +32,11 @@ from schedtrace.record.traced import prepared_recorder, traced_class
 from schedtrace.simulate import Driver
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import make_timeline
-from tests.contract.deciding import LOAD, Deciding, first_difference
+from tests.contract.deciding import LOAD, first_difference
 from tests.contract.loads import CHOSEN, FAMILIES, SHORT_STEPS, make_script, play
+from tests.contract.switched import Switched
 from tests.seeds import SOAK
-from tests.toys import Now, Totals
+from tests.toys import Now, Totals, core_of
 
 pytestmark = pytest.mark.vllm
 
@@ -287,21 +287,6 @@ def test_a_step_that_decides_what_the_one_before_did_keeps_only_its_times():
     assert repeats == [*admitted_then_decode, *[True] * 6, *admitted_then_decode, True, True]
 
 
-class Switched(Deciding):
-    """Does something before some of its steps."""
-
-    def __init__(self, before, **options):
-        super().__init__(**options)
-        self.before, self.calls = before, 0
-        core = SimpleNamespace(scheduler=self.scheduler, batch_queue=self.in_flight)
-        self.attachment = Attachment(core, Now())
-
-    def schedule(self, *args):
-        self.before.get(self.calls, lambda _: None)(self.attachment)
-        self.calls += 1
-        return super().schedule(*args)
-
-
 def switched(before):
     family = FAMILIES[LOAD[0]]
     return play(Switched(before, **family.engine), make_script(family, LOAD[1]))
@@ -356,7 +341,7 @@ def test_metrics_join_a_recording_that_is_under_way(tmp_path):
 
 
 def test_another_receiver_ends_the_recording_for_the_first_one():
-    engine, first, second = Switched({}), Totals(), Totals()
+    engine, first, second = Switched(), Totals(), Totals()
     engine.attachment.attach_meter(first)
     writer = RECORDERS[engine.scheduler].writer
     engine.attachment.attach_meter(second)
@@ -370,7 +355,7 @@ def test_another_receiver_ends_the_recording_for_the_first_one():
 def test_a_recording_from_the_start_gets_metrics_and_loses_them(recording):
     parts = Totals()
     engine = Driver(traced_class)
-    attachment = Attachment(SimpleNamespace(scheduler=engine.scheduler, batch_queue=[]), Now())
+    attachment = Attachment(core_of(engine), Now())
     assert attachment.attach_meter(parts) == 0.0
     engine.add("r0", 40)
     engine.finish()
@@ -399,7 +384,7 @@ def exposed(monkeypatch):
 def test_hostile_ids_adapters_priorities_and_headers_reach_no_label(monkeypatch):
     meter = exposed(monkeypatch)
     engine = Switched(
-        {}, enable_lora=True, max_loras=1, max_lora_rank=8, max_num_seqs=2, scheduling_policy="priority"
+        enable_lora=True, max_loras=1, max_lora_rank=8, max_num_seqs=2, scheduling_policy="priority"
     )
     engine.attachment.attach_meter(meter)
     for number, text in enumerate(HOSTILE * 5):
@@ -426,7 +411,7 @@ def test_metrics_of_an_engine_leave_those_of_its_process_alone(monkeypatch):
     """Until they are asked for, and while they are on: vLLM's ``/metrics`` is the global registry."""
     before = generate_latest(REGISTRY).decode()
     meter = exposed(monkeypatch)
-    engine = Switched({})
+    engine = Switched()
     engine.attachment.attach_meter(meter)
     engine.add("r0", 40)
     engine.finish()

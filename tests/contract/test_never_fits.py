@@ -4,15 +4,13 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from vllm.v1.kv_cache_interface import KVCacheGroupSpec
-
 from schedtrace.diagnose.rules import never_fits
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.causes.models import with_mamba
-from tests.contract.test_hybrid_models import MODELS
+from tests.contract.test_hybrid_models import engine
 
 pytestmark = pytest.mark.vllm
 
@@ -30,12 +28,6 @@ def stepped(driver, steps):
         driver.step()
     driver.scheduler.shutdown()
     return driver
-
-
-def hybrid(model, wrap=traced_class, **options):
-    specs, settings = MODELS[model]
-    groups = [KVCacheGroupSpec([f"layer{number}"], spec) for number, spec in enumerate(specs)]
-    return Driver(wrap, kv_groups=groups, max_num_batched_tokens=64, **settings, **options)
 
 
 def found(recording):
@@ -101,7 +93,7 @@ def test_a_request_that_preempts_itself_for_ever(recording):
 @pytest.mark.parametrize("model", ["mamba", "mamba_checkpoints", "mamba_plain", "sliding_window"])
 def test_hybrid_models(recording, model):
     """Whether Mamba's checkpoints take a block does not follow from the header: no number is claimed."""
-    driver = hybrid(model, num_blocks=12)
+    driver = engine(model, traced_class, Driver, num_blocks=12, max_num_batched_tokens=64)
     driver.add("long", 250, 4)
     stepped(driver, 20)
     [finding] = found(recording)
@@ -114,7 +106,8 @@ def test_hybrid_models(recording, model):
 @pytest.mark.parametrize("model", ["mamba", "mamba_plain", "sliding_window"])
 def test_the_longest_prompt_of_hybrid_models(recording, model, num_blocks):
     """One token below it runs, one above does not."""
-    driver = hybrid(model, num_blocks=num_blocks)
+    options = {"num_blocks": num_blocks, "max_num_batched_tokens": 64}
+    driver = engine(model, traced_class, Driver, **options)
     driver.add("long", 255, 1)
     stepped(driver, 20)
     findings = found(recording)
@@ -122,7 +115,7 @@ def test_the_longest_prompt_of_hybrid_models(recording, model, num_blocks):
         [finding] = findings
         longest = finding.evidence.longest_sequence_tokens
         for tokens, left in ((longest, []), (longest + 1, ["long"])):
-            again = hybrid(model, None, num_blocks=num_blocks)
+            again = engine(model, None, Driver, **options)
             again.add("long", tokens, 1)
             assert list(stepped(again, 20).scheduler.requests) == left
     else:

@@ -1,6 +1,5 @@
 """``schedtrace queue`` between steps of vLLM's scheduler: its own queues, tokens, blocks and causes."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from schedtrace.record.live.queue_copy import queue_now
 from schedtrace.record.written_ids import WrittenIds
 from schedtrace.simulate import Driver
 from tests.contract.loads import FAMILIES, SHORT_STEPS, make_script, play
-from tests.toys import Now
+from tests.toys import Now, core_of
 
 pytestmark = pytest.mark.vllm
 
@@ -26,11 +25,6 @@ class Never:
 
     def do(self, _what: Any, timeout_s: float) -> None:
         raise NotReachedError(timeout_s)
-
-
-def core_of(engine):
-    config = SimpleNamespace(parallel_config=SimpleNamespace(), model_config=SimpleNamespace(model="tiny"))
-    return SimpleNamespace(scheduler=engine.scheduler, batch_queue=engine.in_flight, vllm_config=config)
 
 
 def now(engine, exits=(), way=None):

@@ -1,7 +1,5 @@
 """A user's scheduler class decides as ever when traced or attached to, and keeps nothing of ours."""
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("vllm")
@@ -17,8 +15,8 @@ from schedtrace.simulate.driver import engine_config
 from tests.contract.deciding import Deciding, first_difference, num_steps
 from tests.contract.families import FAMILIES
 from tests.contract.loads import make_script
-from tests.contract.test_attach import Now
 from tests.contract.users_schedulers import CANNOT_BE_ATTACHED_TO, CLASSES, STEPS_ASIDE, Mistake, Plans
+from tests.toys import Now, core_of
 
 pytestmark = pytest.mark.vllm
 
@@ -104,7 +102,7 @@ def test_attached_to_and_detached_from(name, unrecorded, tmp_path, warnings):
 
     def visit(engine, step):
         if step == WINDOW[0]:
-            engine.core = SimpleNamespace(scheduler=engine.scheduler, batch_queue=engine.in_flight)
+            engine.core = core_of(engine)
             engine.attachment = Attachment(engine.core, Now())
             try:
                 engine.attachment.start_recording(tmp_path / "attached", None, hash_ids=False)

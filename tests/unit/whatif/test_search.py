@@ -18,56 +18,46 @@ GRAPHS = {
 
 
 @pytest.fixture
-def base(view_of):
-    """``base(**header)``: a load of 25 running requests."""
+def load_of(view_of):
+    """``load_of(*lines, prefixes=(), **header)``: a load of prompts with these prefix hashes."""
 
-    def made(*, has_draft_cost=False, **header):
-        view = view_of(step(0, num_running_after=25), device="cpu", **header)
+    def made(*lines, prefixes=(), has_draft_cost=False, **header):
+        requests = [SimpleNamespace(prefix=prefix) for prefix in prefixes]
+        view = view_of(*lines, device="cpu", **header)
         return SimpleNamespace(
-            timelines=[view], loads=[], times=SimpleNamespace(has_draft_cost=has_draft_cost)
+            timelines=[view], loads=[requests], times=SimpleNamespace(has_draft_cost=has_draft_cost)
         )
 
     return made
 
 
-def seats(changes):
-    return [value for name, value in changes if name == "max_num_seqs"]
-
-
-def test_fewer_seats_are_full_batches_of_parts_of_those_taken_and_the_captured_sizes_below(base):
-    assert seats(menu(base(), NOW)) == [6, 8, 16]
-    assert seats(menu(base(settings=GRAPHS), NOW)) == [6, 8, 16, 24]
-
-
-def test_with_drafts_each_request_fills_several_tokens_of_a_graph(base):
-    """Three tokens each: 32 hold ten requests, 24 hold eight."""
-    assert seats(menu(base(settings=GRAPHS), NOW | {"drafts": 2})) == [6, 8, 10, 16]
-
-
-@pytest.mark.parametrize(
-    ("drafts", "has_cost", "offered"), [(2, True, True), (2, False, False), (None, True, False)]
-)
-def test_drafts_off_is_tried_where_the_record_shows_what_they_cost(base, drafts, has_cost, offered):
-    changes = menu(base(has_draft_cost=has_cost), NOW | {"drafts": drafts, "speculative_config": {}})
-    assert (("speculative_config", None) in changes) is offered
+BUSY = step(0, num_running_after=25)
 
 
 def values(changes, setting):
     return [value for name, value in changes if name == setting]
 
 
-@pytest.fixture
-def load_of(view_of):
-    """``load_of(*lines, prefixes=(), **header)``: a load of prompts with these prefix hashes."""
+def seats(changes):
+    return values(changes, "max_num_seqs")
 
-    def made(*lines, prefixes=(), **header):
-        requests = [SimpleNamespace(prefix=prefix) for prefix in prefixes]
-        view = view_of(*lines, device="cpu", **header)
-        return SimpleNamespace(
-            timelines=[view], loads=[requests], times=SimpleNamespace(has_draft_cost=False)
-        )
 
-    return made
+def test_fewer_seats_are_full_batches_of_parts_of_those_taken_and_the_captured_sizes_below(load_of):
+    assert seats(menu(load_of(BUSY), NOW)) == [6, 8, 16]
+    assert seats(menu(load_of(BUSY, settings=GRAPHS), NOW)) == [6, 8, 16, 24]
+
+
+def test_with_drafts_each_request_fills_several_tokens_of_a_graph(load_of):
+    """Three tokens each: 32 hold ten requests, 24 hold eight."""
+    assert seats(menu(load_of(BUSY, settings=GRAPHS), NOW | {"drafts": 2})) == [6, 8, 10, 16]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "has_cost", "offered"), [(2, True, True), (2, False, False), (None, True, False)]
+)
+def test_drafts_off_is_tried_where_the_record_shows_what_they_cost(load_of, drafts, has_cost, offered):
+    changes = menu(load_of(BUSY, has_draft_cost=has_cost), NOW | {"drafts": drafts, "speculative_config": {}})
+    assert (("speculative_config", None) in changes) is offered
 
 
 @pytest.mark.parametrize(
