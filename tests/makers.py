@@ -12,6 +12,8 @@ import msgspec
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.manifest import Manifest, RunWorkload, TrialResult, write_manifest
+from schedtrace.model.message import NOTHING
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.trace import AnyLine, Arrival, End, Exit, Finish, Header, ScheduledRequest, Step
 
 BUDGET = 1000
@@ -133,6 +135,23 @@ def workload(**fields: Any) -> RunWorkload:
 def result(trial: int, elapsed_s: float, **fields: Any) -> TrialResult:
     given = {"num_requests": 4, "input_tokens": 400, "output_tokens": 40}
     return TrialResult(trial=trial, elapsed_s=elapsed_s, **{**given, **fields})
+
+
+def finding(code: str = "kv-bound", **fields: Any) -> Finding:
+    """A finding with this code; it has no title, share, gain or advice unless told."""
+    given: dict[str, Any] = {
+        "severity": "warning",
+        "cause": None,
+        "via": "recorded",
+        "engine_rank": 0,
+        "count": 1,
+        "trials": [],
+        "steps": [],
+        "tokens": 0,
+        "message": NOTHING,
+        "evidence": Evidence(),
+    }
+    return Finding(code=code, **{**given, **fields})
 
 
 def encoded(line: Raw) -> bytes:

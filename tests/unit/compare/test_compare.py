@@ -13,11 +13,10 @@ from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
 from schedtrace.model.comparison import FindingChange, MetricChange, Outcome, Sample
 from schedtrace.model.message import Count, plain
-from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.model.trace import Exit
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
+from tests import makers
 from tests.makers import STEP_EVERY_US, arrival, finish, manifest, result, run_folder, step, workload
 from tests.unit.compare.reports import metrics_of, report
 from tests.unit.recorded_words import texts
@@ -288,9 +287,7 @@ def test_who_is_refused_on_one_side_only_is_told_too(run_of):
 
 
 def found(code, *, cause=None, symptoms=(), **shares):
-    told = dict.fromkeys(Finding.__struct_fields__)
-    told |= {"code": code, "cause": cause, "count": 3, "trials": [], "message": say("")}
-    return Finding(**told | {"evidence": Evidence(), "symptoms": list(symptoms)} | shares)
+    return makers.finding(code, cause=cause, count=3, symptoms=list(symptoms), **shares)
 
 
 def bound(share):

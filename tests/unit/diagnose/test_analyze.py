@@ -14,11 +14,12 @@ from schedtrace.diagnose.analyze import (
 )
 from schedtrace.errors import UsageError
 from schedtrace.model.causes import Cap, Cause
-from schedtrace.model.report import CapRow, CauseRow, Finding, Severity
+from schedtrace.model.report import CapRow, CauseRow, Severity
 from schedtrace.model.trace import ChunkCap, Exit, Preemption
 from schedtrace.read.run import read_run
 from schedtrace.timeline import timeline
 from schedtrace.timeline.timeline import Timeline
+from tests import makers
 from tests.makers import arrival, finish, manifest, result, run_folder, step, workload
 from tests.rank_traces import write_ranks
 from tests.unit.recorded_words import texts
@@ -120,8 +121,7 @@ def test_several_runs_are_reported_each_for_itself(run_of):
 )
 def test_a_severity_asked_for_is_passed_by_it_and_by_worse(asked, passing):
     severe = at_or_above(asked)
-    unknown = dict.fromkeys(Finding.__struct_fields__)
-    findings = [Finding(**unknown | {"severity": word}) for word in ("critical", "warning", "info")]
+    findings = [makers.finding(severity=word) for word in ("critical", "warning", "info")]
     assert [finding.severity for finding in findings if severe(finding)] == passing
 
 

@@ -7,22 +7,13 @@ import pytest
 
 from schedtrace.diagnose.root_causes import Judged, ordered_findings, ranked, reranked
 from schedtrace.model.message import NOTHING, Share
-from schedtrace.model.report import Advice, Finding, Gain
+from schedtrace.model.report import Advice, Gain
 from schedtrace.model.say import say
+from tests import makers
 
 
-def finding(code, share=None, *, title=NOTHING, **fields):
-    unknown = dict.fromkeys(Finding.__struct_fields__)
-    given = {
-        "code": code,
-        "share_frac": share,
-        "title": title,
-        "verdict": NOTHING,
-        "severity": "critical",
-        "symptoms": [],
-    }
-    given |= {"engine_rank": 0, "engine_ranks": []}
-    return Finding(**unknown | given | {"leads": False, "advice": []} | fields)
+def finding(code, share=None, **fields):
+    return makers.finding(code, **{"share_frac": share, "severity": "critical", **fields})
 
 
 def root(code, share, **fields):

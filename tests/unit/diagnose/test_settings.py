@@ -15,7 +15,7 @@ from schedtrace.diagnose.settings import (
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.manifest import Configured
-from schedtrace.model.report import Advice, EffectiveSetting, Evidence, Finding, Gain
+from schedtrace.model.report import Advice, EffectiveSetting, Gain
 from schedtrace.model.say import say
 from schedtrace.model.trace import ChunkCap, ScheduledRequest
 from schedtrace.model.trace_facts import Admission, CacheGroup
@@ -23,7 +23,7 @@ from schedtrace.present.pages.report import report_page
 from schedtrace.read.lines import KnownSettings
 from schedtrace.read.run import FrontEndRecord, read_run
 from schedtrace.timeline.timeline import make_timeline
-from tests.makers import SEATS, arrival, finish, manifest, run_folder, step
+from tests.makers import SEATS, arrival, finding, finish, manifest, run_folder, step
 
 DEFAULTS = {"max_num_seqs": {"LLM_CLASS": 256, "OPENAI_API_SERVER": 128}}
 
@@ -259,10 +259,9 @@ def advised(setting, value):
 
 
 def finding_with(*advice, code="scheduler-overhead", saved=0.1):
-    about = {"cause": None, "via": "recorded", "engine_rank": 0, "count": 1, "trials": [], "steps": []}
     gain = Gain(metric="output_tokens_per_s", change_frac=0.1, saved_frac=saved, method="step_time")
     words = {"title": say("It"), "message": say("It is so."), "severity": "info", "share_frac": 0.09}
-    return Finding(code=code, gain=gain, advice=[*advice], evidence=Evidence(), tokens=0, **words, **about)
+    return finding(code, gain=gain, advice=[*advice], **words)
 
 
 def overridden(name, given, value):

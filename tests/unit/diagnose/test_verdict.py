@@ -6,24 +6,22 @@ from schedtrace.diagnose.rules.prefill_starves_decode import StretchedDecodes
 from schedtrace.diagnose.verdict import engine_split, leading, time_split, unlimited, verdict
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.message import NOTHING
-from schedtrace.model.report import Finding, Gain
+from schedtrace.model.report import Gain
 from schedtrace.model.say import say
 from schedtrace.model.trace import ChunkCap, Exit
-from tests.makers import arrival, finish, step
+from tests.makers import arrival, finding, finish, step
 
 HOLDER = say("Somebody has it.")
 
 
 def root(code, share, *, saved=None, title="A limit", **fields):
     """A root cause that says its code, and who holds it."""
-    unknown = dict.fromkeys(Finding.__struct_fields__)
-    fixed = {"code": code, "share_frac": share, "leads": False, "title": say(title)}
-    fixed |= {"verdict": say(f"It is {code}."), "holder": HOLDER}
+    fixed = {"title": say(title), "verdict": say(f"It is {code}."), "holder": HOLDER}
     if saved is not None:
         fixed["gain"] = Gain(
             metric="output_tokens_per_s", change_frac=1, saved_frac=saved, method="step_time"
         )
-    return Finding(**unknown | fixed | fields)
+    return finding(code, share_frac=share, **fixed | fields)
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedtrace.diagnose.run_statistics import survivors
-from schedtrace.model.report import Advice, Evidence, Finding, Gain, Report, RunReport, TimePart
+from schedtrace.model.report import Advice, Evidence, Gain, Report, RunReport, TimePart
 from schedtrace.model.say import say
 from schedtrace.model.statistics import ClassLatency, Durations, Statistics
 from schedtrace.present.pages.report import MOST_LINES, WIDTH, report_page
 from schedtrace.present.renderers import Format
+from tests.makers import finding
 from tests.samples import FINDINGS
 from tests.unit.present.test_goldens import text_of
 
@@ -40,19 +41,10 @@ def text(words):
 
 
 def root(share, *, words=20, advice=1, gain=None, code="kv-bound", **fields):
-    unknown = dict.fromkeys(Finding.__struct_fields__)
-    given = {"code": code, "severity": "warning", "title": say("KV cache too small"), "leads": False}
-    given |= {
-        "share_frac": share,
-        "gain": gain,
-        "steps": [7],
-        "symptoms": [],
-        "refuted": [],
-        "evidence": Evidence(),
-    }
+    given = {"title": say("KV cache too small"), "share_frac": share, "gain": gain, "steps": [7]}
     given |= {"message": text(words), "holder": text(words), "verdict": text(words)}
     given |= {"advice": [Advice(message=text(words), costs=text(words)) for _ in range(advice)]}
-    return Finding(**unknown | given | fields)
+    return finding(code, **given | fields)
 
 
 def page(*findings, parts=0):

@@ -7,7 +7,7 @@ import pytest
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.explain.request import explain_request
 from schedtrace.model.live import EngineQueue, EngineQueues, QueueEntry
-from schedtrace.model.report import EffectiveSetting, Evidence, Finding
+from schedtrace.model.report import EffectiveSetting
 from schedtrace.model.say import say
 from schedtrace.model.story import Newcomer
 from schedtrace.model.trace import Exit, Preemption
@@ -22,7 +22,7 @@ from schedtrace.present.renderers import Format, renderer
 from schedtrace.present.renderers.text import render
 from schedtrace.present.sections import Page, table
 from schedtrace.read.run import read_run
-from tests.makers import arrival, finish, header, run_folder, step, write_trace
+from tests.makers import arrival, finding, finish, header, run_folder, step, write_trace
 from tests.unit.present.test_goldens import check, text_of
 
 
@@ -43,21 +43,16 @@ def test_a_reset_of_the_prefix_cache_is_counted_apart_from_preemptions(tmp_path)
     assert head.endswith("; 2 preemptions, 1 time preempted by a reset of the prefix cache")
 
 
-def found(**fields):
-    told = dict.fromkeys(Finding.__struct_fields__) | {"cost_of": "busy time"}
-    return Finding(**told | {"evidence": Evidence(), "steps": []} | fields)
-
-
 def test_an_estimated_cost_below_what_it_resolves_is_left_out(recorded_words):
-    assert not _cost(found(cost_ms=1e-9, cost_frac=1e-9, cost_error_frac=0.1))
-    estimated = found(cost_ms=12.0, cost_frac=0.01, cost_error_frac=0.1)
-    recorded_words(_cost(estimated), _cost(found(cost_ms=0.5, cost_frac=0.001, cost_of="run")))
-    assert not _cost(found())
+    assert not _cost(finding(cost_ms=1e-9, cost_frac=1e-9, cost_error_frac=0.1))
+    estimated = finding(cost_ms=12.0, cost_frac=0.01, cost_error_frac=0.1)
+    recorded_words(_cost(estimated), _cost(finding(cost_ms=0.5, cost_frac=0.001, cost_of="run")))
+    assert not _cost(finding())
 
 
 def test_where_a_finding_shows_is_a_place_ranges_of_steps_and_an_example(recorded_words):
-    told = found(location="x.py:1", steps=[3, 4, 5], example=say("step {n}.", n="3"))
-    recorded_words(_where(where, 1) for where in (told, found(steps=[7]), found(steps=list(range(100)))))
+    told = finding(location="x.py:1", steps=[3, 4, 5], example=say("step {n}.", n="3"))
+    recorded_words(_where(where, 1) for where in (told, finding(steps=[7]), finding(steps=list(range(100)))))
 
 
 @pytest.mark.parametrize("on_its_way_us", [30, 0])

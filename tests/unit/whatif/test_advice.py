@@ -9,7 +9,7 @@ import pytest
 
 from schedtrace.model.manifest import Configured
 from schedtrace.model.printable import HIDDEN
-from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.report import Advice, Gain
 from schedtrace.model.say import say
 from schedtrace.model.what_if import Configuration
 from schedtrace.read.run import FrontEndRecord
@@ -17,12 +17,14 @@ from schedtrace.whatif.advice import Advised, _advised, _change, _outcome, attac
 from schedtrace.whatif.figures import Processors, recorded_processors
 from schedtrace.whatif.proposals import _commands, _not_in_commands, _proposals
 from schedtrace.whatif.search import Trial
-from tests.makers import step
+from tests.makers import finding, step
 from tests.unit.whatif.conftest import a_figure
 
-NOTHING_TRIED = SimpleNamespace(
-    families=set(), tried={}, name="E2E mean", refuted=lambda _: None, misfit_frac=0.0
-)
+
+def a_search(*families, tried=None, name="E2E mean", **fields):
+    """A search that tried these changes of these families, and refuted none."""
+    given = {"misfit_frac": 0.0, "refuted": lambda _: None} | fields
+    return SimpleNamespace(families=set(families), tried=tried or {}, name=name, **given)
 
 
 def a_trial(changes, saved, least=None):
@@ -33,26 +35,7 @@ def a_trial(changes, saved, least=None):
 
 def a_finding(code, share, *options, gain=None):
     advice = [Advice(message=say("{option:setting} 1", option=option)) for option in options]
-    about = {
-        "cause": None,
-        "via": "recorded",
-        "engine_rank": 0,
-        "count": 1,
-        "trials": [],
-        "steps": [],
-        "tokens": 0,
-    }
-    return Finding(
-        code=code,
-        severity="warning",
-        title=say("of a rule"),
-        share_frac=share,
-        gain=gain,
-        message=say("x"),
-        advice=advice,
-        evidence=Evidence(),
-        **about,
-    )
+    return finding(code, title=say("of a rule"), share_frac=share, gain=gain, message=say("x"), advice=advice)
 
 
 def a_gain(saved, method="replay"):
@@ -67,7 +50,7 @@ def advised(setting, saved):
 def test_of_two_findings_that_name_a_setting_the_one_that_leads_has_the_advice():
     seats = a_finding("seats", 0.2, "--max-num-seqs", "--num-gpu-blocks-override")
     kv = a_finding("kv", 0.5, "--num-gpu-blocks-override")
-    found = attach_advice([seats, kv], [advised("num_gpu_blocks_override", 0.4)], NOTHING_TRIED)
+    found = attach_advice([seats, kv], [advised("num_gpu_blocks_override", 0.4)], a_search())
     assert [(one.code, one.gain and one.gain.saved_frac) for one in found] == [("kv", 0.4), ("seats", None)]
     assert [one.setting for one in found[0].advice] == ["num_gpu_blocks_override", None]
 
@@ -81,15 +64,13 @@ def test_an_estimate_that_was_replayed_ranks_no_finding():
     ]
     kv = a_finding("kv", 0.5, "--num-gpu-blocks-override")
     tried = {(("max_num_seqs", 9),): a_trial({"max_num_seqs": 9}, 0.4)}
-    search = SimpleNamespace(
-        families={"max_num_seqs"}, tried=tried, name="E2E mean", refuted=lambda _: None, misfit_frac=0.0
-    )
+    search = a_search("max_num_seqs", tried=tried)
     found = attach_advice([seats, kv], [advised("num_gpu_blocks_override", 0.4)], search)
     assert [(one.code, one.gain and one.gain.saved_frac) for one in found] == [("kv", 0.4), ("seats", None)]
 
 
 def test_what_no_finding_names_has_one_of_its_own():
-    found = attach_advice([a_finding("kv", 0.1)], [advised("max_num_seqs", 0.4)], NOTHING_TRIED)
+    found = attach_advice([a_finding("kv", 0.1)], [advised("max_num_seqs", 0.4)], a_search())
     assert [one.code for one in found] == ["better-setting", "kv"]
 
 
@@ -109,19 +90,14 @@ def test_a_finding_left_without_advice_says_what_was_tried(advised, trials, is_r
     if advised is not None:
         finding.advice[0].setting, finding.advice[0].value = "kind", advised
     tried = {(("kind", value),): a_trial({"kind": value}, *saved) for value, saved in trials.items()}
-    search = SimpleNamespace(
-        families={"kind"}, tried=tried, name="E2E mean", refuted=lambda _: None, misfit_frac=0.0
-    )
-    [found] = attach_advice([finding], [], search)
+    [found] = attach_advice([finding], [], a_search("kind", tried=tried))
     assert (found.advice, len(found.refuted)) == ([], is_refuted)
     recorded_words(found.refuted)
 
 
 def test_of_throughput_its_own_change_is_said(recorded_words):
     trial = a_trial({"kind": 50}, -1.0)  # it takes twice as long
-    search = SimpleNamespace(
-        families={"kind"}, tried={trial.changes: trial}, name="output", refuted=lambda _: None
-    )
+    search = a_search("kind", tried={trial.changes: trial}, name="output")
     [found] = attach_advice([a_finding("kv", 0.5, "--kind")], [], search)
     recorded_words(found.refuted)
 
@@ -143,7 +119,7 @@ def test_what_may_be_a_loss_is_a_gain_with_an_interval(decode_us, recorded_words
     base = SimpleNamespace(times=times, load_words="this load", processors=None)
     figures = [a_figure("makespan", -0.3, low=-0.6, high=0.1)]
     configuration = Configuration(changes={"max_num_seqs": 8}, figures=figures)
-    search = SimpleNamespace(predictor=predictor, name="makespan", misfit_frac=0.0)
+    search = a_search(name="makespan", predictor=predictor)
     stated = _advised(trial, configuration, search, base)
     assert (stated.gain.low_frac, stated.gain.high_frac) == pytest.approx((1 / 1.1 - 1, 1.5))
     recorded_words(stated.advice.tested)

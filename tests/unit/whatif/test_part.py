@@ -11,7 +11,7 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.run_statistics import pooled_reports
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
-from schedtrace.model.report import Evidence, Finding, Report
+from schedtrace.model.report import Report
 from schedtrace.model.say import say
 from schedtrace.model.what_if import LoadPart
 from schedtrace.present.pages.report import report_page
@@ -83,20 +83,12 @@ def test_of_several_trials_the_first_ones(base):
 @pytest.fixture
 def kv_bound():
     """The root cause of a run in which requests waited for KV blocks."""
-    return Finding(
-        code="kv-bound",
-        severity="critical",
+    return makers.finding(
+        "kv-bound",
         title=say("KV cache too small"),
         share_frac=0.15,
         cause=str(Cause.KV_BLOCKS),
-        via="source",
-        engine_rank=0,
-        count=20,
-        trials=[],
-        steps=[],
-        tokens=0,
         message=say("20 requests waited."),
-        evidence=Evidence(),
     )
 
 
