@@ -8,7 +8,6 @@ from schedtrace.model.comparison import (
     ConfigChange,
     DecidedStep,
     Decisions,
-    Divergence,
     FindingChange,
     MetricChange,
     Outcome,
@@ -129,9 +128,20 @@ def decisions_sections(decisions: Decisions) -> Iterator[Section]:
     first = decisions.first
     if first is None:
         return
-    yield table(list(ROWS), _decided(first))
-    if first.base is None or first.new is None:
-        why = f"{'base' if first.base is None else 'new'} had nothing more to decide in this trial."
+    base, new = first.base, first.new
+
+    def style(key: str) -> Style | None:  # the sides' step numbers may always differ
+        return None if _cell(base, key) != _cell(new, key) and key != "step" else Style.DIM
+
+    trial = "" if first.trial is None else f"trial {first.trial}, "
+    fields: list[Field[str]] = [
+        Field(f"{trial}step {first.at + 1}", lambda key: Styled(ROWS[key], style(key))),
+        Field("base", lambda key: Styled(_cell(base, key), style(key))),
+        Field("new", lambda key: Styled(_cell(new, key), style(key))),
+    ]
+    yield table(list(ROWS), fields)
+    if base is None or new is None:
+        why = f"{'base' if base is None else 'new'} had nothing more to decide in this trial."
     elif not first.given:
         why = "Nothing that the trace records of what they were decided from differs."
     else:
@@ -152,21 +162,6 @@ def _alike(decisions: Decisions) -> str:
     common = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     trials = f"{alike} of {compared} trials" if alike else "no trial"
     return f"alike in every step of {trials}; steps alike before the first that differs, if any: {common}"
-
-
-def _decided(divergence: Divergence) -> list[Field[str]]:
-    """Return a field of the two steps, marked if the sides differ; their step numbers may always differ."""
-    base, new = divergence.base, divergence.new
-
-    def style(key: str) -> Style | None:
-        return None if _cell(base, key) != _cell(new, key) and key != "step" else Style.DIM
-
-    trial = "" if divergence.trial is None else f"trial {divergence.trial}, "
-    return [
-        Field(f"{trial}step {divergence.at + 1}", lambda key: Styled(ROWS[key], style(key))),
-        Field("base", lambda key: Styled(_cell(base, key), style(key))),
-        Field("new", lambda key: Styled(_cell(new, key), style(key))),
-    ]
 
 
 def _cell(side: DecidedStep | None, key: str) -> str:

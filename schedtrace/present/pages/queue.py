@@ -36,7 +36,18 @@ def queue_page(queues: EngineQueues, *, most: int = MOST_ROWS) -> Page[EngineQue
 
 def _engine(queue: EngineQueue, most: int) -> Iterator[Section]:
     about = say(" (pid {pid}): {model}", queue, pid=str(queue.pid))
-    lines: list[Content] = [_load(queue), *_waiting_for(queue)]
+    usable, free = queue.blocks_usable, queue.blocks_free
+    load = say(
+        "{running:n} of {seats:n seat} taken, {waiting:n} waiting{policy}"
+        "[; {held:n} of {usable:n KV block} held]",
+        running=queue.num_running,
+        seats=queue.seats,
+        waiting=queue.num_waiting,
+        policy=f" ({queue.policy})" if queue.policy else "",
+        held=None if usable is None or free is None else usable - free,
+        usable=usable,
+    )
+    lines: list[Content] = [load, *_waiting_for(queue)]
     yield Headline(say("Engine {rank:n}", queue), about, lines, list(_warnings(queue)))
     how = "--limit shows more"
     if queue.waiting:
@@ -46,21 +57,6 @@ def _engine(queue: EngineQueue, most: int) -> Iterator[Section]:
         yield Note("", "Running, most KV blocks first")
         holders = sorted(queue.running, key=lambda request: -request.blocks)
         yield table(holders, _fields(holders, queued=False), most=most, how=how)
-
-
-def _load(queue: EngineQueue) -> Message:
-    usable, free = queue.blocks_usable, queue.blocks_free
-    held = None if usable is None or free is None else usable - free
-    return say(
-        "{running:n} of {seats:n seat} taken, {waiting:n} waiting{policy}"
-        "[; {held:n} of {usable:n KV block} held]",
-        running=queue.num_running,
-        seats=queue.seats,
-        waiting=queue.num_waiting,
-        policy=f" ({queue.policy})" if queue.policy else "",
-        held=held,
-        usable=usable,
-    )
 
 
 def _waiting_for(queue: EngineQueue) -> Iterator[Message]:

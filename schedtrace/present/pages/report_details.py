@@ -367,7 +367,25 @@ def details(run: RunReport) -> Iterator[Section]:
 def finding_sections(findings: list[Finding], *, engines: int) -> Iterator[FindingSection]:
     """Yield every finding, followed by its symptoms."""
     for finding in findings:
-        yield _finding(finding, engines)
+        inferred = ", inferred" if finding.via == "inferred" else ""
+        about = [say("cause {cause:cause}{inferred}", finding, inferred=inferred)] if finding.cause else []
+        if engines > 1:
+            about.append(say("{where}", where=on_engines(finding, engines)))
+        paragraphs: list[Content] = [finding.message]
+        if cost := _cost(finding):
+            paragraphs.append(cost)
+        paragraphs += finding.refuted
+        paragraphs += [say("{line:code}", line=line) for line in getattr(finding.evidence, "stacks", [])]
+        if finding.steps:
+            paragraphs.append(Styled(_where(finding, engines), Style.DIM))
+        yield FindingSection(
+            severity_word(finding.severity),
+            finding.code,
+            joined(about, "  "),
+            paragraphs,
+            joined([action(advice) for advice in finding.advice]),
+            finding.engine_rank,
+        )
         yield from finding_sections(finding.symptoms, engines=engines)
 
 
@@ -382,28 +400,6 @@ def _strip(run: RunReport) -> Strip:
     share = ", share with requests waiting" if shares else ""
     legend = f"equal parts of {whose}, first to last: highest use{share}"
     return Strip([Band("budget use", use), Band("waiting", waiting)], legend)
-
-
-def _finding(finding: Finding, engines: int) -> FindingSection:
-    inferred = ", inferred" if finding.via == "inferred" else ""
-    about = [say("cause {cause:cause}{inferred}", finding, inferred=inferred)] if finding.cause else []
-    if engines > 1:
-        about.append(say("{where}", where=on_engines(finding, engines)))
-    paragraphs: list[Content] = [finding.message]
-    if cost := _cost(finding):
-        paragraphs.append(cost)
-    paragraphs += finding.refuted
-    paragraphs += [say("{line:code}", line=line) for line in getattr(finding.evidence, "stacks", [])]
-    if finding.steps:
-        paragraphs.append(Styled(_where(finding, engines), Style.DIM))
-    return FindingSection(
-        severity_word(finding.severity),
-        finding.code,
-        joined(about, "  "),
-        paragraphs,
-        joined([action(advice) for advice in finding.advice]),
-        finding.engine_rank,
-    )
 
 
 def _cost(finding: Finding) -> Message:

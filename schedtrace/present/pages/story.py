@@ -75,7 +75,22 @@ def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator
         drafted = f" ({counted(drafts, 'draft token')} among them)" if drafts else ""
         yield f"{counted(len(grouped), 'running request')} decoded {each} each{drafted}"
     if listed:
-        yield _table(listed, everything=everything)
+        fields: list[Field[Scheduled]] = [
+            Field("request", lambda share: say("{request_id:id}", share)),
+            Field("phase", lambda share: share.phase),
+            Field("work", lambda share: share.work or "-"),
+            figure_field("computed\nbefore", lambda share: integer(share.computed_tokens)),
+            figure_field("tokens\nnow", lambda share: integer(share.scheduled_tokens)),
+            figure_field("prompt", lambda share: integer(share.prompt_tokens)),
+        ]
+        if any(share.draft_tokens for share in listed):
+            fields.append(figure_field("draft", lambda share: integer(share.draft_tokens)))
+        if any(share.caps for share in listed):
+            fields += [
+                figure_field("wanted", lambda share: integer(share.wanted_tokens) if share.caps else ""),
+                Field("", lambda share: "cut" if share.caps else ""),
+            ]
+        yield table(listed, fields, most=None if everything else MOST_LISTED, how=LISTED_BY)
         for caps in dict.fromkeys(tuple(share.caps) for share in listed if share.caps):
             cut = [share.request_id for share in listed if tuple(share.caps) == caps]
             limits = joined([say("{cap:cause}", cap=cap) for cap in caps], ", then ")
@@ -86,25 +101,6 @@ def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator
 def _plain(share: Scheduled) -> bool:
     """Return whether the request is an ordinary decode, of which large batches have hundreds."""
     return share.phase == "running" and share.work == "decode" and not share.caps
-
-
-def _table(scheduled: list[Scheduled], *, everything: bool) -> Table:
-    fields: list[Field[Scheduled]] = [
-        Field("request", lambda share: say("{request_id:id}", share)),
-        Field("phase", lambda share: share.phase),
-        Field("work", lambda share: share.work or "-"),
-        figure_field("computed\nbefore", lambda share: integer(share.computed_tokens)),
-        figure_field("tokens\nnow", lambda share: integer(share.scheduled_tokens)),
-        figure_field("prompt", lambda share: integer(share.prompt_tokens)),
-    ]
-    if any(share.draft_tokens for share in scheduled):
-        fields.append(figure_field("draft", lambda share: integer(share.draft_tokens)))
-    if any(share.caps for share in scheduled):
-        fields.append(
-            figure_field("wanted", lambda share: integer(share.wanted_tokens) if share.caps else "")
-        )
-        fields.append(Field("", lambda share: "cut" if share.caps else ""))
-    return table(scheduled, fields, most=None if everything else MOST_LISTED, how=LISTED_BY)
 
 
 MOST_WAITING = 10
@@ -189,8 +185,22 @@ def _after_step(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
     yield FactRow(
         "after", [_crowd(story, story.num_running_after, story.num_waiting_after, story.kv_blocks_free_after)]
     )
+    waiting: list[Content | Table | Strip] = []
+    if not story.waiting_agrees:
+        names, count = integer(len(story.waiting)), integer(story.num_waiting_after)
+        text = (
+            f"the recorder counted {count} waiting requests, the trace has {names}: some arrivals or "
+            "departures are missing from it"
+        )
+        waiting.append(Styled(text, Style.WARNING))
+    if story.num_not_ready_after:
+        not_ready = integer(story.num_not_ready_after)
+        waiting.append(f"{not_ready} of them wait for something else than the scheduler; who is not recorded")
+    if story.waiting:
+        most = None if everything else MOST_WAITING
+        waiting.append(table(story.waiting, QUEUE, most=most, how=LISTED_BY))
     if story.waiting or not story.waiting_agrees:
-        yield FactRow("waiting", [*_waiting(story, everything=everything)])
+        yield FactRow("waiting", waiting)
     if story.facts:
         yield FactRow("facts", [*story.facts])
     if story.what_if:
@@ -296,21 +306,6 @@ QUEUE: list[Field[Waiter]] = [
     figure_field("for ms", lambda waiter: number(waiter.waited_ms)),
     Field("", lambda waiter: "was preempted" if waiter.preempted else ""),
 ]
-
-
-def _waiting(story: StepStory, *, everything: bool) -> Iterator[Content | Table]:
-    if not story.waiting_agrees:
-        names, count = integer(len(story.waiting)), integer(story.num_waiting_after)
-        text = (
-            f"the recorder counted {count} waiting requests, the trace has {names}: some arrivals or "
-            "departures are missing from it"
-        )
-        yield Styled(text, Style.WARNING)
-    if story.num_not_ready_after:
-        not_ready = integer(story.num_not_ready_after)
-        yield f"{not_ready} of them wait for something else than the scheduler; who is not recorded"
-    if story.waiting:
-        yield table(story.waiting, QUEUE, most=None if everything else MOST_WAITING, how=LISTED_BY)
 
 
 MOST_CHUNKS = 8
