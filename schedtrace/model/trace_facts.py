@@ -284,15 +284,14 @@ MARK_CHARACTERS = 4
 """Number of characters in ``Arrival.prefix_hashes`` per mark: three bytes in Base64."""
 
 
-def _marked_blocks() -> tuple[int, ...]:
-    marked = [*range(1, FIRST_BLOCKS + 1)]
-    for doubling in range(_DOUBLINGS):
-        step = (FIRST_BLOCKS << doubling) // _PER_DOUBLING
-        marked += [marked[-1] + step * number for number in range(1, _PER_DOUBLING + 1)]
-    return tuple(marked)
-
-
-MARKED_BLOCKS = _marked_blocks()
+MARKED_BLOCKS = (
+    *range(1, FIRST_BLOCKS + 1),
+    *(
+        (FIRST_BLOCKS << doubling) * (_PER_DOUBLING + number) // _PER_DOUBLING
+        for doubling in range(_DOUBLINGS)
+        for number in range(1, _PER_DOUBLING + 1)
+    ),
+)
 """Number of blocks up to and including each mark; the last mark is at block 16,777,216."""
 
 

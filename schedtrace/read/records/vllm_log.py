@@ -213,8 +213,7 @@ def read_vllm_log(path: Path) -> list[ServerLog]:
     logs = [log for log in logs if not log.is_empty]
     origins.add_front_ends(logs)
     for log in logs:
-        log.notices += _about_dropped_lines(log, latest.left_out)
-        _complete_dump(path, log)
+        _complete(path, log, latest.left_out)
     if not logs:
         msg = f"{path}: not one line of vLLM's log is understood"
         raise InputError(msg)
@@ -308,14 +307,6 @@ def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str | None
             yield number, source, record
 
 
-def _about_dropped_lines(log: ServerLog, left_out: int) -> Iterator[str]:
-    """Yield a notice if old periodic lines of this server, or of the whole file, were dropped."""
-    lines = sum(engine.lines for engine in log.engines) + left_out
-    latest = sum(len(engine.snapshots) for engine in log.engines)
-    if latest < lines:
-        yield f"the file is long: only the latest {latest:,} of {lines:,} periodic lines count"
-
-
 def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
     if left_out:
         yield f"the file has more than {MOST_SERVERS} sources and starts: {left_out:,} lines are left out"
@@ -329,8 +320,22 @@ def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
         yield "most lines are no log lines: if the file merely quotes a log, give the log itself"
 
 
-def _complete_dump(path: Path, log: ServerLog) -> None:
-    """Complete a dumped step from the lines after the one that begins it; otherwise add a notice."""
+def _complete(path: Path, log: ServerLog, left_out: int) -> None:
+    """Add a notice if old periodic lines were dropped; read a dumped step from the lines after its first.
+
+    If the dumped step remains incomplete, a notice is added, too.
+
+    Args:
+        path: Path of the log.
+        log: Lines of one of its servers.
+        left_out: Number of the file's periodic lines that were dropped unread.
+    """
+    lines_read = sum(engine.lines for engine in log.engines) + left_out
+    latest = sum(len(engine.snapshots) for engine in log.engines)
+    if latest < lines_read:
+        log.notices.append(
+            f"the file is long: only the latest {latest:,} of {lines_read:,} periodic lines count"
+        )
     first, step = log.begun_dump, log.step
     if first is None or step is None or step.scheduled_tokens is not None:
         return
