@@ -115,7 +115,7 @@ def status_page(seen: Seen, most: int | None = None) -> str:
     """
     at = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seen.at_s))
     total = seen.total()
-    rows = [*seen.engines, *([total] if total and len(seen.engines) > 1 else [])]
+    rows: list[LiveFigures] = [*seen.engines, *([total] if total and len(seen.engines) > 1 else [])]
     shown, notes = seen.slowest[:most], seen.notes[-(most or 0) :]
     requests = [f"{long(slow.age_us):>8} {state_text(slow)}  {visible(slow.request_id)}" for slow in shown]
     if requests:

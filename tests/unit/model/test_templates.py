@@ -187,8 +187,10 @@ class Scope:
         if isinstance(expression, ast.Subscript):
             hint = self._hint(expression.value)
             return hint if isinstance(expression.slice, ast.Slice) else element(hint)
-        if isinstance(expression, ast.ListComp):
-            return list[self._hint(expression.elt)]
+        if isinstance(expression, ast.ListComp | ast.GeneratorExp | ast.DictComp):
+            return list[
+                self._hint(expression.value if isinstance(expression, ast.DictComp) else expression.elt)
+            ]
         if isinstance(expression, ast.Call):
             return self._of_call(expression)
         return None
@@ -197,6 +199,8 @@ class Scope:
         if isinstance(call.func, ast.Attribute) and call.func.attr in {"values", "items"}:
             value = element(self._hint(call.func.value))
             return list[value] if call.func.attr == "values" else list[tuple[Any, value]]
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "pop":
+            return element(self._hint(call.func.value))
         if isinstance(call.func, ast.Name) and call.func.id in {"sorted", "reversed", "max", "min", "next"}:
             of = self._hint(call.args[0])
             return of if call.func.id in {"sorted", "reversed"} else element(of)
@@ -323,6 +327,8 @@ vars(TOY).update(SimpleNamespace=OPEN, Inner=Inner, Outer=Outer, E=TypeVar("E", 
         "def f(o: Outer): e = o.parts[0]; say('{steps:n}', e)",
         "def f(o: Outer): return [say('{steps:n}', e) for e in sorted(o.parts)]",
         "def f(o: Outer): e = [p for p in o.parts if p]; say('{steps:n}', e[0])",
+        "def f(o: Outer): e = next(p for p in o.parts if p); say('{steps:n}', e)",
+        "def f(o: Outer): d = {p.steps: p for p in o.parts}; e = d.pop(1); say('{steps:n}', e)",
         "def f(o: Outer):\n for a, e in o.by_name.items(): say('{steps:n}', e)",
         "def f(e: E): say('{steps:n}', e)",
         "def f(**values): say('{a:n}', **values)",
