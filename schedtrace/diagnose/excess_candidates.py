@@ -225,7 +225,7 @@ def _scores(fit: WorkFit, candidates: Candidates, errors: Array) -> Array:
     return _standardized(candidates.norms(), inside, lean, np.mean(errors**2, axis=0))
 
 
-def _joint_scores(fit: WorkFit, splits: Candidates, held: Array, above: bool = True) -> tuple[Array, Array]:
+def _joint_scores(fit: WorkFit, splits: Candidates, held: Array, above: bool) -> tuple[Array, Array]:
     """Return, for each split, the number of its steps that also meet a condition, and the pair's score.
 
     Args:

@@ -5,12 +5,14 @@ Counts and frames of each engine are kept, and ``statistics`` combines them over
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import polars as pl
 
 from schedtrace.diagnose.serving_metrics import (
     FINISHED,
+    Over,
     Throughput,
     counted_s,
     counted_spans,
@@ -189,17 +191,25 @@ def _report(
     )
     if result is not None and result.elapsed_s > 0:
         work = result.num_requests, result.input_tokens, result.output_tokens
-        report.throughput_from, report.throughput_over = "front_end", "trial"
-        report.throughput_s = result.elapsed_s
-    else:
+        _add_throughput(report, "front_end", "trial", work, result.elapsed_s)
+    elif lives and seconds and report.duration_s is not None:
         work = done.height, int(done["prompt_tokens"].sum()), sampled_tokens(steps, done)
-        if not lives or not any(work) or not seconds or report.duration_s is None:
-            return report
-        report.throughput_from, report.throughput_over = "trace", over(first)
-        report.throughput_s = seconds
-    rates = throughput(*work, report.throughput_s)
-    report.requests_per_s, report.total_tokens_per_s, report.output_tokens_per_s = rates
+        if any(work):
+            _add_throughput(report, "trace", over(first), work, seconds)
     return report
+
+
+def _add_throughput(
+    report: TrialReport,
+    source: Literal["front_end", "trace"],
+    period: Over,
+    work: tuple[int, int, int],
+    seconds: float,
+) -> None:
+    """Add the rates of finished requests, prompt tokens and output tokens (``work``) to a report."""
+    report.throughput_from, report.throughput_over, report.throughput_s = source, period, seconds
+    rates = throughput(*work, seconds)
+    report.requests_per_s, report.total_tokens_per_s, report.output_tokens_per_s = rates
 
 
 def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:

@@ -72,30 +72,15 @@ def queue_statement(
     candidates = _candidates(limit, moments, seats, max(most_running, *(each.running for each in moments)))
     if len(candidates) > 1:
         limit = "several"
-    running, usage = extent([moment.running for moment in moments]), _usage(moments)
-    waiting = extent([moment.waiting for moment in moments])
-    counted = say(
-        "in {queued} {noun}, {waiting} {verb} waiting[ and {running}][; KV cache usage is {usage}]",
-        queued=_out_of(len(moments), of),
-        noun=noun if of == 1 else f"{noun}s",
-        waiting=amount(waiting),
-        verb="is" if waiting.high == 1 else "are",
-        running=say(
-            "{running} {verb} running",
-            running=amount(running, noun=""),
-            verb="is" if running.high == 1 else "are",
-        ),
-        usage=None if usage is None else _share(usage),
-    )
     wording, showing = _WORDINGS[limit], _showing(limit, moments, at)
     values: dict[str, Worded] = {
-        "counted": counted,
+        "counted": _counted(moments, of, noun),
         "shown": say("in {shown:n} of these {all:n}", shown=showing, all=len(moments))
         if showing < len(moments)
         else None,
         "seats": seats,
         "candidates": f"{', '.join(candidates[:-1])} or {candidates[-1]}" if candidates else None,
-        "constant": None if seats is not None else round(running.high),
+        "constant": None if seats is not None else max(moment.running for moment in moments),
         "setting": "max_num_seqs",
         "full": sum((moment.kv_cache_usage_frac or 0) >= NEARLY_FULL for moment in moments),
     }
@@ -111,6 +96,30 @@ def queue_statement(
         engine_rank=engine_rank,
         text=say(wording.template, **named),
         advice=wording.advice,
+    )
+
+
+def _counted(moments: Sequence[Moment], of: int, noun: str) -> Message:
+    """Describe the queue, the running requests and the KV cache usage at these moments."""
+    number = len(moments)
+    is_all = 1 < number == of
+    running = extent([moment.running for moment in moments])
+    waiting = extent([moment.waiting for moment in moments])
+    usages = [moment.kv_cache_usage_frac for moment in moments if moment.kv_cache_usage_frac is not None]
+    return say(
+        "in {queued} {noun}, {waiting} {verb} waiting[ and {running}][; KV cache usage is {usage}]",
+        queued=say("all {total:n}", total=of)
+        if is_all
+        else say("{number:n} of {total:n}", number=number, total=of),
+        noun=noun if of == 1 else f"{noun}s",
+        waiting=amount(waiting),
+        verb="is" if waiting.high == 1 else "are",
+        running=say(
+            "{running} {verb} running",
+            running=amount(running, noun=""),
+            verb="is" if running.high == 1 else "are",
+        ),
+        usage=_share(extent(usages)) if usages else None,
     )
 
 
@@ -260,24 +269,11 @@ def extent(values: Sequence[float]) -> Range:
     return Range(min(values), max(values))
 
 
-def _usage(moments: Sequence[Moment]) -> Range | None:
-    usages = [moment.kv_cache_usage_frac for moment in moments if moment.kv_cache_usage_frac is not None]
-    return extent(usages) if usages else None
-
-
 def amount(range_: Range, noun: str = "request") -> Message:
     """Return the range of some counts as text, with a noun if there is one."""
     low, high = int(range_.low), int(range_.high)
     counted = say("{high:n request}", high=high) if noun else say("{high:n}", high=high)
     return counted if low == high else say("{low:n} to {counted}", low=low, counted=counted)
-
-
-def _out_of(number: int, total: int) -> Message:
-    return (
-        say("all {total:n}", total=total)
-        if 1 < number == total
-        else say("{number:n} of {total:n}", number=number, total=total)
-    )
 
 
 def _share(share: Range) -> Message:
