@@ -277,8 +277,6 @@ def test_a_run_can_be_read_whose_trace_has_no_exits(run_of):
 
 
 def test_a_folder_with_two_engines_counts_each_steps(tmp_path):
-    from schedtrace.read.run import read_run
-
     for rank in range(2):
         run_folder(tmp_path / "r", step(0, waiting=1, ended=exact(Cause.KV_BLOCKS, "a")), engine_rank=rank)
     [row] = analyze_run(read_run(tmp_path / "r")).causes

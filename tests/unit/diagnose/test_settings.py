@@ -357,38 +357,38 @@ def test_a_setting_is_of_its_type_or_the_header_is_broken(tmp_path, name, odd):
             read_run(folder)
 
 
-@pytest.mark.parametrize("odd", [-1, 0, 0.5, True, "x", ""], ids=repr)
-def test_settings_that_make_no_sense_are_no_reason_to_fail(tmp_path, odd):
-    """Every setting that may have this value has it."""
-    names = [name for name in KnownSettings.__struct_fields__ if accepts(name, odd)]
-    assert names
-    folder = run_folder(tmp_path / "r", *LINES, scheduler_config=dict.fromkeys(names, odd))
-    assert report_page(analyze([read_run(folder)])).sections
-
-
-def test_no_setting_need_be_known(tmp_path):
-    folder = run_folder(
-        tmp_path / "r", *LINES, scheduler_config=dict.fromkeys(KnownSettings.__struct_fields__)
-    )
-    assert report_page(analyze([read_run(folder)])).sections
-
-
 def test_settings_that_the_analysis_does_not_know_may_be_anything(tmp_path):
     run = read_run(run_folder(tmp_path / "r", *LINES, scheduler_config={"new_thing": [{"a": None}]}))
     assert run.traces[0].header.scheduler_config == {"new_thing": [{"a": None}]}
 
 
-@pytest.mark.parametrize("name", ["token_budget", "max_num_running_reqs", "block_size", "kv_blocks_total"])
-@pytest.mark.parametrize("odd", [0, -1, 2**40])
-def test_odd_limits_are_no_reason_to_fail(tmp_path, name, odd):
-    assert report_page(analyze([read_run(run_folder(tmp_path / "r", *LINES, **{name: odd}))])).sections
+MAKE_NO_SENSE = {
+    odd: [name for name in KnownSettings.__struct_fields__ if accepts(name, odd)]
+    for odd in (-1, 0, 0.5, True, "x", "")
+}
+"""Every setting that may have such a value."""
+LIMITS = ("token_budget", "max_num_running_reqs", "block_size", "kv_blocks_total")
 
 
-@pytest.mark.parametrize("odd", [0, -1, 2**40])
-def test_odd_blocks_of_a_cache_group_are_no_reason_to_fail(tmp_path, odd):
-    group = CacheGroup("FullAttention", odd, 1)
-    folder = run_folder(tmp_path / "r", *LINES, cache_groups=[group], max_model_len=100)
-    assert report_page(analyze([read_run(folder)])).sections
+def test_each_such_value_is_one_that_some_settings_may_have():
+    assert all(MAKE_NO_SENSE.values())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"scheduler_config": dict.fromkeys(names, odd)} for odd, names in MAKE_NO_SENSE.items()),
+        {"scheduler_config": dict.fromkeys(KnownSettings.__struct_fields__)},  # none need be known
+        *({name: odd} for name in LIMITS for odd in (0, -1, 2**40)),
+        *(
+            {"cache_groups": [CacheGroup("FullAttention", odd, 1)], "max_model_len": 100}
+            for odd in (0, -1, 2**40)
+        ),
+    ],
+    ids=str,
+)
+def test_settings_and_limits_that_make_no_sense_are_no_reason_to_fail(tmp_path, fields):
+    assert report_page(analyze([read_run(run_folder(tmp_path / "r", *LINES, **fields))])).sections
 
 
 GRAPHS = {
@@ -416,13 +416,10 @@ def decodes(count, steps=20):
     return lines
 
 
-def test_the_padding_of_captured_graphs(explained, recorded_words):
-    """Three tokens in graphs of four: a quarter."""
-    recorded_words(explained("cudagraph_capture_sizes", *decodes(3), settings=GRAPHS))
-
-
-def test_steps_larger_than_every_graph(explained, recorded_words):
-    recorded_words(explained("cudagraph_capture_sizes", *decodes(5), settings=GRAPHS))
+@pytest.mark.parametrize("size", [3, 5], ids=["padded", "larger than every graph"])
+def test_decodes_in_captured_graphs(explained, size, recorded_words):
+    """Three tokens in graphs of four: a quarter is padding."""
+    recorded_words(explained("cudagraph_capture_sizes", *decodes(size), settings=GRAPHS))
 
 
 @pytest.mark.parametrize(
