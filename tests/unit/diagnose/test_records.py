@@ -200,6 +200,11 @@ def test_a_queue_while_none_runs_may_be_seen_between_two_steps(record, recorded_
     recorded_words(statement.text)
 
 
+def test_one_moment_is_one_of_one_and_several_are_all(record, recorded_words):
+    line = {"running": 5, "waiting": 3, "kv": 99}
+    recorded_words(record(every_10_s(*[line] * count)).statements[0].text for count in (1, 2))
+
+
 def test_several_limits_are_all_named(record, recorded_words):
     lines = [{"running": 5 + at, "waiting": 3, "kv": 70, "prompt": 9} for at in range(3)]
     [statement] = record(every_10_s(*lines)).statements

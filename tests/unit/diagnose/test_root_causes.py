@@ -144,3 +144,14 @@ def test_causes_differ_although_the_code_is_the_same():
     found = [root("other-limit", 0.4), root("other-limit", 0.3)]
     found[1].cause = "lora_cap"
     assert len(ranked([ordered_findings(timeline(), found)])) == 2
+
+
+@pytest.mark.parametrize(("waited", "beneath"), [({0, 1, 9}, True), ({0, 9}, False)])
+def test_slow_steps_that_mostly_waited_for_another_ranks_prefill_are_its_symptom(waited, beneath):
+    """Engine 1 has four slow steps; two are half of them."""
+    slow = root("slow-steps", 0.4, engine_rank=1, steps=[0, 1, 2, 3])
+    stall = root("prefill-stall", 0.1)
+    found = codes(ranked([Judged(100, [slow], [])], [stall], {1: frozenset(waited)}))
+    assert found == (
+        {"prefill-stall": ["slow-steps"]} if beneath else {"slow-steps": [], "prefill-stall": []}
+    )

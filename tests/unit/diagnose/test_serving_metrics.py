@@ -123,6 +123,13 @@ def test_an_output_that_is_not_back(view_of):
     assert rows(view_of(got(0, ("a", 0, 100, "new"), **came("a")), *steps)) == {10.0: 1}
 
 
+def test_a_step_that_was_scheduled_before_the_last_token_was_known_gives_none(view_of):
+    """The token of step 2 is the last one; step 3 was in flight."""
+    steps = [got(0, ("a", 0, 100, "new"), **came("a")), *(got(n, ("a", 99 + n, 1)) for n in (1, 2, 3))]
+    ended = finish("a", first_token_us=1000, last_token_us=21_000, finished_us=22_000)
+    assert rows(view_of(*steps, step(4, finished=[ended]))) == {10.0: 2}
+
+
 def latencies(view, *columns):
     return dict(request_latencies(view).select("request_id", pl.concat_list(columns)).iter_rows())
 
