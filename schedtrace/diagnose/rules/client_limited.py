@@ -11,7 +11,7 @@ from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_loa
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import BATCHED_TOKENS, batched_tokens
 from schedtrace.diagnose.rules.common import advise, finding_of, severity_by_weight
-from schedtrace.diagnose.rules.full_device import MOST_FRAC, WORTH_FRAC, prefill_work
+from schedtrace.diagnose.rules.full_device import MOST_FRAC, WORTH_FRAC, most_base_us, prefill_work
 from schedtrace.diagnose.rules.token_budget_bound import LONGER_STEPS
 from schedtrace.model.causes import Cap
 from schedtrace.model.message import NOTHING
@@ -212,10 +212,8 @@ def _most_gain(timeline: Timeline, load: OfferedLoad) -> float | None:
     is_pipeline = (timeline.header.pipeline_parallel_size or 1) > 1
     if load.working_frac < FULL_FROM_FRAC or model is None or not busy_us or is_pipeline:
         return None
-    of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
-    base_us = pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)
     steps = timeline.steps.filter(pl.col("total_requests") > 0)
-    work_us = busy_us - steps.select(base_us.sum()).item() - host_time_us(timeline)
+    work_us = busy_us - steps.select(most_base_us(model).sum()).item() - host_time_us(timeline)
     gain = busy_us / work_us - 1 if work_us > 0 else None
     return gain if gain is not None and gain <= FULL_GAIN else None
 

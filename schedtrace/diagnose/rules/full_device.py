@@ -18,6 +18,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
+from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline
 
 WORTH_FRAC = 0.05
@@ -156,8 +157,6 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause, *, tail: bool
         return None
     if cause in OF_TOKENS and not knows_waiting_tokens(waits.steps):
         return None
-    of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
-    base_us = pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)
     joining, ran = _joining(timeline, cause)
     fewer, host = (joining / (joining + ran)).fill_nan(0), host_time_us(timeline) / working.height
     waited, widest, saved_us = (
@@ -165,15 +164,21 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause, *, tail: bool
         .select(
             waited=fewer.sum(),
             widest=(pl.col("total_requests") * (1 + (joining / ran).fill_nan(0))).max(),
-            saved_us=(fewer * (base_us + host)).sum(),
+            saved_us=(fewer * (most_base_us(model) + host)).sum(),
         )
         .row(0)
     )
     if tail and waited and offered_load(timeline).pace == "at_once":
         sooner = steps_saved(timeline, waited, widest)[1] - waited
-        saved_us += sooner * (of_decodes_us + host)
+        saved_us += sooner * (max(model.most_base_us, model.most_decode_base_us) + host)
     saved_us += int(working["recomputed_tokens"].sum() or 0) * model.per_prefill_token_us
     return saved_us / (timeline.busy_us - saved_us) if saved_us < timeline.busy_us else None
+
+
+def most_base_us(model: StepTime) -> pl.Expr:
+    """Return the most of a step's time that may not depend on its work, by whether it prefills."""
+    of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
+    return pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)
 
 
 LEAST_KNOWN_FRAC = 0.9

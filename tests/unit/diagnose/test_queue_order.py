@@ -1,7 +1,7 @@
 import pytest
 
 from schedtrace.diagnose.rules import RULES
-from schedtrace.diagnose.rules.queue_order import held_up_requests
+from schedtrace.diagnose.rules.queue_order import held_up_requests, priority_inversions
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
 from schedtrace.model.trace_facts import CacheGroup
@@ -232,3 +232,24 @@ def test_a_wait_that_never_ends_lasts_to_the_last_output(found, rows, recorded_w
     assert rows(*lines) == [(0, "L", "a", 10, 1, 11_000)]
     assert (finding.evidence.head, finding.evidence.head_tokens) == ("L", 200)
     recorded_words(finding.example)
+
+
+@pytest.mark.parametrize(
+    ("priority", "policy", "named", "rows"),
+    [
+        (4, "priority", [], [(0, "a", 4, "r", 5)]),
+        (5, "priority", [], []),
+        (4, "fcfs", [], []),
+        (4, "priority", [NOT_READY], []),
+    ],
+    ids=["more urgent", "as urgent", "no priorities", "not ready"],
+)
+def test_a_less_urgent_request_is_admitted_before_a_more_urgent_one(view_of, priority, policy, named, rows):
+    """Step 0 admits r, of priority 5, and leaves a in the queue."""
+    came = [arrival("a", -20, priority=priority), arrival("r", -10, priority=5)]
+    lines = [
+        step(0, got={"r": 1}, new="r", waiting=1, arrived=came, exits=named),
+        step(1, got={"r": 1, "a": 1}, new="a"),
+    ]
+    inversions = priority_inversions(view_of(*lines, scheduler_config={"policy": policy}))
+    assert inversions.drop("trial").rows() == rows
