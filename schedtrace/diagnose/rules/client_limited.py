@@ -32,7 +32,7 @@ FEW = (
     "{client_words}; [{several:!}the engine[ has {seats:n seat} and] {works}]"
     "[{several:?}the engines have {seats:n seat}]"
     "[; of the batches of the {engines:n} ranks in lock-step, {dummy_frac:%} hold no request]"
-    "[; on average {in_flight:n1} of the pipeline's {depth:n} batches are in flight]."
+    "[; on average {batches_in_flight:n1} of the pipeline's {pipeline_batches:n} batches are in flight]."
 )
 FULL = (
     "The device is the limit: {client_words}; the engine {works}, and more requests at once would raise "
@@ -193,16 +193,6 @@ def _waits_for_clients(load: OfferedLoad, seats: int | None) -> bool:
     return load.pace == "clock" and not load.grows and load.working_frac <= IDLE_FRAC
 
 
-def _in_flight(timeline: Timeline) -> tuple[float | None, int | None]:
-    """Return the mean and the most batches in flight of a pipeline that lacks batches; None without one."""
-    depth, batches = timeline.header.batches_in_flight, executed_batches(timeline)["in_flight"]
-    mean = batches.mean()
-    is_pipeline = (timeline.header.pipeline_parallel_size or 1) > 1
-    if not is_pipeline or depth is None or not isinstance(mean, float):
-        return None, None
-    return (mean, depth) if mean < MOST_IN_FLIGHT * depth else (None, None)
-
-
 def _most_gain(timeline: Timeline, load: OfferedLoad) -> float | None:
     """Return the most throughput that fuller steps gain, if the engine always works and the gain is small.
 
@@ -242,6 +232,35 @@ def _larger_chunks(timeline: Timeline) -> list[Advice]:
     ]
 
 
+def _evidence(
+    load: OfferedLoad, engines: int, timeline: Timeline | None, dummy_frac: float | None
+) -> ClientPace:
+    clients = load.clients if load.clients is not None and load.clients.pattern != "retries" else None
+    in_flight, depth = None, None
+    if timeline is not None and (timeline.header.pipeline_parallel_size or 1) > 1:
+        mean, depth = executed_batches(timeline)["in_flight"].mean(), timeline.header.batches_in_flight
+        if depth is None or not isinstance(mean, float) or mean >= MOST_IN_FLIGHT * depth:
+            depth = None
+        else:
+            in_flight = mean
+    return ClientPace(
+        pattern=NONE if load.clients is None else load.clients.pattern,
+        clients=None if clients is None else clients.clients,
+        think_ms=load.think_ms,
+        requests_per_s=load.requests_per_s,
+        tokens_per_s=load.tokens_per_s,
+        working_frac=load.working_frac,
+        rounds=load.rounds.rounds if load.rounds else None,
+        empty_frac=load.rounds.empty_frac if load.rounds else None,
+        at_fullest_frac=load.at_fullest_frac if load.rounds else None,
+        engines=engines,
+        batches_in_flight=in_flight,
+        pipeline_batches=depth,
+        dummy_frac=dummy_frac,
+        most_gain_frac=None if timeline is None or load.rounds else _most_gain(timeline, load),
+    )
+
+
 def _finding(
     load: OfferedLoad,
     seats: int,
@@ -259,37 +278,20 @@ def _finding(
         timeline: Timeline of the engine, if it is one.
         dummy_frac: Share of the ranks' batches without a request, if fewer requests than ranks are open.
     """
-    in_flight, depth = (None, None) if timeline is None else _in_flight(timeline)
-    most_gain = None if timeline is None or load.rounds else _most_gain(timeline, load)
-    clients = load.clients if load.clients is not None and load.clients.pattern != "retries" else None
-    pattern = NONE if clients is None else clients.pattern
-    evidence = ClientPace(
-        pattern=NONE if load.clients is None else load.clients.pattern,
-        clients=None if clients is None else clients.clients,
-        think_ms=load.think_ms,
-        requests_per_s=load.requests_per_s,
-        tokens_per_s=load.tokens_per_s,
-        working_frac=load.working_frac,
-        rounds=load.rounds.rounds if load.rounds else None,
-        empty_frac=load.rounds.empty_frac if load.rounds else None,
-        at_fullest_frac=load.at_fullest_frac if load.rounds else None,
-        engines=engines,
-        batches_in_flight=in_flight,
-        pipeline_batches=depth,
-        dummy_frac=dummy_frac,
-        most_gain_frac=most_gain,
-    )
-    is_full = most_gain is not None and pattern != NONE
+    evidence = _evidence(load, engines, timeline, dummy_frac)
+    clients = evidence.clients
+    pattern = NONE if clients is None else evidence.pattern
+    is_full = evidence.most_gain_frac is not None and pattern != NONE
     slower_frac = None  # part of the run that steps as full as the fullest would save
     if load.rounds is not None and load.at_fullest_frac is not None:
         slower_frac = max(0.0, load.working_frac - load.at_fullest_frac)
     leaves_places = load.rounds is not None and load.rounds.empty_frac >= EMPTY_FROM_FRAC
     remedy = LARGER_ROUNDS if load.rounds is not None and not leaves_places else ADVICE[pattern]
-    lacks_batches = depth is not None and clients is not None and clients.clients < depth
+    lacks_batches = clients is not None and clients < (evidence.pipeline_batches or 0)
     advice = ELSEWHERE if is_full else FILL_PIPELINE if lacks_batches else remedy
     if dummy_frac is not None:
         advice = FILL_RANKS
-    places = seats if clients is None else min(seats or clients.clients, clients.clients)
+    places = seats if clients is None else min(seats or clients, clients)
     engine = "this engine" if engines == 1 else f"these {engines} engines"
     return finding_of(
         evidence,
@@ -300,10 +302,8 @@ def _finding(
             "places": places,
             "seats": seats or None,
             "work": prefill_work(timeline) if timeline is not None and is_full else NOTHING,
-            "few_seats": clients is not None and 0 < seats < clients.clients,
+            "few_seats": clients is not None and 0 < seats < clients,
             "several": engines > 1,
-            "in_flight": in_flight,
-            "depth": depth,
         },
         title="The device is full" if is_full else TITLES.get(pattern, "The client sends too little"),
         verdict=FULL
