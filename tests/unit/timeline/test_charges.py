@@ -12,6 +12,7 @@ from schedtrace.model.trace import Exit, HeadRefusal, Preemption, ScheduledReque
 from schedtrace.model.trace_facts import KvLoad
 from schedtrace.timeline.charges import ABORTED_WORK, FEWEST_STEPS
 from schedtrace.timeline.pieces import NEXT_STEP
+from schedtrace.timeline.queue_waits import need_of
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import StepTime
 from tests.makers import arrival, finish, step
@@ -160,6 +161,15 @@ def test_only_the_steps_with_the_long_prompt_are_charged_to_it(view_of):
     assert dict(charges.select("charge", "time_us").iter_rows()) == {"long_prompt": 100, "token_budget": 100}
 
 
+@pytest.mark.parametrize(("tokens", "counts"), [(0, False), (10, False), (40, True)])
+def test_a_refusal_of_more_blocks_than_are_counted_leaves_the_need_unknown(tokens, counts, view_of):
+    """Three blocks of 16 are refused: 10 tokens need one, 40 need three."""
+    refused = Exit("waiting", "break", Cause.KV_BLOCKS, request_id="b", blocks_needed=3)
+    arrivals = [arrival("b", 0, prompt_tokens=tokens)]
+    view = view_of(step(0, waiting=1, ended=refused, arrived=arrivals), step(1, waiting=1, ended=refused))
+    assert (need_of(view, view.refused_heads) is not None) is counts
+
+
 def refusing(steps, *, holders=(("a", 30), ("b", 20)), got="b", **fields):
     """So many steps refuse ``head``, whose first also gives ``got`` a token."""
     refusal = HeadRefusal("head", [5], 1, [name for name, _ in holders], [[blocks for _, blocks in holders]])
@@ -179,14 +189,18 @@ def refusing(steps, *, holders=(("a", 30), ("b", 20)), got="b", **fields):
     return [before, *lines]
 
 
-def rows(view):
-    return view.charge_tables.idle_holders.select(
-        "first_step", "last_step", "request_id", "blocks", "held", "kind"
-    ).rows()
+@pytest.fixture
+def idle(view_of):
+    """``idle(*lines)``: the idle holders."""
+    return lambda *lines: view_of(*lines).charge_tables.idle_holders
 
 
-def test_who_got_nothing_and_keeps_half_of_the_blocks_holds_them_idly(view_of):
-    found = rows(view_of(*refusing(FEWEST_STEPS)))
+def rows(holders):
+    return holders.select("first_step", "last_step", "request_id", "blocks", "held", "kind").rows()
+
+
+def test_who_got_nothing_and_keeps_half_of_the_blocks_holds_them_idly(idle):
+    found = rows(idle(*refusing(FEWEST_STEPS)))
     assert found == [(1, FEWEST_STEPS, "a", 30, 50, "request")]
 
 
@@ -200,29 +214,26 @@ def test_who_got_nothing_and_keeps_half_of_the_blocks_holds_them_idly(view_of):
     ],
     ids=["too few steps", "less than half", "others hold more", "all got tokens"],
 )
-def test_otherwise_the_cache_is_in_use(view_of, lines):
-    assert rows(view_of(*lines)) == []
+def test_otherwise_the_cache_is_in_use(idle, lines):
+    assert rows(idle(*lines)) == []
 
 
-def test_nobody_ran(view_of):
-    assert view_of(*refusing(FEWEST_STEPS, got="")).charge_tables.idle_holders["alone"].to_list() == [
-        True,
-        True,
-    ]
-    assert view_of(*refusing(FEWEST_STEPS)).charge_tables.idle_holders["alone"].to_list() == [False]
+def test_nobody_ran(idle):
+    assert idle(*refusing(FEWEST_STEPS, got=""))["alone"].to_list() == [True, True]
+    assert idle(*refusing(FEWEST_STEPS))["alone"].to_list() == [False]
 
 
-def test_a_session_is_silent_while_its_client_has_not_sent_more(view_of):
+def test_a_session_is_silent_while_its_client_has_not_sent_more(idle):
     lines = refusing(FEWEST_STEPS)
     lines[3].arrived = [arrival("a", None, 25_000, streaming_update=True)]
-    found = view_of(*lines).charge_tables.idle_holders
+    found = idle(*lines)
     assert found.select("kind", "silent").rows() == [("session", False)]
     lines[2].exits.insert(0, Exit("waiting", "continue", Cause.STREAMING_INPUT_PENDING, "a"))
-    assert view_of(*lines).charge_tables.idle_holders["silent"].to_list() == [True]
+    assert idle(*lines)["silent"].to_list() == [True]
 
 
 @pytest.mark.parametrize(("ended_us", "kind"), [(None, "aborted"), (8_500, "finished")])
-def test_a_request_that_was_aborted_during_its_load_holds_its_blocks(view_of, ended_us, kind):
+def test_a_request_that_was_aborted_during_its_load_holds_its_blocks(idle, ended_us, kind):
     """c and d were aborted during loads; d is none of the largest holders. Step 1 begins at 10 ms."""
     lines = refusing(FEWEST_STEPS, holders=(("c", 30), ("b", 20)), other_holders=1, other_held=[10])
     lines[1].refusals[0].finished_holders = ["c"]
@@ -235,15 +246,15 @@ def test_a_request_that_was_aborted_during_its_load_holds_its_blocks(view_of, en
     of_d = [(1, FEWEST_STEPS, "d", 10, 60, "aborted")] if ended_us is None else []
     held = 60 if ended_us is None else 50
     expected = [(1, FEWEST_STEPS, "c", 30, held, kind), *of_d]
-    assert rows(view_of(*lines)) == expected
+    assert rows(idle(*lines)) == expected
 
 
-def test_a_finished_request_holds_only_what_nobody_fetched(view_of):
+def test_a_finished_request_holds_only_what_nobody_fetched(idle):
     lines = refusing(FEWEST_STEPS)
     lines[1].finished = [finish("a", finished_us=9000)]
-    assert rows(view_of(*lines)) == []
+    assert rows(idle(*lines)) == []
     lines[1].refusals[0].finished_holders = ["a"]
-    assert rows(view_of(*lines)) == [(1, FEWEST_STEPS, "a", 30, 50, "finished")]
+    assert rows(idle(*lines)) == [(1, FEWEST_STEPS, "a", 30, 50, "finished")]
 
 
 def chunks(number, **got):

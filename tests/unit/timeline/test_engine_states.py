@@ -35,6 +35,7 @@ def test_one_step_after_the_other(view_of):
         "100 schedule 110 device 150 update 155 host_gap "
         "170 schedule 180 device 220 update 225 idle 300 schedule 310"
     )
+    assert view.busy_us == 310 - 100 - (300 - 225)
 
 
 def test_host_work_behind_the_device_is_the_devices_time(view_of):

@@ -131,6 +131,7 @@ def test_an_end_that_is_seen_late_shortens_the_next_batch(view_of):
     assert timeline.events.is_empty()
     alone = view_of(*asynchronous(batches({31: 3000, 41: 3000}, dict.fromkeys(range(20, 60), 5_000))))
     assert kinds(alone.events) == [("scattered", "device", 20)]
+    assert alone.host_spans.is_empty()
 
 
 def test_the_end_of_a_decode_that_is_seen_late_belongs_to_the_prefill_after_it(view_of):
@@ -241,6 +242,7 @@ def test_a_pause_of_all(view_of):
     [event] = timeline.events.to_dicts()
     assert (event["kind"], event["step"], event["detail"]) == ("paused", 21, "PAUSED_ALL")
     assert (event["begin_us"], event["end_us"]) == (20_500, 50_000)
+    assert timeline.host_spans.rows() == [(20_980, 50_000)]
     assert cost_us(timeline.request_states, timeline.engine_states, timeline.events) == 50_000 - 20_980
 
 
