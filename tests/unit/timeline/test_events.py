@@ -6,7 +6,8 @@ import polars as pl
 import pytest
 
 from schedtrace.model.causes import INTERRUPTIONS
-from schedtrace.model.trace_facts import Control
+from schedtrace.model.trace import Notice
+from schedtrace.model.trace_facts import Control, Stalled
 from schedtrace.timeline.events import EPISODE, KINDS, PERIODIC, SCATTERED, _split, cost_us, standstills
 from tests.makers import arrival, finish, step
 
@@ -244,6 +245,15 @@ def test_a_pause_of_all(view_of):
     assert (event["begin_us"], event["end_us"]) == (20_500, 50_000)
     assert timeline.host_spans.rows() == [(20_980, 50_000)]
     assert cost_us(timeline.request_states, timeline.engine_states, timeline.events) == 50_000 - 20_980
+
+
+@pytest.mark.parametrize(("kind", "blocked"), [("engine", [(20_000, 50_000)]), ("worker", [])])
+def test_a_stall_keeps_the_engines_thread_unless_it_is_the_workers(view_of, kind, blocked):
+    stall = Stalled(kind=kind, since_us=20_000, until_us=50_000, sentence="it stood still")
+    told = Notice(at_us=60_000, message=stall.sentence, stalled=stall)
+    timeline = view_of(*steady(later={20: 30_000}), told)
+    assert timeline.events["kind"].to_list() == ["stalled"]
+    assert timeline.host_spans.rows() == blocked
 
 
 def test_a_short_trace_tells_of_a_pause(view_of):
