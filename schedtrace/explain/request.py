@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import polars as pl
 
 from schedtrace.errors import UsageError
-from schedtrace.explain.step import MISSES, ending, fact_entries, preempted_for
+from schedtrace.explain.step import MISSES, Row, ending, fact_entries, preempted_for
 from schedtrace.model.causes import interruption
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, joined
 from schedtrace.model.printable import capped, hashed, kept_prefix, visible
@@ -29,7 +28,6 @@ from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
-Row = dict[str, Any]
 _TIMES = ("arrived_us", "queued_us", "scheduled_us", "first_token_us", "last_token_us", "finished_us")
 """Fields of a finish that are times."""
 

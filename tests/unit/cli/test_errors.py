@@ -101,7 +101,6 @@ READING = [
     ("export vllm.log --to jsonl", USAGE, "expands traces of schedtrace, and this is a vLLM's log"),
     ("diff a.yaml b.yaml", USAGE, "these are configurations, not runs: add --run to run and compare them"),
     ("diff small large", INPUT, "nothing in common to compare"),
-    ("diff good good --max-num-seqs 4", USAGE, "unknown option --max-num-seqs; engine options go with --run"),
 ]
 SWEEPING = [
     ("random", USAGE, "nothing to vary: give --vary NAME=V1,V2"),
@@ -128,7 +127,6 @@ RUNNING = [
     ("run --config empty.yaml", USAGE, "empty.yaml: expected a mapping of options"),
     ("run --config bad.yaml", USAGE, "--config bad.yaml: not YAML"),
     ("run --config latin.yaml", USAGE, "--config latin.yaml: not YAML"),
-    ("run --config typed.yaml", USAGE, "trials"),
     ("run --config inf.yaml", USAGE, "request-rate"),
     ("run --config zero.yaml", USAGE, "input-len"),
     ("run --config seed.yaml", USAGE, "seed"),
