@@ -5,6 +5,7 @@ import json
 import polars as pl
 import pytest
 
+from schedtrace.errors import InputError
 from schedtrace.model.printable import hashed
 from tests import makers
 from tests.unit.fleet.conftest import engine_lines
@@ -94,3 +95,17 @@ def test_errors_are_one_line(cli, logs, monkeypatch, arguments, code, says):
     assert (got, out) == (code, "")
     assert err.startswith("schedtrace: ")
     assert says in err
+
+
+def test_tasks_of_a_cluster_get_absolute_paths_and_addresses_unchanged(cli, monkeypatch, tmp_path):
+    asked = []
+
+    def find_fleet(paths):
+        asked.extend(paths)
+        msg = "none"
+        raise InputError(msg)
+
+    monkeypatch.setattr("schedtrace.fleet.inputs.find_fleet", find_fleet)
+    monkeypatch.chdir(tmp_path)
+    assert cli("fleet", "logs", "s3://bucket", "--on", "ray")[0] == 3
+    assert asked == [str(tmp_path / "logs"), "s3://bucket"]
