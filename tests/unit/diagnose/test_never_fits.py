@@ -75,6 +75,14 @@ def test_a_prompt_counted_too_long_is_found_while_others_run(found):
     assert found(CODE, *lines, cache_groups=[DENSE]) == []
 
 
+def test_the_wait_for_the_next_step_is_no_wait_behind_it(found):
+    """c comes between two steps, and the next one takes it."""
+    lines = refusals(10)
+    lines[5] = refused(5, got={"c": 100}, new="c", arrived=[arrival("c", 45_000)])
+    [finding] = found(CODE, *lines, cache_groups=[DENSE])
+    assert finding.evidence.delayed_requests == 2
+
+
 def test_one_that_runs_later_fitted_after_all(found):
     assert found(CODE, *refusals(20), step(20, got={"w": 100}, new="w")) == []
 

@@ -193,6 +193,16 @@ def test_as_many_requests_of_other_lengths_are_uneven_in_tokens(report_of, recor
     recorded_words(found.verdict)
 
 
+def test_lengths_on_other_ranks_are_means_over_their_requests(report_of):
+    """Eight decode on each rank after prompts of a token; ranks 1 and 2 have 8 prompts of 5 and 2 of 50."""
+    tokens = [(500, 10), (5, 10), (50, 40)]
+    passes = [[(8, size if step % every == 5 else 0) for size, every in tokens] for step in range(80)]
+    [found] = [one for one in flat(report_of(passes).findings) if one.code == "rank-imbalance"]
+    said = found.holder.arguments
+    assert [rank.mean_prompt_tokens for rank in found.evidence.ranks] == [250.5, 3, 10.8]
+    assert said["prompts"].value == (8 + 8 * 5 + 8 + 2 * 50) / 26
+
+
 @pytest.mark.parametrize("extra_us", [0, 4000])
 def test_a_long_context_on_one_rank_makes_common_steps_longer(
     report_of, lengthened, recorded_words, extra_us

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from schedtrace.diagnose.rules.scheduler_overhead import hidden_us
-from tests.makers import step
+from tests.makers import arrival, step
 
 CODE = "scheduler-overhead"
 
@@ -79,6 +79,24 @@ def test_the_workers_own_clock_counts_where_the_trace_has_it(found):
         line.execute_after_us, line.execute_us = 200, 700
     [finding] = found(CODE, *lines)
     assert finding.evidence.gap_ms == 4 * 0.4
+
+
+@pytest.mark.parametrize(("in_schedule", "calls"), [(False, 39), (True, 38)])
+def test_the_time_of_an_interruption_is_no_part_of_a_gap(found, in_schedule, calls):
+    """The engine stands still for a second, before or in the 21st of 40 calls; each gap takes 500 us.
+
+    All of a call that hangs is the interruption's, also the 30 us that other calls take.
+    """
+    lines = one_after_the_other(500, count=40)
+    lines[0].arrived = [arrival("a", 0, 0)]
+    for line in lines[20:]:
+        line.start_us, line.output_us = line.start_us + 10**6, line.output_us + 10**6
+    if in_schedule:
+        lines[20].start_us, lines[20].schedule_us = lines[20].start_us - 10**6, 10**6 + 30
+    [finding] = found(CODE, *lines)
+    gap_us = 39 * 470 + calls * 30
+    assert finding.evidence.gap_ms == gap_us / 1e3
+    assert shares(finding) == (calls * 30 / gap_us, 39 * 20 / gap_us)
 
 
 def test_host_work_behind_the_device_is_no_part_of_a_gap(found):
