@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.errors import InputError
-from schedtrace.model.trace import End, Events, Output, Preemption, ScheduledRequest
+from schedtrace.model.trace import End, Events, Notice, Output, Preemption, ScheduledRequest
 from schedtrace.read import growing as growing_module
 from schedtrace.read.follow import Following, require_header
 from schedtrace.read.growing import LostError
@@ -73,9 +73,11 @@ def test_the_states_of_a_window_are_those_of_the_whole_trace(growing):
 
 
 def test_what_came_long_before_is_skimmed(growing):
+    growing.append(Notice(at_us=0, message="told early"))
     growing.grow(60)
     follower = followed(growing, keep_us=1_000_000)
     (chunk,) = follower.read()
+    assert follower.notices == ["told early"]
     assert chunk.steps["step"].to_list() == list(range(40, 60))  # a full line is every tenth
     assert [(live.entry.request_id, live.waits_since_us) for live in follower.lives] == [
         ("a", None),

@@ -298,6 +298,17 @@ def test_a_file_of_a_folder_that_is_refused_is_skipped_with_the_reason(tmp_path)
     )
 
 
+def test_a_record_is_found_as_such_whether_it_or_its_folder_is_named(tmp_path):
+    path = tmp_path / "metrics.txt"
+    path.write_bytes((FILES / "16-metrics.txt").read_bytes())
+    for named in (path, tmp_path):
+        found = look_for_runs([named])
+        assert (found.runs, {file: reader.name for file, reader in found.records.items()}) == (
+            [],
+            {path: "vLLM's metrics"},
+        )
+
+
 def test_a_text_that_quotes_a_few_lines_says_so(file):
     prose = "We saw this in production,\nafter an upgrade of the driver:\n\n"
     [trace] = read_record(file("a.md", prose + ITERATION.format(5) + "What is wrong?\n"))
