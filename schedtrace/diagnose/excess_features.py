@@ -24,7 +24,7 @@ from schedtrace.diagnose.excess_work import (
     sampled_rows,
     typical_error,
 )
-from schedtrace.model.cuda_graphs import graph_sizes, graph_use
+from schedtrace.step_times.batch import graph_sizes, graph_use
 from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.timeline import Timeline, context_tokens
 

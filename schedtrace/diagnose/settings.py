@@ -14,7 +14,6 @@ import polars as pl
 from schedtrace.diagnose.batches_in_flight import executed_batches
 from schedtrace.diagnose.kv_cache import cache_use
 from schedtrace.model.causes import Cap
-from schedtrace.model.cuda_graphs import graph_sizes
 from schedtrace.model.manifest import OFFLINE_CONTEXT, Configured
 from schedtrace.model.message import NOTHING, Code, Message, given, joined
 from schedtrace.model.report import EffectiveSetting, Finding, Origin
@@ -22,6 +21,7 @@ from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
+from schedtrace.step_times.batch import graph_sizes
 from schedtrace.timeline.timeline import Timeline, made_once
 
 Value = Callable[[Header], Any]

@@ -1,8 +1,11 @@
-"""Batch of a step, with everything that a model of step times may use, and the protocol of such models."""
+"""Batch of a step, the CUDA graph in which it runs, and the protocol of models of step times."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from schedtrace.model.trace import Header
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,27 @@ class Batch:
     def batch_tokens(self) -> int:
         """Scheduled tokens of all requests."""
         return self.prefill_tokens + self.decode_tokens
+
+
+def graph_sizes(header: Header) -> list[int]:
+    """Return the sizes of an engine's CUDA graphs, in order; empty if there are none, or not recorded."""
+    sizes = header.settings.get("compilation_config.cudagraph_capture_sizes")
+    if header.settings.get("compilation_config.cudagraph_mode") in {None, "NONE"} or not isinstance(
+        sizes, list
+    ):
+        return []
+    return sorted(size for size in sizes if isinstance(size, int))
+
+
+def graph_use(tokens: int | None, sizes: Sequence[int]) -> tuple[int | None, int | None]:
+    """Return the tokens that pad a batch to the next captured size, and 1 if it is beyond the largest size.
+
+    Both are None if the batch's tokens are not known.
+    """
+    if tokens is None:
+        return None, None
+    place = bisect_left(sizes, tokens)
+    return (sizes[place] - tokens, 0) if place < len(sizes) else (0, int(bool(sizes)))
 
 
 class StepTimes(Protocol):

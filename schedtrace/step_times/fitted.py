@@ -16,9 +16,8 @@ import polars as pl
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model import safe_files
-from schedtrace.model.cuda_graphs import graph_sizes, graph_use
 from schedtrace.read.lines import reading
-from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.batch import Batch, graph_sizes, graph_use
 from schedtrace.step_times.fitting import (
     COMPUTE,
     DEVICE,

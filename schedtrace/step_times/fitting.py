@@ -13,9 +13,9 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
-from schedtrace.model.cuda_graphs import graph_sizes, graph_use
 from schedtrace.model.trace import Header
 from schedtrace.read.trace import Trace
+from schedtrace.step_times.batch import graph_sizes, graph_use
 from schedtrace.step_times.cost_sums import (
     FEWEST_OF_A_SUM,
     Larger,

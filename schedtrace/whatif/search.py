@@ -17,8 +17,8 @@ from schedtrace.diagnose.rules.allowed_settings import why_no_async_scheduling
 from schedtrace.diagnose.rules.prefill_stall import prefill_interval
 from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model.causes import Cause
-from schedtrace.model.cuda_graphs import graph_sizes
 from schedtrace.model.what_if import Configuration, Figure
+from schedtrace.step_times.batch import graph_sizes
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import BLOCKS

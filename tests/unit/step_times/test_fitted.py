@@ -9,11 +9,10 @@ import polars as pl
 import pytest
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.model.cuda_graphs import graph_sizes, graph_use
 from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import RankSync
 from schedtrace.step_times import fitted as fitted_module
-from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.batch import Batch, graph_sizes, graph_use
 from schedtrace.step_times.cost_sums import Larger, Linear, fit_larger, fit_linear
 from schedtrace.step_times.fitted import Counted, Fitted, Leaned, RecordedTimes, fit, load_fit
 from schedtrace.step_times.fitting import (
