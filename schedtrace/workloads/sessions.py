@@ -157,7 +157,7 @@ class Sessions:
             session.prompt = new + before + (session.answer if before and not self.has_answers else 0)
             session.answer = self.output_len or output
             delay_us = 0.0 if is_first else (turn.delay or 0.0) * us
-            earliest_us = 0.0 if is_first else session.at_us + delay_us
+            earliest_us = session.at_us + delay_us
             session.at_us = earliest_us if turn.timestamp is None else max(turn.timestamp * us, earliest_us)
             if not math.isfinite(session.at_us):
                 raise unreadable_row(path, number, "timestamp or delay is too large")

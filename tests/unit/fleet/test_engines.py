@@ -165,6 +165,8 @@ def test_hostile_folder_names_are_names(tmp_path, read_here, engine_at):
 
 @pytest.mark.parametrize("protocol", ["memory", "file"])
 def test_addresses_of_fsspec_give_the_same_report_as_paths(three, read_here, protocol):
+    trace = three / "host=1/engine-0/engine-0.jsonl"
+    trace.write_bytes(trace.read_bytes()[:-300])  # its problems name the file
     root = f"memory:///{three.parent.name}/fleet" if protocol == "memory" else f"file://{three}"
     if protocol == "memory":
         fsspec.filesystem("memory").put(str(three), f"/{three.parent.name}/", recursive=True)

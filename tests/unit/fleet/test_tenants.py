@@ -280,7 +280,10 @@ def engines():
             gpus=1,
             length_us=hour,
             tenants=[tenant("0", hour, requests=2)],
-            tenant_waits=[SummaryTenantWait(waiter="5", holder="0", us=4)],
+            tenant_waits=[
+                SummaryTenantWait(waiter="0", holder="5", us=9),
+                SummaryTenantWait(waiter="5", holder="0", us=4),
+            ],
         ),
     }
 
@@ -290,7 +293,10 @@ def test_a_fleet_s_cost_by_tenant_and_of_idle_devices_is_that_of_its_gpu_hours(e
     costs = {each.tenant: each.cost for each in tenants.tenants}
     assert costs == {"0": pytest.approx(2.0 * (0.5 * 4 + 1)), "5": pytest.approx(2.0 * 0.25 * 4)}
     assert tenants.idle_cost + sum(costs.values()) == pytest.approx(2.0 * (4 + 1))
-    assert [(wait.waiter, wait.holder, wait.us) for wait in tenants.waits] == [("5", "0", 11)]
+    assert [(wait.waiter, wait.holder, wait.us) for wait in tenants.waits] == [
+        ("5", "0", 11),
+        ("0", "5", 9),
+    ]
     assert (tenants.by_model, tenants.tenants[0].requests) == (1, 5)
     assert sum(each.device_frac for each in tenants.tenants) == pytest.approx(1.0)
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedtrace.model.manifest import Configured
+from schedtrace.model.message import NOTHING
 from schedtrace.model.printable import HIDDEN
 from schedtrace.model.report import Advice, Gain
 from schedtrace.model.say import say
@@ -67,6 +68,13 @@ def test_an_estimate_that_was_replayed_ranks_no_finding():
     search = a_search("max_num_seqs", tried=tried)
     found = attach_advice([seats, kv], [advised("num_gpu_blocks_override", 0.4)], search)
     assert [(one.code, one.gain and one.gain.saved_frac) for one in found] == [("kv", 0.4), ("seats", None)]
+
+
+def test_a_symptom_that_names_a_setting_does_not_get_the_advice():
+    symptom = a_finding("seats", 0.1, "--max-num-seqs")
+    symptom.title = NOTHING
+    found = attach_advice([symptom], [advised("max_num_seqs", 0.4)], a_search())
+    assert [(one.code, len(one.advice)) for one in found] == [("better-setting", 1), ("seats", 1)]
 
 
 def test_what_no_finding_names_has_one_of_its_own():

@@ -118,6 +118,22 @@ def test_clients_whose_requests_share_steps_are_a_loop():
     assert clients_of(sent, gone).pattern in ("loop", "sessions")
 
 
+def test_sessions_have_a_number_and_a_mean_think_time():
+    """Six users think 20 ms on average, at random, and wait about as long for each answer."""
+    draw, sent, gone, thinks = random.Random(9), [], [], []  # noqa: S311  # repeatable
+    for _ in range(6):
+        us = 0.0
+        while us < 2_000_000:
+            thinks.append(draw.expovariate(1 / 20_000))
+            us += thinks[-1]
+            sent.append(us)
+            us += draw.uniform(15_000, 25_000)
+            gone.append(us)
+    clients = clients_of(sent, gone)
+    assert (clients.pattern, clients.clients) == ("sessions", 6)
+    assert clients.think_us == (pytest.approx(sum(thinks) / len(thinks), rel=0.05),)
+
+
 def test_three_rounds_show_no_pattern():
     assert clients_of(*rounds(8, 10.0, 24)) is None
 

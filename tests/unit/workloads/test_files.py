@@ -190,6 +190,8 @@ def test_rows_out_of_order_are_sorted(file):
     load = open_workload(path)
     assert [(one.arrived_us, one.prompt_tokens) for one in load] == [(0.0, 1), (1e6, 2), (2e6, 3)]
     assert said(load) == ["Rows were not in order of time, and were sorted.", NO_PREFIX]
+    drawn = open_workload(path, rate=1.0)
+    assert ([one.prompt_tokens for one in drawn], said(drawn)) == ([2, 3, 1], [NO_PREFIX])
 
 
 def test_more_than_fit_are_not_sorted(file, monkeypatch):

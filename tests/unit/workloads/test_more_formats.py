@@ -329,6 +329,12 @@ def test_messages_of_a_session_are_whole_prompts(file):
     assert turns(load) == [("r0", 0.0, None, 0.0, 4), ("r1", 4_503_332.0, "r0", 4_503_332.0, 10)]
 
 
+@pytest.mark.parametrize(("timestamp", "arrives_us"), [(200, 500e3), (900, 900e3)])
+def test_a_later_turn_comes_at_its_time_but_not_before_its_delay(file, timestamp, arrives_us):
+    load = open_workload(file(session("a", (100, 10, None, None, 0), (30, 5, None, 500, timestamp))))
+    assert [request.arrived_us for request in load] == [0.0, arrives_us]
+
+
 def test_rows_without_sessions_and_times_are_lengths(file):
     load = open_workload(
         file([{"input_length": 9, "output_length": 3}, {"text_input": "a b", "output_length": 1}])
