@@ -100,10 +100,6 @@ MINUTES = {
     "since": " since the last {operation} and falls back after it",
 }
 """Words after ``a minute`` for each feature in seconds."""
-SIDES = {
-    "idle": ("after more than {cut:us} without work", "after less than {cut:us} without work"),
-}
-"""Clauses for steps above and below a cut of a feature in seconds."""
 
 
 def steps_subject(excess: "PartExcess", effect: "Effect") -> Message:
@@ -156,8 +152,9 @@ def term_clause(excess: "PartExcess", term: "Term") -> Message:
             )
         case _ if kind in FLAGS:
             words = say(FLAGS[kind][not term.above])
-        case _ if kind in SIDES:
-            words = say(SIDES[kind][not term.above], cut=term.cut * 1e6)
+        case "idle":
+            side = "more" if term.above else "less"
+            words = say("after {side} than {cut:us} without work", side=side, cut=term.cut * 1e6)
         case _ if at < 1 or kind in ("request", "trait", "lora"):
             words = say("with{out} {what}", out="" if term.above else "out", what=term_nouns(term))
         case _:

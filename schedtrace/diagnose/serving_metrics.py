@@ -33,7 +33,6 @@ from schedtrace.timeline.timeline import Timeline, made_once
 FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
 """Names in ``RequestStatus`` of requests that finished with the requested output."""
 _DONE = pl.col("status").is_in(FINISHED).fill_null(value=False)
-_DECODE_US = pl.col("last_token_us") - pl.col("first_token_us")
 ENDS = ("arrived_us", "first_token_us", "last_token_us", "output_tokens")
 """Columns of ``Finish`` from which latencies are computed."""
 
@@ -46,11 +45,11 @@ def with_latencies(requests: pl.DataFrame) -> pl.DataFrame:
     * ``tpot_us``: time per output token after the first, and
     * ``e2e_us``: from the arrival to the last token, both only if ``done``.
     """
-    tokens = pl.col("output_tokens")
+    tokens, decode_us = pl.col("output_tokens"), pl.col("last_token_us") - pl.col("first_token_us")
     return requests.with_columns(
         done=_DONE,
         ttft_us=pl.col("first_token_us") - pl.col("arrived_us"),
-        tpot_us=pl.when(_DONE & (tokens > 1)).then(_DECODE_US / (tokens - 1)),
+        tpot_us=pl.when(_DONE & (tokens > 1)).then(decode_us / (tokens - 1)),
         e2e_us=pl.when(_DONE).then(pl.col("last_token_us") - pl.col("arrived_us")),
     )
 

@@ -241,18 +241,21 @@ SIZES = [100, 200, 300, 400] * 10
 
 
 @pytest.mark.parametrize(
-    ("step_us", "low", "high"),
+    ("step_us", "host_us", "low", "high"),
     [
-        (lambda _: 4000, 1.0, 1.0),
-        (lambda tokens: 3000 + 10 * tokens, 3 / 7, 3 / 7),
-        (lambda tokens: 10 * tokens, 0.0, 0.0),
+        (lambda _: 4000, 0, 1.0, 1.0),
+        (lambda tokens: 3000 + 10 * tokens, 0, 3 / 7, 3 / 7),
+        (lambda tokens: 10 * tokens, 0, 0.0, 0.0),
+        (lambda tokens: 10 * tokens, 1000, 0.0, 0.2),  # the host's time counts as fixed at most
         # A step of up to 100 tokens hides them behind reading the weights; none of the larger ones does.
-        (lambda tokens: 10 * max(tokens, 100), 0.0, 0.0),
+        (lambda tokens: 10 * max(tokens, 100), 0, 0.0, 0.0),
     ],
 )
-def test_the_fixed_share_is_that_of_steps_of_similar_size(step_us, low, high):
-    share = fixed_share(*prefill_steps(step_us, [*[1, 2, 4, 50] * 20, *SIZES]))
-    assert share[:2] == pytest.approx((low, high), abs=0.02)
+def test_the_fixed_share_is_that_of_steps_of_similar_size(step_us, host_us, low, high):
+    steps = prefill_steps(step_us, [*[1, 2, 4, 50] * 20, *SIZES], host_us=host_us)
+    share = fixed_share(*steps)
+    assert share[:2] == pytest.approx((low, high), abs=1e-3)
+    assert share.step_us == step_us(400) + host_us
 
 
 def test_steps_nearest_in_size_contradict_a_fixed_share_that_all_similar_steps_suggest():
@@ -270,11 +273,6 @@ def test_steps_of_one_size_show_no_share():
 
 def test_too_few_similar_steps_show_no_share():
     assert fixed_share(*prefill_steps(lambda _: 4000, [*[1] * 100, *[400] * 19])) is None
-
-
-def test_the_hosts_time_counts_as_fixed_at_most():
-    share = fixed_share(*prefill_steps(lambda tokens: 10 * tokens, SIZES, host_us=1000))
-    assert share == pytest.approx((0, 0.2, 5000), abs=1e-3)
 
 
 @pytest.mark.parametrize(

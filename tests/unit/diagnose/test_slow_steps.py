@@ -23,24 +23,27 @@ GRAPHS = {
 }
 
 
-def decodes(sizes, slow=lambda *_: 1, noise=0.05):
-    """One decode step of every size, with requests a, b, ...: 1,000 us and 100 us a request, plus noise."""
-    names = "abcdefghijkl"
-    came = [arrival(name, 0) for name in names]
-    lines = []
+def decodes(sizes, slow=lambda *_: 1, noise=0.05, *, base_us=1000, every_us=20_000, names="abcdefghijkl"):
+    """One decode step of every size, with requests a, b, ...: 1,000 us and 100 us a request, plus noise.
+
+    Without ``every_us``, each step comes right after the one before.
+    """
+    lines, at = [], 0
     for number, size in enumerate(sizes):
         jitter = 1 + noise * ((number * 7 % 11) / 5 - 1)
+        took = round((base_us + 100 * size) * jitter * slow(size, number))
         lines.append(
             step(
                 number,
-                start=20_000 * number,
+                start=at,
                 took=0,
-                back=round((1000 + 100 * size) * jitter * slow(size, number)),
+                back=took,
                 got=dict.fromkeys(names[:size], 1),
                 decode_tokens=size,
-                arrived=came if number == 0 else [],
+                arrived=[arrival(name, 0) for name in names] if number == 0 else [],
             )
         )
+        at += every_us or took + 20
     return lines
 
 
@@ -383,7 +386,7 @@ def test_what_nothing_explains(view_of):
         decodes(SIZES, lambda _, number: 10 if number % 13 == 0 else 1),
         present(factor=1.3),
         decodes(SIZES[:30], lambda size, _: 5 if size > 4 else 1),
-        [finish("a")] and decodes([4] * 160, lambda _, number: 3 if number % 2 else 1),
+        decodes([4] * 160, lambda _, number: 3 if number % 2 else 1),
     ],
     ids=["none", "noise", "proportional", "now and then", "little", "few", "nothing shared"],
 )
@@ -477,25 +480,9 @@ def slowed_decodes(steps, factor, sizes=8):
 
     Their batches have so many sizes, up to 8. ``factor(number)`` is how many times as long a step takes.
     """
-    names = "abcdefgh"
-    lines, at = [], 0
-    for number in range(steps):
-        size = 9 - sizes + number % sizes
-        noise = 1 + 0.02 * ((number * 7 % 11) / 5 - 1)
-        took = round((4000 + 100 * size) * noise * factor(number))
-        lines.append(
-            step(
-                number,
-                start=at,
-                took=0,
-                back=took,
-                got=dict.fromkeys(names[:size], 1),
-                decode_tokens=size,
-                arrived=[arrival(name, 0) for name in names] if number == 0 else [],
-            )
-        )
-        at += took + 20
-    return lines
+    batches = [9 - sizes + number % sizes for number in range(steps)]
+    about = {"noise": 0.02, "base_us": 4000, "every_us": None, "names": "abcdefgh"}
+    return decodes(batches, lambda _, number: factor(number), **about)
 
 
 def in_phases(factor, phases=PHASES):
