@@ -24,6 +24,7 @@ from schedtrace.model.live import (
 from schedtrace.model.printable import hashed
 from schedtrace.record.live import attachment, control_answers, queue_copy
 from schedtrace.record.live.class_swap import RefusedError
+from schedtrace.record.live.stall_causes import StallCause
 from schedtrace.record.metrics.counting_recorder import CountingRecorder
 from schedtrace.record.traced import RECORDERS
 from schedtrace.simulate import Driver
@@ -106,6 +107,25 @@ def test_of_an_engine_that_nobody_records_the_causes_come_from_a_glance(engine, 
     monkeypatch.setattr(attachment.time, "sleep", lambda _s: engine.driver.step())
     assert waiting(engine) == [("r1", "max_num_seqs")]
     assert not hasattr(engine.driver.scheduler, "_schedtrace_recorder")
+
+
+def test_without_a_glance_nothing_is_recorded_and_no_cause_known(engine, monkeypatch):
+    glances = []
+    monkeypatch.setattr(attachment.time, "sleep", glances.append)
+    queue = engine.answer(AskQueue(glance=False)).queue
+    assert [(entry.request_id, entry.refused_for) for entry in queue.waiting] == [("r1", None)]
+    assert glances == []
+
+
+@pytest.mark.parametrize("ask", [AskAttach(run_dir="/run"), AskMeasure(address="on")])
+def test_an_engine_that_is_held_up_is_not_attached_to(engine, ask):
+    stall = StallCause("worker", "the worker does not answer")
+    engine._watchdog = SimpleNamespace(stall=stall, stalled_s=12.3)
+    with pytest.raises(RefusedError) as refused:
+        engine.answer(ask)
+    assert str(refused.value) == (
+        "it was not attached to: no step has made progress for 12 s: the worker does not answer"
+    )
 
 
 def test_a_snapshot_of_an_engine_without_a_ring_is_refused_with_what_can_be_done(engine, tmp_path):

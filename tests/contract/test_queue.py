@@ -8,7 +8,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.model.trace import Exit
 from schedtrace.record.live.between_steps import NotReachedError
-from schedtrace.record.live.queue_copy import queue_now
+from schedtrace.record.live.queue_copy import copy_queues, queue_now
 from schedtrace.record.written_ids import WrittenIds
 from schedtrace.simulate import Driver
 from tests.contract.loads import FAMILIES, SHORT_STEPS, make_script, play
@@ -92,6 +92,14 @@ def test_the_cause_of_a_wait_is_the_skip_that_names_it_else_the_end_of_the_loop(
     causes = {one.request_id: one.refused_for for one in (*queue.running, *queue.waiting)}
     assert causes == {"r0": None, "r1": "async_stop_reserved", "r2": "max_num_seqs", "r3": "max_loras"}
     assert (queue.seats, queue.policy, queue.pause, queue.between_steps) == (2, "fcfs", None, True)
+
+
+def test_who_has_output_and_waits_was_preempted_although_vllm_does_not_count_it(crowded):
+    """As before vLLM 0.11.2."""
+    copied = copy_queues(crowded.scheduler, in_flight=False)
+    copied = copied._replace(output_tokens=[3] * 4, num_preemptions=[None] * 4)
+    states = [request.state for request in copied.ordered_requests()]
+    assert states == ["running", "running", "preempted", "preempted"]
 
 
 def test_an_empty_queue_is_no_reason(crowded):

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
+from loguru import logger
 from prometheus_client.parser import text_string_to_metric_families
 
 from schedtrace.model.causes import CAUSES
@@ -114,16 +115,17 @@ def test_time_of_dropped_steps_is_in_no_total():
 def test_preemptions_by_reason():
     tally = Tally()
     tally.begin_with(
-        0, [(n, Present(request_id=n, state="running", arrived_us=0, prompt_tokens=5)) for n in "abc"]
+        0, [(n, Present(request_id=n, state="running", arrived_us=0, prompt_tokens=5)) for n in "abcd"]
     )
     lost = [
         Preemption(request_id="a", lost_tokens=3, for_request_id="b"),
         Preemption(request_id="b", lost_tokens=3, for_request_id="b"),
         Preemption(request_id="c", lost_tokens=3, in_schedule=False),
+        Preemption(request_id="d", lost_tokens=3, for_request_id="b"),
     ]
-    tally.note_step(step(0, 10, waiting=3, preempted=lost), admitted=[])
-    assert tally.preemptions == {"kv_blocks": 1, "itself": 1, "cache_reset": 1}
-    assert tally.queue_causes == {"other": 3}
+    tally.note_step(step(0, 10, waiting=4, preempted=lost), admitted=[])
+    assert tally.preemptions == {"kv_blocks": 2, "itself": 1, "cache_reset": 1}
+    assert tally.queue_causes == {"other": 4}
 
 
 @pytest.mark.parametrize(
@@ -319,6 +321,20 @@ def test_the_leading_cause_is_that_of_the_last_minute():
     later = {"kv_blocks": 30.0, "next_step": 50.0, "max_num_seqs": 90.0}
     assert leading.gauge_values(80.0, later) == {"max_num_seqs": 1.0}
     assert leading.gauge_values(200.0, later) == {}
+
+
+def test_the_log_says_a_new_leading_cause_with_its_reason_in_words():
+    said = []
+    sink = logger.add(lambda message: said.append(message.record["message"]), level="INFO")
+    leading = LeadingCause()
+    for at_s, waited_s in ((0.0, 0.0), (10.0, 30.0), (20.0, 60.0)):
+        leading.gauge_values(at_s, {"max_num_seqs": waited_s, "next_step": waited_s / 3})
+    logger.remove(sink)
+    [line] = said
+    assert line == (
+        "schedtrace: in the last 10 s, 75 % of waiting time (30.0 of 40.0 s) was for max_num_seqs: "
+        "as many requests ran as max_num_seqs allows"
+    )
 
 
 class Assembler:

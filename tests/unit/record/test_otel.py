@@ -14,6 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from schedtrace.model.trace import Arrival, Finish
 from schedtrace.record.metrics import families, serving
 from schedtrace.record.metrics.families import Exemplar, Series
+from schedtrace.record.otel import spans
 from schedtrace.record.otel.export import (
     MISSING,
     Choice,
@@ -24,7 +25,7 @@ from schedtrace.record.otel.export import (
     otlp_exporter,
     protocol,
 )
-from schedtrace.record.otel.histories import Histories, History
+from schedtrace.record.otel.histories import Histories, History, RequestState
 from schedtrace.record.settings import Rules
 from schedtrace.record.switches import NotUnderstoodError
 
@@ -123,6 +124,25 @@ def test_an_endpoint_of_grpc_has_no_tls_unless_a_variable_decides(endpoint, vari
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", variable)
     otlp_exporter("TRACES")
     assert made == [{"insecure": insecure}]
+
+
+def test_a_request_with_many_states_has_spans_of_the_longest_ones(monkeypatch):
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    monkeypatch.setattr(spans, "MOST_STATES", 2)
+    made, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(made))
+    times = [(0, 5), (5, 6), (6, 8), (8, 20)]
+    states = [RequestState(begin, end, "decode", None, begin, None) for begin, end in times]
+    request = spans.SampledRequest(history(), states, "rate", 0)
+    spans.make_spans(provider.get_tracer("test"), request, ("m", "0"))
+    *parts, root = made.get_finished_spans()
+    assert [(span.start_time, span.end_time) for span in parts] == [(0, 5000), (8000, 20_000)]
+    assert (root.start_time, root.end_time) == (0, 20_000)
+    assert root.attributes["schedtrace.states_left_out"] == 2
 
 
 def test_units_are_those_that_the_names_state():

@@ -1,6 +1,6 @@
 """What the recorder notes of a scheduler's calls, with a scheduler of plain values and a clock by hand."""
 
-from collections import deque
+from collections import UserList, deque
 from enum import Enum
 from itertools import count
 from types import SimpleNamespace
@@ -208,6 +208,13 @@ def test_steps_that_only_count_are_numbered_from_0_steady_ones_too(counting, sch
         (SteadyStep, 2),
         (StepCounts, 3),
     ]
+
+
+def test_a_queue_that_takes_the_place_of_another_is_counted(counting, scheduler, writer):
+    scheduler.requests |= {name: request(name) for name in "bc"}
+    scheduler.waiting = UserList("bc")  # which nobody can read
+    called(counting, scheduler, output())
+    assert writer.captures[0].num_waiting_after == 2
 
 
 def test_the_same_events_of_a_steady_step_are_not_kept_again(recorder, scheduler, writer):

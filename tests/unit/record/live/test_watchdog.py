@@ -152,6 +152,12 @@ def test_a_worker_that_does_not_answer_is_said_once_and_its_end(watched):
     assert seen.watchdog.stalled_s is None
 
 
+def test_a_preemption_of_long_ago_is_no_progress(watched):
+    seen = watched(Engine([request("a", 10, preemptions=1)]))
+    seen.for_s(5, lambda: works(seen.engine))
+    assert [second for second, _, _ in seen.for_s(12)] == [10]
+
+
 def test_the_stacks_of_one_kind_are_not_repeated_soon(watched):
     seen = watched(Engine([request("a", 10)]))
     first = seen.for_s(12)
@@ -610,6 +616,23 @@ def test_places_by_the_names_of_functions(functions, at):
     found = frame_place(innermost("/x/site-packages/other.py", *functions))
     assert (found.at, found.connector) == (at, False)
     assert found.within == f"other.py:{2 * len(functions)} {functions[-1]}"
+
+
+def test_a_scheduler_that_waits_in_pythons_own_code_is_the_place():
+    over = threading.Event()
+
+    def schedule():
+        over.wait()
+
+    thread = threading.Thread(target=schedule)
+    thread.start()
+    while not sys._current_frames()[thread.ident].f_code.co_filename.endswith("/threading.py") or not (
+        place := thread_place(thread.ident)
+    ).within.endswith(" schedule"):
+        pass
+    over.set()
+    thread.join()
+    assert (place.at, place.within.partition(":")[0]) == ("schedule", "test_watchdog.py")
 
 
 def test_places_by_files(monkeypatch):
