@@ -624,12 +624,11 @@ def test_a_scheduler_that_waits_in_pythons_own_code_is_the_place():
     def schedule():
         over.wait()
 
-    thread = threading.Thread(target=schedule)
+    thread = threading.Thread(target=schedule, daemon=True)
     thread.start()
-    while not sys._current_frames()[thread.ident].f_code.co_filename.endswith("/threading.py") or not (
-        place := thread_place(thread.ident)
-    ).within.endswith(" schedule"):
+    while not over._cond._waiters:
         pass
+    place = thread_place(thread.ident)
     over.set()
     thread.join()
     assert (place.at, place.within.partition(":")[0]) == ("schedule", "test_watchdog.py")
