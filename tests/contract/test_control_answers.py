@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import time
+from types import SimpleNamespace
 from urllib.error import URLError
 from urllib.request import urlopen
 
