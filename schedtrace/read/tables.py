@@ -239,7 +239,7 @@ def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
     ) -> Iterator[pl.DataFrame]:
         left = n_rows
-        # consecutive groups of steps with about ``ROWS_AT_ONCE`` rows each
+        # Windows are consecutive groups of steps with about ``ROWS_AT_ONCE`` rows each.
         at = pl.col("total_requests").fill_null(1).clip(1, ROWS_AT_ONCE).cum_sum() // ROWS_AT_ONCE
         windows = steps.group_by(at.alias("at"), maintain_order=True).agg(
             pl.col("step").first(), pl.col("step").last().alias("last")

@@ -267,7 +267,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     step_rows = merge_outputs(step_rows, other_lines[Output])
     listed = present_in(other_lines[Events], keep="all")
     if not step_rows.is_empty() and not listed.is_empty():
-        # without those from a head after which no step follows
+        # Leave out the requests in a head after which no step follows.
         late = [at_us for first, at_us in lines.begun_anew if first > step_rows["step"][-1]]
         listed = listed.filter(~pl.col("at_us").is_in(late))
     is_begun = is_in_parts(lines.path) and not lines.left_out
@@ -277,6 +277,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         told_us = gaps["told_us"].drop_nulls()
         there_after = listed.filter(pl.col("at_us").is_in(pl.lit(told_us).implode()))
     notices = [*header.notices, *about_the_recorder(other_lines[Notice])]
+    # Headers that follow lost lines repeat the notices so far, and may add some.
     later = dict.fromkeys(notice for header_read in other_lines[Header] for notice in header_read.notices)
     parsed = Parsed(
         header=header,
