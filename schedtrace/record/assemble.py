@@ -51,18 +51,6 @@ _LARGEST = 10**18 - 1
 """
 
 
-class TraceProgress:
-    """Progress of a trace: trial, next step and time."""
-
-    def __init__(self) -> None:
-        self.trial: int | None = None
-        """Trial of the latest arrival."""
-        self.next_step = 0
-        """Number of the step after the latest step."""
-        self.latest_us = 0
-        """End of the latest call, or time of the latest other event, in microseconds."""
-
-
 class LatestExits:
     """Exits and caps of the latest step; the lists are reused while the events do not change.
 
@@ -141,7 +129,12 @@ class Assembler:
         """Facts of the latest step other than its decisions, as fields of a line."""
         self._deltas = Deltas()
         self._after_dropped = False
-        self.progress = TraceProgress()
+        self.trial: int | None = None
+        """Trial of the latest arrival."""
+        self.next_step = 0
+        """Number of the step after the latest step."""
+        self.latest_us = 0
+        """End of the latest call, or time of the latest other event, in microseconds."""
         self.tally: Tally | None = None
         """Totals to which each line is added; None if metrics are off."""
         self.histories: Histories | None = None
@@ -164,13 +157,13 @@ class Assembler:
         if capture.state is not self._state:
             self._state = capture.state
             self._state_fields = dict(zip(FIELDS, capture.state, strict=True))
-        self.progress.next_step, self.progress.latest_us = capture.step + 1, self._us(capture.end_ns)
+        self.next_step, self.latest_us = capture.step + 1, self._us(capture.end_ns)
         waits = self._lives.waiting  # vLLM may count other requests
         waiting_tokens = self._lives.waiting_tokens if len(waits) == capture.num_waiting_after else None
         number = len(capture.ids)
         step = Step(
             step=capture.step,
-            trial=self.progress.trial,
+            trial=self.trial,
             start_us=start_us,
             schedule_us=(capture.end_ns - capture.start_ns) // 1000,
             token_budget=capture.token_budget,
@@ -231,7 +224,7 @@ class Assembler:
         self.tally = tally
         if tally is not None:
             there = list(self._present_now())
-            tally.begin_with(self.progress.latest_us, there, scheduled=frozenset(self._rows.ids))
+            tally.begin_with(self.latest_us, there, scheduled=frozenset(self._rows.ids))
 
     def follow_with(self, histories: Histories | None) -> None:
         """Add all further lines to these histories, which start with requests that arrive from now on."""
@@ -300,7 +293,7 @@ class Assembler:
         """Return the line that replaces dropped steps; the next step is written in full."""
         self._deltas = Deltas()
         self._after_dropped = True
-        self.progress.next_step, self.progress.latest_us = dropped.last_step + 1, self._us(dropped.end_ns)
+        self.next_step, self.latest_us = dropped.last_step + 1, self._us(dropped.end_ns)
         side_events = dropped.side_events
         self._arrive(side_events.arrived)
         for request_id, computed, start_ns in dropped.started:
@@ -311,7 +304,7 @@ class Assembler:
         self.write_ids(side_events.arrived, side_events.finished)
         line = Events(
             at_us=self._us(dropped.end_ns),
-            trial=self.progress.trial,
+            trial=self.trial,
             arrived=list(side_events.arrived),
             finished=list(side_events.finished),
             **self.pass_fields(side_events),
@@ -342,7 +335,7 @@ class Assembler:
         at_us = self._us(present_requests.queues.at_ns)
         if self.tally is not None:
             self.tally.begin_with(at_us, zip(raw_ids, entries, strict=True))
-        return Events(at_us=at_us, trial=self.progress.trial, present=entries)
+        return Events(at_us=at_us, trial=self.trial, present=entries)
 
     def begin_anew(self) -> tuple[int, int, list[Present]]:
         """Have the next step written in full, because a new file or new totals begin.
@@ -353,7 +346,7 @@ class Assembler:
         """
         self._deltas = Deltas()
         present = [entry for _, entry in self._present_now()]
-        return self.progress.next_step, self.progress.latest_us, present
+        return self.next_step, self.latest_us, present
 
     def _present_now(self) -> Iterator[tuple[str, Present]]:
         """Yield vLLM's id and the trace's entry for each request present."""
@@ -390,8 +383,8 @@ class Assembler:
     def events_line(self, side_events: SideEvents, at_us: int) -> Events:
         """Return the line of events that do not belong to a step."""
         fields = self.side_fields(side_events)
-        self.progress.latest_us = at_us
-        line = Events(at_us=at_us, trial=self.progress.trial, **fields)
+        self.latest_us = at_us
+        line = Events(at_us=at_us, trial=self.trial, **fields)
         self.write_ids(line.arrived, line.finished)
         if self.tally is not None:
             self.tally.note_events(line)
@@ -414,7 +407,7 @@ class Assembler:
             arrival.prefix_hashes = self._prefixes.hashes(arrival.request_id)
             self._lives.note_arrival(arrival)
             if self._trial_ids and (match := _TRIAL.match(str(arrival.request_id))):
-                self.progress.trial = int(match[1])
+                self.trial = int(match[1])
 
     def _leave(self, finished: Sequence[Finish]) -> None:
         for finish in finished:
@@ -424,7 +417,11 @@ class Assembler:
         for preemption, num_tokens in preempted:
             life = self._lives.life_by_id(preemption.request_id)
             life.lost_tokens = max(life.lost_tokens, preemption.lost_tokens)
-            life.note_preemption(preemption.num_preemptions)
+            life.computed_tokens = 0
+            if preemption.num_preemptions is not None:
+                life.num_preemptions = preemption.num_preemptions
+            elif life.num_preemptions is not None:
+                life.num_preemptions += 1
             self._lives.note_waiting(preemption.request_id, num_tokens)
 
     def pass_fields(self, side_events: SideEvents) -> dict[str, Any]:

@@ -149,23 +149,17 @@ def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) 
     running = scheduler.running
     if len(running) == len(scheduled):  # everything scheduled is in running, so nobody was left out
         return []
-    if budget_left <= 0:
-        left_out = next(r.request_id for r in running if r.request_id not in scheduled)
-        return [Exit("running", "condition", Cause.TOKEN_BUDGET, left_out, 0)]
-    return [
-        Exit("running", "continue", _why_skipped(request), request.request_id, budget_left)
-        for request in running
-        if request.request_id not in scheduled
-    ]
-
-
-def _why_skipped(request: Any) -> Cause:
-    """Return the reason for a skip: the request's last token is in flight, or it is unknown."""
-    placeholders = getattr(request, "num_output_placeholders", 0)
-    last = request.num_prompt_tokens + request.max_tokens
-    if placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last:
-        return Cause.OUTPUT_IN_FLIGHT
-    return Cause.OTHER
+    left_out = [request for request in running if request.request_id not in scheduled]
+    if left_out and budget_left <= 0:
+        return [Exit("running", "condition", Cause.TOKEN_BUDGET, left_out[0].request_id, 0)]
+    exits = []
+    for request in left_out:
+        placeholders = getattr(request, "num_output_placeholders", 0)
+        last = request.num_prompt_tokens + request.max_tokens
+        is_last_in_flight = placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last
+        cause = Cause.OUTPUT_IN_FLIGHT if is_last_in_flight else Cause.OTHER
+        exits.append(Exit("running", "continue", cause, request.request_id, budget_left))
+    return exits
 
 
 class Departures:

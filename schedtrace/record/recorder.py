@@ -155,15 +155,6 @@ class Recorder:
         except Exception as error:
             self._facts_failed(error)
 
-    def _arrival_facts(self, request: Any, *, update: bool) -> dict[str, Any]:
-        try:
-            if not update:
-                self.writer.prefixes.keep_prompt(request)
-            return self.facts.arrival_fields(request)
-        except Exception as error:
-            self._facts_failed(error)
-            return {}
-
     def _facts_failed(self, error: Exception) -> None:
         """Report once that a fact other than a decision could not be read; decisions are still recorded."""
         self._warn_once("facts beside the decisions may be missing", error)
@@ -226,6 +217,13 @@ class Recorder:
             lora = getattr(request, "lora_request", None)
             update = request.request_id in scheduler.requests
             now_us = self.writer.clock.since_anchor(self.clock())
+            facts: dict[str, Any] = {}
+            try:
+                if not update:
+                    self.writer.prefixes.keep_prompt(request)
+                facts = self.facts.arrival_fields(request)
+            except Exception as error:
+                self._facts_failed(error)
             arrival = Arrival(
                 request_id=request.request_id,
                 arrived_us=self.writer.clock.from_wall_clock(request.arrival_time, now_us),
@@ -235,7 +233,7 @@ class Recorder:
                 priority=request.priority,
                 lora=None if lora is None else lora.lora_name,
                 streaming_update=update,
-                **self._arrival_facts(request, update=update),
+                **facts,
             )
             self.writer.measuring.keep_trace_context(request)
             self.writer.arrived.append(arrival)

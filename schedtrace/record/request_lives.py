@@ -53,14 +53,6 @@ class RequestLife:
         """Number of tokens generated so far, except in dropped steps."""
         return self.tokens_before + (0 if self.last_tokens is None else self.last_tokens.steps)
 
-    def note_preemption(self, times: int | None) -> None:
-        """Record the loss of the request's KV blocks; ``times`` is vLLM's count of preemptions, if known."""
-        self.computed_tokens = 0
-        if times is not None:
-            self.num_preemptions = times
-        elif self.num_preemptions is not None:
-            self.num_preemptions += 1
-
 
 class RequestLives:
     """Histories of all requests that have arrived and not left, including those that were already present.

@@ -107,9 +107,12 @@ class PlainFile:
 
         Writing continues in a file that was moved.
         """
-        ours, there = os.fstat(self._file), _status(self.path)
+        ours, there = os.fstat(self._file), None
+        with contextlib.suppress(OSError):  # there is no file at the path, or it may not be read
+            there = self.path.lstat()
         removed = ours.st_nlink < self._links
-        if there is not None and not os.path.samestat(ours, there) and _is_empty(there):
+        is_empty = there is not None and stat.S_ISREG(there.st_mode) and not there.st_size
+        if there is not None and is_empty and not os.path.samestat(ours, there):
             self._open()
             return "replaced"
         if removed and there is None and self.path.parent.is_dir():
@@ -209,18 +212,6 @@ def append(file: int, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.ftruncate(file, start)
         raise
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """Return the status of the file at the path; None if there is no file, or it may not be read."""
-    try:
-        return path.lstat()
-    except OSError:
-        return None
-
-
-def _is_empty(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and not status.st_size
 
 
 FRAME_S = 0.8

@@ -216,7 +216,7 @@ class Writer:
     def stops(self, why: str) -> None:
         """Record that recording stops by itself; only the first reason counts."""
         if self._stopped is None:
-            self._stopped = why, time.monotonic_ns(), self._assembler.progress.next_step
+            self._stopped = why, time.monotonic_ns(), self._assembler.next_step
 
     @property
     def incomplete_reason(self) -> str | None:
@@ -366,14 +366,14 @@ class Writer:
             self._notices_so_far = [*self._notices_so_far[1 - MOST_REPEATED :], message]
         self._header = msgspec.structs.replace(self._header, first_step=first)
         header = msgspec.structs.replace(self._header, notices=[*self._header.notices, *self._notices_so_far])
-        self._write([header, Events(at_us=at_us, trial=self._assembler.progress.trial, present=present)])
+        self._write([header, Events(at_us=at_us, trial=self._assembler.trial, present=present)])
 
     def _end(self) -> End:
         """Return the end line of a trace, after all earlier notices."""
         self._write(self._new_notices())
         return End(
             at_us=self.clock.elapsed_us(),
-            steps=self._assembler.progress.next_step,
+            steps=self._assembler.next_step,
             dropped_steps=self._dropped,
         )
 

@@ -462,6 +462,7 @@ def to_lines(
         cause, detail = _cause(event, site, zeroed)
         if cause == guards.LOOP_DONE:
             continue
+        budget_left = remaining_budget if event.budget is None else event.budget
         alike = (event.site, cause, detail)
         counts[alike] += 1
         if counts[alike] > MOST_PER_SITE + 1:
@@ -474,14 +475,14 @@ def to_lines(
             and event.refusal is None
             and cause not in {Cause.OTHER, Cause.KV_BLOCKS}  # the event adds its request and budget only
         ):
-            exits[-1].also.append(AlsoSkipped(event.request_id, _budget_left(event, remaining_budget)))
+            exits[-1].also.append(AlsoSkipped(event.request_id, budget_left))
             continue
         latest[alike] = line = Exit(
             loop=site.loop,
             kind=site.kind,
             cause=cause,
             request_id=event.request_id if counts[alike] <= MOST_PER_SITE else None,
-            budget_left=_budget_left(event, remaining_budget),
+            budget_left=budget_left,
             detail=detail,
             guard=site.condition(event.part) if cause == Cause.OTHER else None,
             values=_values(event, site) if cause == Cause.OTHER else None,
@@ -492,10 +493,6 @@ def to_lines(
             line.blocks_needed, line.blocks_free = event.refusal.needed, event.refusal.free
         exits.append(line)
     return exits, caps
-
-
-def _budget_left(event: Event, remaining_budget: int) -> int:
-    return remaining_budget if event.budget is None else event.budget
 
 
 def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:

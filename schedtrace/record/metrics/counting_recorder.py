@@ -81,7 +81,7 @@ class StepCounter(Assembler):
 
     def step_line(self, capture: Capture, result: Result | None) -> dict[str, Any]:
         """Add a step to the totals; return an empty delta, because no line is written."""
-        self.progress.next_step, self.progress.latest_us = capture.step + 1, self._us(capture.end_ns)
+        self.next_step, self.latest_us = capture.step + 1, self._us(capture.end_ns)
         if isinstance(capture, StepCounts):
             step = self._latest = self._counted(capture)
             if self.tally is not None:

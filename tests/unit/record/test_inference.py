@@ -150,6 +150,10 @@ def test_nobody_is_left_out_where_as_many_run_as_were_scheduled():
     assert running_exits(request("r")) == []
 
 
+def test_nobody_is_left_out_if_a_scheduled_request_no_longer_runs():
+    assert running_exits(request("r"), budget=0, scheduled=("r", "s")) == []
+
+
 def test_without_budget_the_first_one_left_out_is_where_the_loop_ended():
     exits = running_exits(request("r"), request("s"), request("t"), budget=0)
     assert exits == [Exit("running", "condition", Cause.TOKEN_BUDGET, "s", 0)]
