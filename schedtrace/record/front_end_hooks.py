@@ -61,7 +61,11 @@ def _configure(original: Method, args: Any, *positional: object, **keywords: obj
                 at_unix_us=time.time_ns() // 1000,
                 usage_context=None if context is None else str(getattr(context, "value", context)),
                 given=hide_secrets(_given(args, before)),
-                derived=_derived(before, config),
+                derived={
+                    name: _shown(getattr(getattr(config, part, None), name, None))
+                    for name, part in DERIVED.items()
+                    if name in before and before[name] is None
+                },
                 context_defaults=_context_defaults(args),
             )
         )
@@ -85,15 +89,6 @@ def _given(args: Any, before: dict[str, Any]) -> dict[str, Any]:
         if field.name in before and before[field.name] != default:
             changed[field.name] = _shown(before[field.name])
     return changed
-
-
-def _derived(before: dict[str, Any], config: Any) -> dict[str, Any]:
-    """Return the values that vLLM chose for arguments that were None."""
-    return {
-        name: _shown(getattr(getattr(config, part, None), name, None))
-        for name, part in DERIVED.items()
-        if name in before and before[name] is None
-    }
 
 
 def _context_defaults(args: Any) -> dict[str, dict[str, int]]:

@@ -222,14 +222,16 @@ def _subclass(base: type, hooks: list[type], instrumented: Instrumented) -> type
     """Return the traced class; each marked copy of ``schedule()`` precedes its original in the MRO."""
     own = [] if any(base is marked.__base__ for marked in instrumented.classes) else [base]
 
-    def fill_namespace(namespace: dict[str, Any]) -> None:
-        namespace["__module__"] = __name__
-        namespace["__doc__"] = f"{base.__module__}.{base.__qualname__}, recorded by schedtrace."
-        namespace["_schedtrace_instrumented"] = instrumented
-        namespace[PLAIN] = base
-
+    members = {
+        "__module__": __name__,
+        "__doc__": f"{base.__module__}.{base.__qualname__}, recorded by schedtrace.",
+        "_schedtrace_instrumented": instrumented,
+        PLAIN: base,
+    }
     bases = (*hooks, *own, *instrumented.classes)
-    return types.new_class(f"Traced{base.__name__}", bases, exec_body=fill_namespace)
+    return types.new_class(
+        f"Traced{base.__name__}", bases, exec_body=lambda namespace: namespace.update(members)
+    )
 
 
 def traced_scheduler(*, vllm_config: Any, **kwargs: object) -> Any:

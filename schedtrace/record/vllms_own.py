@@ -42,6 +42,8 @@ def package_version(package: str) -> str | None:
 _BASES = frozenset({"abc", "builtins", "collections", "enum", "typing"})
 """Modules of Python from whose classes vLLM's classes derive."""
 _PACKAGES = frozenset({"vllm", "schedtrace"})
+_FUNCTION_OF = ("__func__", "fget", "fset", "func")
+"""Attributes of class methods, properties and cached properties that hold their functions."""
 
 
 def is_own(thing: Any) -> bool:
@@ -86,18 +88,15 @@ def _methods(kind: Any) -> tuple[str, ...]:
 
 
 def _is_own_owner(owner: type, homes: tuple[str, ...]) -> bool:
+    """Return whether no method of a class is a function from another file; generated ones have no file."""
     if owner.__module__ in _BASES:
         return True
+    members = vars(owner).values()
+    inner = (getattr(member, name, None) for member in members for name in _FUNCTION_OF)
+    parts = [part for part in (*members, *inner) if isinstance(part, FunctionType)]
     return owner.__module__.partition(".")[0] in _PACKAGES and all(
-        _is_own_member(member, homes) for member in vars(owner).values()
+        part.__code__.co_filename.startswith((*homes, "<")) for part in parts
     )
-
-
-def _is_own_member(member: Any, homes: tuple[str, ...]) -> bool:
-    """Return whether a member is not a function from another file; generated functions have no file."""
-    parts = (member, *(getattr(member, name, None) for name in ("__func__", "fget", "fset", "func")))
-    files = (part.__code__.co_filename for part in parts if isinstance(part, FunctionType))
-    return all(file.startswith((*homes, "<")) for file in files)
 
 
 @cache

@@ -5,9 +5,7 @@ to the output that goes to the engine anyway; nothing else is sent, and nothing 
 """
 
 import contextlib
-import functools
 import time
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,21 +90,18 @@ def _sample_tokens(original: Method, worker: Any, *args: object, **kwargs: objec
 
 
 def _note(output: Any, began_ns: int) -> None:
-    with contextlib.suppress(Exception):
-        if hasattr(output, "get_output"):  # ready later, on another thread
-            output.get_output = functools.partial(_resolved, output.get_output, began_ns)
-        else:
-            _put(output, began_ns)
-
-
-def _resolved(get_output: Callable[[], Any], began_ns: int) -> Any:
-    output = get_output()
-    with contextlib.suppress(Exception):
-        _put(output, began_ns)
-    return output
-
-
-def _put(output: Any, began_ns: int) -> None:
     """Attach the times to an output, unless it is vLLM's shared empty one or a stage only passes it on."""
-    if getattr(output, "req_ids", None):
-        setattr(output, EXECUTION, (machine(), began_ns, time.monotonic_ns()))
+    with contextlib.suppress(Exception):
+        if not hasattr(output, "get_output"):
+            if getattr(output, "req_ids", None):
+                setattr(output, EXECUTION, (machine(), began_ns, time.monotonic_ns()))
+            return
+        get_output = output.get_output
+
+        def resolved() -> Any:
+            """Return the output when it is ready, on another thread."""
+            ready = get_output()
+            _note(ready, began_ns)
+            return ready
+
+        output.get_output = resolved

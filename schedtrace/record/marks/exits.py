@@ -122,7 +122,7 @@ class Event(msgspec.Struct, gc=False):
     part: int = 0
     """Number of the condition's part that decided."""
     pause: Any = None
-    """vLLM's ``PauseState``."""
+    """vLLM's ``PauseState``; None before 0.17."""
     request_id: Any = None
     """Id of the request in question (str); None if there is none, or it is unknown."""
     status: Any = None
@@ -139,16 +139,6 @@ class Event(msgspec.Struct, gc=False):
     """Values of the operands of an unknown condition (see ``Site.operands``)."""
     held_back: bool = False
     """Whether balance scheduling keeps requests out of free seats (``queues.held_back``)."""
-
-    @property
-    def status_name(self) -> str | None:
-        """Name of the request's status; None if unknown."""
-        return getattr(self.status, "name", None)
-
-    @property
-    def pause_word(self) -> str:
-        """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL``."""
-        return getattr(self.pause, "name", "UNPAUSED")
 
 
 Noted = Event | tuple[int, Any, int, Any]
@@ -514,18 +504,17 @@ def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:
 def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> tuple[str, str | None]:
     """Return the cause and its detail; if a guard has several causes, the recorded values determine which."""
     cause = site.cause(event.part)
+    pause = getattr(event.pause, "name", "UNPAUSED")
     cause_and_detail: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
     match cause:
         case guards.NOT_ELIGIBLE:
             cause_and_detail = _NOT_ELIGIBLE[event.part]
         case guards.BLOCKED_STATUS:
-            cause_and_detail = (
-                WAITING_STATUS_CAUSES.get(event.status_name or "", Cause.OTHER),
-                event.status_name,
-            )
+            status = getattr(event.status, "name", None)
+            cause_and_detail = WAITING_STATUS_CAUSES.get(status or "", Cause.OTHER), status
         case guards.QUEUE_OR_INPUT_BUDGET | Cause.QUEUE_EMPTY:
-            if event.pause_word == "PAUSED_NEW" and (event.queued or event.request_id is not None):
-                cause_and_detail = Cause.PAUSED, event.pause_word  # somebody waits, in a closed queue
+            if pause == "PAUSED_NEW" and (event.queued or event.request_id is not None):
+                cause_and_detail = Cause.PAUSED, pause  # somebody waits, in a closed queue
             else:
                 cause_and_detail = Cause.OTHER if event.queued else Cause.QUEUE_EMPTY, None
         case guards.ZERO_TOKENS:
@@ -533,8 +522,8 @@ def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> t
             cause_and_detail = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
             if cap is not None and guards.is_registered(cap):
                 cause_and_detail = cap, None
-        case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause_word == "PAUSED_ALL" or cause == Cause.PAUSED:
-            cause_and_detail = Cause.PAUSED, event.pause_word  # that state sets the token budget to 0
+        case Cause.PAUSED | Cause.TOKEN_BUDGET if pause == "PAUSED_ALL" or cause == Cause.PAUSED:
+            cause_and_detail = Cause.PAUSED, pause  # that state sets the token budget to 0
         case Cause.MAX_NUM_SEQS if event.held_back:
             cause_and_detail = Cause.RANK_BALANCE, None  # the gate takes away the free seats
         case Cause.KV_BLOCKS:
