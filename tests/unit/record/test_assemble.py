@@ -319,6 +319,17 @@ def test_a_request_that_is_left_out_keeps_its_computed_tokens(assembler):
     ]
 
 
+@pytest.mark.parametrize(("vllms_count", "counts"), [(None, [1, 2]), (4, [4, 4])])
+def test_preemptions_are_counted_if_vllm_does_not_count_them(assembler, vllms_count, counts):
+    engine = assembler()
+    engine.step_line(capture(0, rows(new={"a": 9}), side_events=came(arrival("a", 9)), events=[]), None)
+    for step, count in enumerate(counts, start=1):
+        lost = Preemption("a", lost_tokens=9, num_preemptions=vllms_count)
+        engine.step_line(capture(step, rows(), preempted=[(lost, 10)], events=[]), None)
+        [entry] = engine.begin_anew()[2]
+        assert (entry.num_preemptions, entry.lost_tokens, entry.computed_tokens) == (count, 9, 0)
+
+
 def test_requests_that_dropped_steps_admitted_run_after_them(assembler):
     engine, tally = assembler(drafts=True), Tally()
     engine.count_with(tally)

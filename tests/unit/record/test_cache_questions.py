@@ -121,3 +121,10 @@ def test_why_a_lookup_found_nothing(tokens, skips, miss):
 )
 def test_what_can_be_evaluated_again_without_effect(expression, pure):
     assert syntax.is_pure(ast.parse(expression, mode="eval").body) is pure
+
+
+def test_a_preempted_request_that_is_new_to_the_workers_is_admitted_only_once():
+    preempted = SimpleNamespace(num_preemptions=1)
+    scheduler = SimpleNamespace(requests={"a": preempted}, kv_cache_manager=SimpleNamespace())
+    again = [SimpleNamespace(req_id=name, num_computed_tokens=0) for name in ("a", "gone")]
+    assert facts.admissions(scheduler, again) == []
