@@ -503,8 +503,8 @@ def _expected(steps: pl.DataFrame) -> pl.DataFrame | None:
 def _without_late_ends(steps: pl.DataFrame) -> pl.DataFrame:
     """Give the next step the time by which a worker that prepared its batch saw the end of a step late.
 
-    The next step then seems too short by the same time, and the step too long. The model also shows this for
-    steps whose late end no usual time shows (``timeline.with_execution_us``): prefills before prefills.
+    The next step then seems too short by the same time, and the step too long. It corrects what
+    ``timeline.with_execution_us``, which has no model, leaves.
     """
     short_us = (pl.col("expected_us") - pl.col("device_us")).clip(0).shift(-1).fill_null(0)
     long_us = (pl.col("device_us") - pl.col("expected_us")).clip(0)

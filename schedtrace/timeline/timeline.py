@@ -294,32 +294,8 @@ def make_timeline(
     left = (pl.col("loop") == "running") | (pl.col("num_waiting_after") > 0)
     refusal = left & ~pl.col("cause").is_in([str(cause) for cause in NOT_A_REFUSAL])
     exits = _with_step(trace, trace.exits(), "num_waiting_after").with_columns(refusal=refusal)
-    waiting = pl.col("num_waiting_after")  # it tells the cause of a waiting loop without a recorded one
-    nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
-    inferred = nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER)))
-    # With several steps in flight, a step can begin on the device when the output before it is back.
-    back_us = pl.col("output_us").shift(1).fill_null(0)
-    can_begin_us = pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), back_us)
-    of_budget = pl.col("token_budget") - pl.col(
-        "remaining_budget"
-    )  # else tokens by kind tell how many were scheduled
-    used = pl.coalesce(of_budget, pl.col("prefill_tokens") + pl.col("decode_tokens"))
-    measured_steps = (
-        without_warmup(_as_scheduled(steps, exits))
-        .with_columns(
-            end_us=pl.col("start_us") + pl.col("schedule_us"),
-            used_tokens=used,
-            use_frac=pl.when(pl.col("token_budget") > 0).then(used / pl.col("token_budget")),
-            busy_us=pl.col("output_us") - can_begin_us,
-            eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
-        )
-        .pipe(with_execution_us)
-        .join(context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
-        .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
-        .with_columns(
-            pl.col("waiting_cause").fill_null(inferred), pl.col("waiting_via").fill_null("inferred")
-        )
-    )
+    context = context_tokens(trace.stretches(), steps)
+    measured_steps = _with_figures(without_warmup(steps), exits, context)
     arrivals, finishes, present = map(without_warmup, (trace.arrivals, finishes, trace.present))
     stalls = _stalls(trace)
     gaps, numbers = trace.gaps.clear(), measured_steps["step"]
@@ -368,6 +344,40 @@ def make_timeline(
         front_end=front_end,
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,
+    )
+
+
+def _with_figures(steps: pl.DataFrame, exits: pl.DataFrame, context: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps with the columns of ``EngineFrames.steps`` that a trace does not record.
+
+    Args:
+        steps: Steps of the trace without the warm-up.
+        exits: Exits of all steps, with ``refusal``.
+        context: ``context_tokens`` of all steps.
+    """
+    # With several steps in flight, a step can begin on the device when the output before it is back.
+    back_us = pl.col("output_us").shift(1).fill_null(0)
+    can_begin_us = pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), back_us)
+    tokens_by_kind = pl.col("prefill_tokens") + pl.col("decode_tokens")  # where no budget is recorded
+    used = pl.coalesce(pl.col("token_budget") - pl.col("remaining_budget"), tokens_by_kind)
+    waiting = pl.col("num_waiting_after")  # it tells the cause of a waiting loop without a recorded one
+    nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
+    inferred = nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER)))
+    return (
+        _as_scheduled(steps, exits)
+        .with_columns(
+            end_us=pl.col("start_us") + pl.col("schedule_us"),
+            used_tokens=used,
+            use_frac=pl.when(pl.col("token_budget") > 0).then(used / pl.col("token_budget")),
+            busy_us=pl.col("output_us") - can_begin_us,
+            eligible_after=pl.max_horizontal(0, waiting - pl.col("num_not_ready_after")),
+        )
+        .pipe(with_execution_us)
+        .join(context, on="step", how="left", maintain_order="left")
+        .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
+        .with_columns(
+            pl.col("waiting_cause").fill_null(inferred), pl.col("waiting_via").fill_null("inferred")
+        )
     )
 
 
