@@ -85,7 +85,32 @@ class NoTrace:
         """Do nothing, because there is no file."""
 
 
-class PlainFile:
+class AppendedFile:
+    """File to which whole lines or frames are appended."""
+
+    _file = NO_FILE
+    _size = 0
+    """Size that the file must have at least, in bytes, unless other programs changed it."""
+
+    def append(self, frame: bytes) -> None:
+        """Write a whole frame; if a full disk cuts it off, truncate the file to its previous end.
+
+        Raises:
+            OSError: If the frame cannot be written.
+        """
+        data = memoryview(frame)
+        start = os.lseek(self._file, 0, os.SEEK_END)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, start)
+            raise
+        self._size += len(frame)
+
+
+class PlainFile(AppendedFile):
     """Trace in one file without bounds.
 
     Args:
@@ -99,8 +124,6 @@ class PlainFile:
     def __init__(self, run_dir: Path, rank: int) -> None:
         self.path, self._file = create_trace_file(run_dir, plain_name(rank))
         self._links = os.fstat(self._file).st_nlink
-        self._size = 0
-        """Size that the file must have at least, in bytes, unless other programs changed it."""
 
     def new_file_reason(self) -> Begins | None:
         """Return why the file must begin anew: it was truncated, removed, or replaced with an empty file.
@@ -134,8 +157,7 @@ class PlainFile:
 
     def write(self, lines: bytes) -> None:
         """Append lines to the file."""
-        append(self._file, lines)
-        self._size += len(lines)
+        self.append(lines)
 
     def close(self) -> None:
         """Close the file, to which everything has already been written."""
@@ -148,7 +170,7 @@ class PlainFile:
         self.path.unlink()
 
 
-class PartFiles:
+class PartFiles(AppendedFile):
     """Parts of a trace in a run folder; the folder may be moved while they are written.
 
     Args:
@@ -164,7 +186,6 @@ class PartFiles:
         first, self._file = create_trace_file(run_dir, part_name(rank, 0))
         self._folder = os.open(first.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.path = first.with_name(part_name(rank))
-        self._size = 0
 
     def begin(self, number: int) -> None:
         """Switch from the current part to the part with this number."""
@@ -172,11 +193,6 @@ class PartFiles:
         file = os.open(part_name(self._rank, number), flags, FILE_MODE, dir_fd=self._folder)
         os.close(self._file)
         self._file, self._size = file, 0
-
-    def append(self, frame: bytes) -> None:
-        """Write a whole frame or nothing."""
-        append(self._file, frame)
-        self._size += len(frame)
 
     def lost(self) -> Begins | None:
         """Return how the current part was lost: removed or truncated; None if it is intact."""
@@ -195,23 +211,6 @@ class PartFiles:
         files, self._file, self._folder = (self._file, self._folder), NO_FILE, NO_FILE
         for file in files:
             os.close(file)
-
-
-def append(file: int, content: bytes) -> None:
-    """Write a whole frame; if a full disk cuts it off, truncate the file to its previous end.
-
-    Raises:
-        OSError: If the frame cannot be written.
-    """
-    data = memoryview(content)
-    start = os.lseek(file, 0, os.SEEK_END)
-    try:
-        while data:
-            data = data[os.write(file, data) :]
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(file, start)
-        raise
 
 
 FRAME_S = 0.8

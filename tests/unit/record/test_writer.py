@@ -593,7 +593,7 @@ def open_files():
 
 
 @pytest.mark.parametrize("bounds", [None, Bounds()])
-@pytest.mark.parametrize("fails", ["writer.write_manifest_if_missing", "trace_files.append"])
+@pytest.mark.parametrize("fails", ["writer.write_manifest_if_missing", "trace_files.AppendedFile.append"])
 def test_a_trace_that_cannot_begin_leaves_no_file_open_and_none_in_the_folder(
     bounds, fails, writer_of, tmp_path, monkeypatch
 ):
@@ -617,7 +617,7 @@ def test_giving_up_closes_the_file_though_nothing_more_can_be_written(bounds, wr
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(trace_files, "append", full)
+        patch.setattr(trace_files.AppendedFile, "append", full)
         for _ in range(2):
             made._give_up(full)
     assert open_files() == before
