@@ -359,7 +359,7 @@ def _counts(steps: pl.DataFrame, rows: pl.DataFrame, column: str | None = None) 
 
 
 def _members(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> Iterator[Feature]:
-    """Yield the number of requests with each trait, adapter or name in each step."""
+    """Yield, for each trait, adapter and request id, the number of such requests in each step."""
     asked = timeline.known_requests
     has, ids = asked.select(**TRAITS, lora=pl.col("lora").is_not_null()), asked["request_id"]
     groups = [("trait", trait, ids.filter(has[trait])) for trait in TRAITS]

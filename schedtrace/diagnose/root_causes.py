@@ -123,7 +123,7 @@ def _distinct(findings: list[Finding]) -> list[Finding]:
 def _pooled_findings(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
     """Return the root causes and remaining symptoms of all engines, with shares of all requests' time.
 
-    Findings about clients are judged by the requests of all engines.
+    Findings about clients are left out: they are judged by the requests of all engines together.
     """
     if len(engines) == 1:
         return engines[0].roots, engines[0].symptoms
@@ -155,7 +155,7 @@ def _placed(roots: list[Finding], findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _specific_first(roots: list[Finding]) -> list[Finding]:
-    """Move each specific finding before shortages with nearly its share of the requests' time.
+    """Move each specific finding ahead of shortages whose share of the requests' time is not much larger.
 
     Where both are about the same resource, the shortage's own advice may undo the specific one's, so half of
     the shortage's share is enough.

@@ -293,7 +293,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Use:
-    """Peak use of the limits by one engine, and the number of observed steps."""
+    """Peak use of each limit by one engine, and the number of observed steps."""
 
     steps: int
     """Number of steps that scheduled something."""

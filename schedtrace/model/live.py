@@ -28,8 +28,8 @@ class QueueEntry(msgspec.Struct, kw_only=True):
     age_s: float
     """Time since the request's arrival."""
     refused_for: str | None = None
-    """Cause for which the engine's latest step scheduled none of the request's tokens: that of the skip that
-    named the request, or else of the exit that ended the waiting loop. Null: the request got tokens, or the
+    """Reason why the engine's latest step scheduled none of its tokens: the cause of the skip that named
+    the request or, if none did, of the exit that ended the waiting loop. Null: the request got tokens, or the
     cause is not known."""
     prompt_tokens: int
     computed_tokens: int

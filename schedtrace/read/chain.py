@@ -433,8 +433,9 @@ class Chain:
         self.refused: list[int] = []
         """Numbers of steps that appeared twice, or that did not start between their neighbours."""
         self._numbers: list[int] = []
-        self._starts: list[int] = []
         """Step numbers so far, ascending."""
+        self._starts: list[int] = []
+        """Starts of these steps."""
         self._forgotten = self._began = -LARGEST
         """Number and start of the last step that ``forget`` dropped."""
         self._taken: list[Any] = []

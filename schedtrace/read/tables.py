@@ -66,8 +66,9 @@ STRETCH_SCHEMA: dict[str, Any] = {
     **schema_of(ScheduledRequest),
     "order": pl.Int64,
 }
-"""Schema of a table of stretches. ``step`` is the first step, before which ``computed_tokens`` were computed.
-In a step's list, the request with the lowest ``order`` comes first.
+"""Schema of a table of stretches. ``step`` is the first step, and
+``computed_tokens`` the number of tokens computed before it. In a step's list, the request with the lowest
+``order`` comes first.
 """
 DETAILS = {field.name: field.default for field in msgspec.structs.fields(ScheduledRequest)[3:]}
 """Fields of a row other than id and tokens, with the values that they have in a stretch of several steps."""

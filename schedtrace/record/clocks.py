@@ -39,7 +39,7 @@ class RecordingClock:
     """Clock of one trace, in microseconds.
 
     Args:
-        anchor_ns: Monotonic clock at which the trace's time is 0.
+        anchor_ns: Reading of the monotonic clock, in nanoseconds, at which the trace's time is 0.
         wall_us: Unix time in microseconds at that moment.
     """
 

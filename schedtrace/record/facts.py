@@ -112,7 +112,7 @@ class _Prompt:
     """Key, besides the tokens, on which vLLM's hashes depend."""
 
     def block_hashes(self) -> Iterator[bytes]:
-        """Yield a hash for every marked block, which covers this block and all blocks before it."""
+        """Yield one hash per marked block; each covers its block and all blocks before it."""
         before, begin = self.told_apart_by.encode(errors="surrogatepass"), 0
         for block in MARKED_BLOCKS[: marks_within(self.tokens // self.block_size)]:
             end = block * self.block_size

@@ -209,7 +209,7 @@ class FeedByStep:
     """Feed that plays a load by step: it lets in requests when a rank reads its input queue.
 
     Requests enter, and clients disconnect, before the same step as in the recording (for ranks in lock-step,
-    before the same pass). No rank waits for a request.
+    before the same pass). No rank idles until a request's recorded time.
 
     Args:
         engine: Idle engine.

@@ -159,7 +159,7 @@ class Fitted:
         return max(least_us, edge_us)
 
     def _parts(self, batch: Batch) -> int:
-        """Return the number of recorded steps that a batch's tokens fill; a device may begin each anew."""
+        """Return how many of the largest recorded steps a batch would fill, each with its own fixed cost."""
         return max(1, math.ceil(batch.batch_tokens / self.most_tokens))
 
     def _device_columns(self, batch: Batch, parts: int = 1) -> dict[str, float]:

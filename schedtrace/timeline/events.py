@@ -295,7 +295,7 @@ def spans_by_kind(slow: pl.DataFrame, *, begins: bool) -> list[pl.DataFrame]:
 
 
 def _first(slow: pl.DataFrame) -> pl.DataFrame:
-    """Return the slow steps at a trial's beginning, up to the last point at which most steps are slow."""
+    """Return the slow steps at a trial's beginning, up to the last one by which most were slow."""
     places = slow["place"].to_list()
     most = 0
     for count, place in enumerate(places, 1):

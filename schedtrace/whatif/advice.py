@@ -96,7 +96,7 @@ def judged(
 
 
 def _no_advice(search: Search) -> str:
-    """Return why no change is advised: no gain is large enough, or larger than the replay's misfit."""
+    """Return why no change is advised: no gain is large enough, or none exceeds the replay's misfit."""
     settings = sum(CONCURRENCY not in dict(changes) for changes in search.tried)
     if search.misfit_frac:
         words = search.predictor.misfit_words(search.name)

@@ -246,9 +246,10 @@ def with_leaned(
     On either side, the widths add as independent errors do: as the root of the sum of their squares.
 
     Args:
-        ratio: Ratio by the fit.
+        ratio: Ratio that the fit gives.
         interval: Interval of the ratio from all other errors.
-        leaned: Ratios at both ends of the interval of the time of steps outside the range.
+        leaned: Ratios if the steps outside the recorded range take the shortest and the longest time within
+            their interval.
     """
     high = interval[1]
     if high is None:

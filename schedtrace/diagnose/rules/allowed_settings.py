@@ -288,7 +288,7 @@ def seats_setting(timeline: Timeline) -> Setting:
 
 
 def most_seats(timeline: Timeline) -> int:
-    """Return the largest value that vLLM accepts for this setting."""
+    """Return the largest value that vLLM accepts for ``seats_setting``."""
     most = batched_tokens(timeline)
     return timeline.header.max_num_running_reqs or most if timeline.active_limit else most
 

@@ -198,7 +198,7 @@ def _capped_chunks(timeline: Timeline) -> pl.DataFrame:
 
 
 def _others_wait_us(timeline: Timeline, chunks: pl.DataFrame) -> float:
-    """Return the most that other requests would wait for full chunks, which leave no budget beside them.
+    """Return how long other requests would wait if the chunks were full and left no budget for them.
 
     These are the requests that vLLM admitted after a prompt's first capped chunk, and before its full chunks
     would have been done.

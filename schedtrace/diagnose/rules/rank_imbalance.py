@@ -115,7 +115,7 @@ class RankImbalance(Evidence, kw_only=True):
     """
     since_s: float | None
     """Time from the run's first request to the first part of the run in which this rank exceeded the mean by
-    a quarter of its load and one request; None: never."""
+    at least a quarter of its own load, and by at least one request; None: never."""
     uneven_frac: float
     """Share of the run in which this rank exceeded the mean by as much as in ``since_s``."""
     avoidable_ms: float

@@ -527,7 +527,7 @@ def _saved_us(excess: "PartExcess", size: int) -> tuple[float, float] | None:
 
 
 def contradicts(slow: Finding, seats: Finding) -> bool:
-    """Return whether the additional seats that ``seats`` advises would cause more of the slow steps."""
+    """Return whether the additional seats that ``seats`` advises would make such slow steps more frequent."""
     evidence = slow.evidence
     if not isinstance(evidence, SlowSteps) or seats.code != "max-num-seqs-bound":
         return False

@@ -97,7 +97,7 @@ class ServerLog:
     """Number of the line that begins a dumped step without ending it."""
     failure: Failure | None = None
     worker_waits: int = 0
-    """Number of reports that one of vLLM's processes waited long for another process."""
+    """Number of reports that one of vLLM's processes waited a long time for another."""
     last_s: float | None = None
     """Time of the log's last line, on the same clock as the periodic lines; None if unknown."""
     notices: list[str] = field(default_factory=list)

@@ -248,7 +248,7 @@ def first_loop(statements: list[ast.stmt]) -> Loop | None:
 
 
 def goes_on_to_waiting(function: ast.FunctionDef) -> bool:
-    """Return whether every returning call has passed the waiting loop, or the condition before it."""
+    """Return whether every call that returns has passed the waiting loop or the condition before it."""
     own = list(own_nodes(function))
     returns = [node for node in own if isinstance(node, ast.Return)]
     return (

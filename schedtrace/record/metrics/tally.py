@@ -1,10 +1,11 @@
 """Running totals of an engine: the sums over its trace's lines, updated on the writer's thread.
 
 The totals equal the sums of the tables that ``analyze`` makes from the same trace (``timeline/``) and have
-the same meaning: a request waits from the start of the step that refuses it to the start of the next step,
-for the cause of the skip that names it or else of the exit that ended the loop. The requests of the queue are
-not examined one by one: the time is the number of requests that wait for a cause, times the time between two
-steps. For a request that arrives or leaves between two steps, this time is corrected.
+the same meaning: a request waits from the start of the step that refuses it to the start of the next step.
+The cause is that of the skip that names the request or, if none does, of the exit that ended the loop. The
+requests of the queue are not examined one by one: the time is the number of requests that wait for a cause,
+times the time between two steps. For a request that arrives or leaves between two steps, this time is
+corrected.
 """
 
 from collections import Counter, deque
