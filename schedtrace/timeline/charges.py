@@ -11,7 +11,7 @@ a KV transfer has fetched them, and a request that was aborted during its KV loa
 because other rules describe them. A long prompt takes most of the steps' prefill tokens.
 
 A wait during a step that computed for requests whose clients left later is charged to them in part: to the
-share of the step's time that the device worked for them (``work_for_aborted``).
+share of the step's time that the device worked for them (``aborted_requests.work_for_aborted``).
 """
 
 from typing import Any
@@ -25,15 +25,12 @@ from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import (
     LENGTH_US,
-    at_steps,
-    level,
     merged,
     overlap_us,
     steps_of,
     time_within,
     united,
 )
-from schedtrace.timeline.step_time import StepTime, median
 
 FEWEST_STEPS = 10
 """Minimum number of steps of a series; within this number of steps, every running request normally gets
@@ -500,105 +497,3 @@ def _inverted(frames: EngineFrames, states: pl.DataFrame, rows: pl.DataFrame) ->
         inverted = (pl.col("time_us") * (inside / LENGTH_US)).round().cast(pl.Int64)
         divided.append(_split(of_class, inverted, PRIORITY_INVERSION))
     return pl.concat(divided)
-
-
-FEWEST_ABORTED = 3
-"""Minimum number of aborted requests that can show a pattern."""
-SAME_AGE_FRAC = 0.1
-"""Maximum spread of the ages at abort, as a share of their median, that shows a client's timeout."""
-ALIKE = ["prompt_tokens", "max_tokens", "lora", "prefix_hashes"]
-"""Properties by which a retry equals the request before it."""
-ONCE_FRAC = 0.1
-"""Least share of the prompts that come only once: a benchmark may send all of its prompts again."""
-UNFINISHED_FRAC = 0.5
-"""Least share of the requests that come again which do so while they are unfinished."""
-SHORTEST_TIMEOUT_US = 1_000_000
-"""Shortest time after which a client tries again; the samples of one prompt come closer together."""
-ABORTED_SCHEMA = {"step": pl.Int64, "begin_us": pl.Int64, "end_us": pl.Int64, "in_vain": pl.Float64}
-"""Columns of ``work_for_aborted``."""
-
-
-def is_aborted() -> pl.Expr:
-    """Return whether a finish is an abort by the client, not by the scheduler."""
-    return (pl.col("status") == "ABORTED") & ~pl.col("in_schedule")
-
-
-def have_same_age(ages: pl.Series) -> bool:
-    """Return whether most requests were aborted at about the same age, which indicates a client's timeout."""
-    spread = float((ages.quantile(0.9) or 0) - (ages.quantile(0.1) or 0))
-    return ages.len() > 0 and spread <= SAME_AGE_FRAC * median(ages)
-
-
-def abandoned_requests(frames: EngineFrames) -> pl.Series:
-    """Return the requests whose clients left: aborted without a token or all at the same age, or sent again.
-
-    Any other aborted request may have reached a stop string, at which vLLM's front end aborts it; its client
-    got the answer.
-    """
-    aborted = frames.finishes.filter(is_aborted()).with_columns(us=pl.coalesce("abort_us", "finished_us"))
-    if aborted.height < FEWEST_ABORTED:
-        return sent_again(frames)["request_id"]
-    ages = (aborted["us"] - aborted.select(pl.coalesce("arrived_us", "queued_us")).to_series()).drop_nulls()
-    certain = aborted if have_same_age(ages) else aborted.filter(pl.col("output_tokens") == 0)
-    return certain["request_id"].unique()
-
-
-def sent_again(frames: EngineFrames) -> pl.DataFrame:
-    """Return the unfinished requests that came again at one age, as after a client's timeout.
-
-    A proxy may keep the request of a client that left open, so that no abort shows it. Columns: those of
-    ``ALIKE``, ``request_id``, ``step``, ``trial``, ``queued_us``, ``output_tokens``, and ``retry`` and
-    ``age``: the request that came instead, and how much later. Empty without prefix hashes.
-    """
-    ends = frames.finishes.select("request_id", "output_tokens", ended_us="finished_us")
-    requests = (
-        frames.first_arrivals.filter(pl.col("prefix_hashes").str.len_bytes() > 0)
-        .select("request_id", "step", "trial", "queued_us", *ALIKE)
-        .join(ends, on="request_id", how="left", maintain_order="left")
-        .with_columns(
-            retry=pl.col("request_id").shift(-1).over(ALIKE),
-            age=pl.col("queued_us").shift(-1).over(ALIKE) - pl.col("queued_us"),
-            alike=pl.len().over(ALIKE),
-        )
-    )
-    again = requests.filter(pl.col("retry").is_not_null())
-    unfinished = again.filter(
-        (pl.col("queued_us") + pl.col("age") < pl.col("ended_us")).fill_null(value=True)
-    )
-    once = requests.filter(pl.col("alike") == 1).height
-    prompts = once + again.height - again.filter(pl.col("request_id").is_in(again["retry"].implode())).height
-    shows_a_timeout = (
-        unfinished.height >= max(FEWEST_ABORTED, UNFINISHED_FRAC * again.height)
-        and once >= ONCE_FRAC * prompts
-        and median(unfinished["age"]) >= SHORTEST_TIMEOUT_US
-        and have_same_age(unfinished["age"])
-    )
-    return unfinished if shows_a_timeout else unfinished.clear()
-
-
-def work_for_aborted(frames: EngineFrames, model: StepTime | None) -> pl.DataFrame:
-    """Return the steps that computed for requests whose clients left later; empty without a step-time model.
-
-    Columns: ``step``, ``begin_us`` and ``end_us`` (start of the next step), and ``in_vain``, the share of
-    that time in which the device worked for the abandoned requests. Of a step's time beyond its base, these
-    requests get the share that they have of the step's tokens; a step without other requests counts in full.
-    """
-    aborted = abandoned_requests(frames)
-    if model is None or aborted.is_empty():
-        return pl.DataFrame(schema=ABORTED_SCHEMA)
-    theirs = frames.stretches.filter(pl.col("request_id").is_in(pl.lit(aborted).implode()))
-    tokens = level(theirs, "step", pl.col("last_step") + 1, their_tokens=pl.col("scheduled_tokens"))
-    predicted = model.predicted()
-    part = (pl.col("their_tokens") / pl.col("used_tokens")) * (predicted - model.base_us) / predicted
-    alone = pl.col("their_tokens") >= pl.col("used_tokens")
-    length = pl.col("end_us") - pl.col("begin_us")
-    busy = (pl.col("busy_us") / length).clip(0, 1)
-    return (
-        at_steps(tokens, frames.steps)
-        .with_columns(
-            begin_us="start_us", end_us=pl.col("start_us").shift(-1).fill_null(pl.lit(frames.end_us))
-        )
-        .filter((pl.col("their_tokens") > 0) & (length > 0) & (pl.col("busy_us") > 0))
-        .with_columns(in_vain=pl.when(alone).then(1.0).otherwise(part) * busy)
-        .select(pl.col(name).cast(kind) for name, kind in ABORTED_SCHEMA.items())
-    )

@@ -19,13 +19,8 @@ from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.charges import (
-    make_charges,
-    make_idle_holders,
-    make_long_prefills,
-    make_prefills,
-    work_for_aborted,
-)
+from schedtrace.timeline.aborted_requests import work_for_aborted
+from schedtrace.timeline.charges import make_charges, make_idle_holders, make_long_prefills, make_prefills
 from schedtrace.timeline.engine_states import (
     BUSY,
     find_starved_steps,

@@ -16,16 +16,14 @@ from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import CONNECTOR_CAUSES, WAITING_STATUS_CAUSES
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.charges import (
-    ABORTED_WORK,
+from schedtrace.timeline.aborted_requests import (
     ALIKE,
     FEWEST_ABORTED,
-    IDLE_HOLDERS,
-    PARKED_LOADS,
     have_same_age,
     is_aborted,
     sent_again,
 )
+from schedtrace.timeline.charges import ABORTED_WORK, IDLE_HOLDERS, PARKED_LOADS
 from schedtrace.timeline.events import INTERRUPTED
 from schedtrace.timeline.frames import RECORDED
 from schedtrace.timeline.spans import LENGTH_US, total_us
