@@ -44,7 +44,7 @@ def advise(
 
     bounds = parse_slo(slo)
     require_vllm()
-    from schedtrace.whatif.proposals import advise as proposed
+    from schedtrace.whatif.latency_targets import advise as proposed
     from schedtrace.whatif.sweep import local_replays
 
     base = read_recorded_load(run, step_times, concurrency)

@@ -36,13 +36,13 @@ from schedtrace.record.capture import (
     reports_invalid_drafts,
 )
 from schedtrace.record.clocks import RecordingClock
+from schedtrace.record.deltas import Deltas, LatestRows
 from schedtrace.record.facts import FIELDS, Prefixes
 from schedtrace.record.live.queue_copy import PresentRequests, present_entry
 from schedtrace.record.marks.exits import Noted, to_lines
 from schedtrace.record.metrics.tally import Tally
 from schedtrace.record.otel.histories import Histories
 from schedtrace.record.request_lives import RequestLives
-from schedtrace.record.step_lines import Deltas, LatestRows
 from schedtrace.record.written_ids import WrittenIds
 
 _TRIAL = re.compile(r"t(\d{1,9})-")

@@ -17,8 +17,8 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Arrival, Events, Exit, Finish, Output, Step
 from schedtrace.model.trace_facts import HeadRefusal
 from schedtrace.record.capture import Rows
+from schedtrace.record.deltas import LatestRows
 from schedtrace.record.metrics.tally import NEXT_STEP, StepCauses
-from schedtrace.record.step_lines import LatestRows
 
 MOST_CONTEXTS = 10_000
 """Maximum number of trace contexts that are kept for requests whose arrival is not assembled yet."""

@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.whatif.latency_targets import advise, candidates
 from schedtrace.whatif.prediction import Predictor
-from schedtrace.whatif.proposals import advise, candidates
 from schedtrace.whatif.search import menu
 from schedtrace.whatif.sweep import outcome_of
 from schedtrace.whatif.sweep_rows import parse_slo
@@ -17,12 +17,14 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture(autouse=True)
 def _resampled_once(monkeypatch):
-    monkeypatch.setattr("schedtrace.whatif.proposals.RESAMPLES", 1)  # test_random_loads.py judges intervals
+    monkeypatch.setattr(
+        "schedtrace.whatif.latency_targets.RESAMPLES", 1
+    )  # test_random_loads.py judges intervals
 
 
 @pytest.fixture
 def short_menu(monkeypatch):
-    monkeypatch.setattr("schedtrace.whatif.proposals.menu", seats_and_a_budget)
+    monkeypatch.setattr("schedtrace.whatif.latency_targets.menu", seats_and_a_budget)
 
 
 OUTCOMES = {}

@@ -80,8 +80,8 @@ def test_a_sweep_over_ranks_and_balance_scheduling(tmp_path, gathering_us, told)
 def test_advice_with_two_ranks_has_them_in_every_proposal(seats, monkeypatch, capsys):
     """More goodput from two ranks of a dense model than from one engine, with whatever else."""
     monkeypatch.setattr("schedtrace.whatif.sweep.local_replays", lambda work, _: Here(work))
-    monkeypatch.setattr("schedtrace.whatif.proposals.candidates", lambda *_: [{"max_num_seqs": 8}])
-    monkeypatch.setattr("schedtrace.whatif.proposals.RESAMPLES", 0)
+    monkeypatch.setattr("schedtrace.whatif.latency_targets.candidates", lambda *_: [{"max_num_seqs": 8}])
+    monkeypatch.setattr("schedtrace.whatif.latency_targets.RESAMPLES", 0)
     command = [
         "advise",
         str(seats.run.path),

@@ -16,7 +16,7 @@ from schedtrace.model.what_if import Configuration
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.whatif.advice import Advised, _advised, _change, _outcome, attach_advice
 from schedtrace.whatif.figures import Processors, recorded_processors
-from schedtrace.whatif.proposals import _commands, _not_in_commands, _proposals
+from schedtrace.whatif.latency_targets import _commands, _not_in_commands, _proposals
 from schedtrace.whatif.search import Trial
 from tests.makers import finding, step
 from tests.unit.whatif.conftest import a_figure
@@ -229,7 +229,7 @@ def test_the_recorded_command_is_made_again_with_the_proposal(recorded, first, r
 
 
 def test_of_each_set_of_settings_the_best_values_are_proposed_and_at_most_three(monkeypatch):
-    monkeypatch.setattr("schedtrace.whatif.proposals._roots", lambda _: [])
+    monkeypatch.setattr("schedtrace.whatif.latency_targets._roots", lambda _: [])
     changes = [{"a": 1}, {"a": 2}, {"b": 1}, {"a": 1, "b": 1}, {"c": 1}]
     rates = (2.0, 6.0, 5.0, 4.0, 3.0)
     rows = [Configuration(changes={}, recorded=True, meets_slo=False, goodput_requests_per_s=1.0)]
