@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.model.printable import counted, duration, integer, number, percent
+from schedtrace.model.numbers import counted, duration, integer, number, percent
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="is", tag="request"):

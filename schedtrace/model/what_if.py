@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from schedtrace.model.message import Message
-from schedtrace.model.printable import number
+from schedtrace.model.numbers import number
 
 WHAT_IF_SCHEMA_VERSION = 3
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from schedtrace.model.causes import interruption
 from schedtrace.model.message import NOTHING, Message, Steps
-from schedtrace.model.printable import counted, integer, settled
+from schedtrace.model.numbers import counted, integer, settled
 from schedtrace.model.report import Finding, LatencyTail, TailPart
 from schedtrace.model.say import say
 from schedtrace.present.sections import Bars, State, States, Strip, Style, Styled, Text

@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 from schedtrace.model.message import Message
-from schedtrace.model.printable import integer, printable
+from schedtrace.model.numbers import integer
+from schedtrace.model.printable import printable
 
 _D = TypeVar("_D")
 _R = TypeVar("_R")

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 
 from schedtrace.model.message import joined, plain
-from schedtrace.model.printable import integer, visible
+from schedtrace.model.numbers import integer
+from schedtrace.model.printable import visible
 from schedtrace.model.say import say
 from schedtrace.watch.seen import LiveFigures, Seen, Slow, Verdict
 from schedtrace.watch.session import WatchSession

@@ -8,7 +8,8 @@ from itertools import groupby
 
 from textual.content import Content
 
-from schedtrace.model.printable import integer, number, percent, visible
+from schedtrace.model.numbers import integer, number, percent
+from schedtrace.model.printable import visible
 from schedtrace.present.phrases import COLOURS
 from schedtrace.watch.plain_lines import (
     long,

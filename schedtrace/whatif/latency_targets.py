@@ -1,4 +1,4 @@
-"""Search of configurations for a recorded load: values that findings advise, and a menu of single changes."""
+"""Search of settings that meet latency targets (``advise``): what findings advise, and a menu of changes."""
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence

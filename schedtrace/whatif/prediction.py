@@ -15,7 +15,7 @@ from schedtrace.compare.metric_changes import Metric
 from schedtrace.diagnose.run_statistics import pooled_reports
 from schedtrace.engine.vllm_config import required_vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
-from schedtrace.model.printable import duration, number
+from schedtrace.model.numbers import duration, number
 from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
 from schedtrace.model.what_if import CONCURRENCY, Baseline, Configuration, Figure, LoadPart, Replays

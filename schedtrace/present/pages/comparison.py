@@ -13,7 +13,7 @@ from schedtrace.model.comparison import (
     Outcome,
     Sample,
 )
-from schedtrace.model.printable import counted, integer, number, percent, settled
+from schedtrace.model.numbers import counted, integer, number, percent, settled
 from schedtrace.model.say import say
 from schedtrace.present.phrases import CHANGES, in_brackets
 from schedtrace.present.sections import (

@@ -27,7 +27,7 @@ from schedtrace.model.fleet import (
     SummaryTenantWait,
 )
 from schedtrace.model.message import NOTHING, Message, joined, plain
-from schedtrace.model.printable import integer, number, percent
+from schedtrace.model.numbers import integer, number, percent
 from schedtrace.model.report import Report
 from schedtrace.model.say import say
 from schedtrace.present.pages.report import report_page, time_parts

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from schedtrace.model.causes import Cause
 from schedtrace.model.live import MOST_ENTRIES, EngineQueue, EngineQueues, QueueEntry
 from schedtrace.model.message import Message
-from schedtrace.model.printable import integer
+from schedtrace.model.numbers import integer
 from schedtrace.model.say import say
 from schedtrace.present.sections import (
     Content,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from schedtrace.model.message import NOTHING, Message, joined
-from schedtrace.model.printable import number, percent
+from schedtrace.model.numbers import number, percent
 from schedtrace.model.records import (
     ClientLatency,
     ConsoleSnapshots,

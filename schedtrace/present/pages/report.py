@@ -12,7 +12,7 @@ from schedtrace.diagnose.run_statistics import survivors
 from schedtrace.diagnose.serving_metrics import counted_time
 from schedtrace.model.fleet import FleetTimePart
 from schedtrace.model.message import NOTHING, Message, Number, joined, plain
-from schedtrace.model.printable import integer
+from schedtrace.model.numbers import integer
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Report, RunReport, TimePart
 from schedtrace.model.say import say

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from schedtrace.diagnose.analyze import Catalogue, FindingKind
 from schedtrace.model.message import NOTHING, Message, StepList, joined, plain
-from schedtrace.model.printable import counted, integer, number, percent
+from schedtrace.model.numbers import counted, integer, number, percent
 from schedtrace.model.report import (
     MAX_STEPS,
     Advice,

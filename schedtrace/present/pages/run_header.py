@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedtrace.model.message import Message, given, joined, phrase
-from schedtrace.model.printable import counted, integer, number, percent
+from schedtrace.model.numbers import counted, integer, number, percent
 from schedtrace.model.report import EffectiveSetting, RunReport, SettingValue
 from schedtrace.model.say import say
 from schedtrace.present.phrases import EXITS_VIA

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from schedtrace.model.causes import interruption
 from schedtrace.model.message import NOTHING, Count, Message, Number, Steps, Value, joined, phrase
-from schedtrace.model.printable import counted, integer, number
+from schedtrace.model.numbers import counted, integer, number
 from schedtrace.model.say import say
 from schedtrace.model.story import Life, LifeEvent, Newcomer, RankTurn, Scheduled, StepStory, Waiter
 from schedtrace.present.phrases import EVENTS, state

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from schedtrace.model.message import Message, given, joined, phrase
-from schedtrace.model.printable import integer, number, percent
+from schedtrace.model.numbers import integer, number, percent
 from schedtrace.model.say import say
 from schedtrace.model.what_if import CONCURRENCY, Bound, Configuration, Figure, Replays, as_options
 from schedtrace.present.phrases import change_range

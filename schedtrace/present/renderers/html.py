@@ -29,7 +29,7 @@ from schedtrace.model.message import (
     pieces,
     plain,
 )
-from schedtrace.model.printable import counted, percent, settled
+from schedtrace.model.numbers import counted, percent, settled
 from schedtrace.present.phrases import COLOURS, highest, state_characters, states_of
 from schedtrace.present.sections import Bars, Headline, Page, Section, States, Style, Styled, Text
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedtrace.model.message import CauseWord, Code, Message, Request, Setting, pieces, plain
-from schedtrace.model.printable import percent
+from schedtrace.model.numbers import percent
 from schedtrace.present.phrases import bar_characters, legend_with_key, state_characters
 from schedtrace.present.sections import (
     Bars,

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from schedtrace.model.message import plain
-from schedtrace.model.printable import percent
+from schedtrace.model.numbers import percent
 from schedtrace.present.phrases import bar_characters, horizontal_bar, legend_with_key, state_characters
 from schedtrace.present.sections import (
     Bars,

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from schedtrace.model.causes import CONNECTOR_CAUSES, Cause, is_refusal, reason_text
 from schedtrace.model.kv_need import KvNeed
-from schedtrace.model.printable import counted
+from schedtrace.model.numbers import counted
 from schedtrace.model.trace import Exit
 from schedtrace.record import queues
 from schedtrace.record.allocation import blocks_without_null, free_blocks, held_blocks

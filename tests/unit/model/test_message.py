@@ -20,7 +20,7 @@ from schedtrace.model.message import (
     pieces,
     plain,
 )
-from schedtrace.model.printable import duration, integer, number, percent
+from schedtrace.model.numbers import duration, integer, number, percent
 from schedtrace.model.say import say
 
 

@@ -24,7 +24,7 @@ from schedtrace.model.message import (
     plain,
     with_slots,
 )
-from schedtrace.model.printable import duration, number, percent
+from schedtrace.model.numbers import duration, number, percent
 from schedtrace.model.say import say
 from schedtrace.present.pages.story import budget_use, crowd
 from schedtrace.present.report.step_sentences import Words, step_templates, template_parts
