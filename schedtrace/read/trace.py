@@ -67,7 +67,7 @@ class StepTables:
             if any(columns[name]):
                 frames.append(entries_of(columns, name).drop("start_us"))
 
-    def end(self, idle: list[Any]) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
+    def end_tables(self, idle: list[Any]) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
         """End the last step; return all steps without their lists, and the whole tables of ``EVENTS``.
 
         Args:
@@ -263,7 +263,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     if header is None:
         raise InputError(_nothing(lines))
     end = msgspec.convert(other_lines[End][-1], End, from_attributes=True) if other_lines[End] else None
-    step_rows, events = steps.end(other_lines[Events])
+    step_rows, events = steps.end_tables(other_lines[Events])
     step_rows = merge_outputs(step_rows, other_lines[Output])
     listed = present_in(other_lines[Events], keep="all")
     if not step_rows.is_empty() and not listed.is_empty():

@@ -98,10 +98,10 @@ def _note(output: Any, began_ns: int) -> None:
             return
         get_output = output.get_output
 
-        def resolved() -> Any:
+        def awaited_output() -> Any:
             """Return the output when it is ready, on another thread."""
             ready = get_output()
             _note(ready, began_ns)
             return ready
 
-        output.get_output = resolved
+        output.get_output = awaited_output

@@ -247,13 +247,13 @@ class _Engine:
             raise RefusedError(msg)
 
     def _queue(self, *, glance: bool) -> QueueNow:
-        def exits(*, wait: bool) -> list[Exit]:
+        def current_exits(*, wait: bool) -> list[Exit]:
             with suppress(Exception):  # then nobody knows
                 has_requests = bool(self._core.scheduler.requests)
                 return self._attachment.exits_now(glance=wait and glance and has_requests)
             return []
 
-        return QueueNow(queue=queue_now(self._core, self._between_steps, exits, self._attachment.ids))
+        return QueueNow(queue=queue_now(self._core, self._between_steps, current_exits, self._attachment.ids))
 
     def _measure_from_the_start(self) -> None:
         """Switch metrics on if the environment says so; never raise."""
