@@ -1,4 +1,4 @@
-// Sentences and figures as present/phrases.py writes them, for the browser.
+// Sentences and figures as model/message.py and model/numbers.py write them, for the browser.
 "use strict";
 
 const sentences = (() => {

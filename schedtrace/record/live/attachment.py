@@ -50,7 +50,7 @@ class Recording:
         """Class swap of the recording, until it is completely undone; None without a recording."""
         self.alarm = Alarm(lock, self.end_by_itself)
 
-    def end(self, timeout_s: float) -> float:
+    def end_recording(self, timeout_s: float) -> float:
         """End the recording if there is one; return the microseconds for which the engine was held up.
 
         Raises:
@@ -68,7 +68,7 @@ class Recording:
 
     def end_by_itself(self) -> None:
         """End the recording because its time is over."""
-        self.end(MOST_WAITED_S)
+        self.end_recording(MOST_WAITED_S)
 
 
 class BriefRecording(Recording):
@@ -93,7 +93,7 @@ class BriefRecording(Recording):
             raise
         time.sleep(LENGTH_S)
         try:
-            self.end(BRIEFLY_WAITED_S)
+            self.end_recording(BRIEFLY_WAITED_S)
         except RefusedError:
             swap.recorder.active = False
             self.alarm.set(AGAIN_S)
@@ -168,7 +168,7 @@ class ClientRecording(Recording):
             logger.info("schedtrace: detached by itself: {}", self.result.path)
 
     def _end_swap(self, swap: ClassSwap) -> Detached:
-        held_us = self.end(MOST_WAITED_S)
+        held_us = self.end_recording(MOST_WAITED_S)
         writer = swap.recorder.writer
         return Detached(path=str(writer.path), held_us=held_us, stopped=writer.incomplete_reason)
 
@@ -333,8 +333,8 @@ class Attachment:
                 if RECORDERS[self._engine.scheduler].writer.flight is not None:
                     msg = "it keeps its last seconds in memory: schedtrace snapshot writes them"
                 raise RefusedError(msg)
-            self._client.end(MOST_WAITED_S)  # it has given up
-            self._brief.end(MOST_WAITED_S)
+            self._client.end_recording(MOST_WAITED_S)  # it has given up
+            self._brief.end_recording(MOST_WAITED_S)
             try:
                 chosen = Settings(
                     run_dir,
@@ -379,7 +379,7 @@ class Attachment:
         with self._lock:
             if meter is None:
                 return self._metrics.switch_off()
-            self._brief.end(BRIEFLY_WAITED_S)
+            self._brief.end_recording(BRIEFLY_WAITED_S)
             return self._metrics.switch_on(meter)
 
     def exits_now(self, *, glance: bool = True) -> list[Exit]:
