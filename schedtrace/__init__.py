@@ -61,7 +61,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Return a public name, imported from its module."""
+    """Return the object with a public name, imported from its module."""
     from importlib import import_module  # noqa: PLC0415  # likewise
 
     if name not in _HOMES:

@@ -1,4 +1,4 @@
-"""``python -m schedtrace`` is the same as ``schedtrace``."""
+"""Entry point of ``python -m schedtrace``, which is the same as ``schedtrace``."""
 
 from schedtrace.cli.main import entry
 

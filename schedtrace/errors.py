@@ -3,10 +3,10 @@
 SchedtraceError
 ├── UsageError      2  the command line or a configuration file is wrong
 │   ├── MissingExtraError a package of an extra is not installed
-│   └── NeverEndsError    a load never ends under the settings asked for
+│   └── NeverEndsError    a load never ends under the requested settings
 ├── InputError      3  a trace, run folder or workload file cannot be read
 ├── EngineError     4  vLLM did not start, or died
-├── RecordingError  4  vLLM works, but its trace is not or not wholly recorded
+├── RecordingError  4  vLLM works, but its trace is missing or incomplete
 └── InterruptedRunError 130  a person stopped a run; what was recorded stays
 """
 
@@ -52,18 +52,18 @@ class SchedtraceError(Exception):
 
 
 class UsageError(SchedtraceError):
-    """The command line or a configuration file asks for something impossible."""
+    """Error: the command line or a configuration file asks for something impossible."""
 
     exit_code = ExitCode.USAGE
 
 
 class MissingExtraError(UsageError):
-    """A command needs a package that only an extra of schedtrace installs.
+    """Error: a command needs a package that only an extra of schedtrace installs.
 
     Args:
         what: Command or option that needs the package.
         extra: Name of the extra, as in ``pip install "schedtrace[extra]"``.
-        instead: What works without the package, as a clause.
+        instead: Clause that states what works without the package.
     """
 
     def __init__(self, *, what: str, extra: str, instead: str = "") -> None:
@@ -76,29 +76,29 @@ class NeverEndsError(UsageError):
 
 
 class InputError(SchedtraceError):
-    """A trace, run folder or workload file is missing or cannot be understood."""
+    """Error: a trace, run folder or workload file is missing or cannot be understood."""
 
     exit_code = ExitCode.INPUT
 
 
 class EngineError(SchedtraceError):
-    """vLLM's engine did not start, or died while working."""
+    """Error: vLLM's engine did not start, or died while working."""
 
     exit_code = ExitCode.ENGINE
 
 
 def engine_error(errors: Sequence[str]) -> EngineError:
-    """Return one error about several engines, with a line for each."""
+    """Return one error about several engines, with a line for each engine."""
     return EngineError(errors[0], *(f"schedtrace: {error}" for error in errors[1:]))
 
 
 class RecordingError(SchedtraceError):
-    """The recording cannot be written, or was removed."""
+    """Error: the recording cannot be written, or was removed."""
 
     exit_code = ExitCode.ENGINE
 
 
 class InterruptedRunError(SchedtraceError):
-    """A person stopped a run."""
+    """Error: a person stopped a run."""
 
     exit_code = ExitCode.INTERRUPTED

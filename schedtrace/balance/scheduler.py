@@ -1,12 +1,13 @@
-"""vLLM's own scheduler classes with a gate before their admissions, and nothing else.
+"""vLLM's own scheduler classes with a single addition: a gate that can hold back admissions.
 
-``schedule()`` stays vLLM's. While the gate is closed, it is called with only as many seats as are occupied,
-so its waiting loop ends as it does without a free seat. vLLM 0.10 to 0.33 reads the number of seats only
-there and, up to 0.30, in an assertion that no more requests run than there are seats.
+``schedule()`` itself is unchanged. While the gate is closed, it is called with only as many seats as are
+occupied, so its waiting loop ends as if no seat were free. vLLM 0.10 to 0.33 reads the number of seats only
+in this loop and, up to 0.30, in an assertion that no more requests run than there are seats.
 
-Ranks in lock-step call ``DPEngineCoreProc._has_global_unfinished_reqs`` once in every loop of a running wave,
-on the thread that schedules. vLLM itself relies on an equal number of calls on all ranks. The counts are
-therefore gathered right after this call, over vLLM's own group of ranks (``dp_group``: gloo, without a GPU).
+Ranks in lock-step call ``DPEngineCoreProc._has_global_unfinished_reqs`` once in every engine loop of a
+running wave, on the thread that schedules. vLLM itself relies on an equal number of calls on all ranks. The
+counts are therefore gathered right after this call, over vLLM's own group of ranks (``dp_group``: gloo,
+without a GPU).
 """
 
 import types
@@ -22,13 +23,12 @@ from schedtrace.record.hooks import Method, wrap
 def closed(own: int, ranks: Sequence[int], max_num_seqs: int) -> bool:
     """Return whether a rank may admit no request, neither a new nor a preempted one.
 
-    No rank admits requests while any rank runs ``max_num_seqs - 1`` requests or more. A rank that runs no
-    request may always admit one. Every rank that has requests can therefore run one, and the ranks cannot
-    deadlock.
+    While any rank runs ``max_num_seqs - 1`` requests or more, only a rank that runs no request may admit one.
+    Every rank that has requests can therefore run at least one, so the ranks cannot deadlock.
 
     Args:
         own: Number of requests that run on this rank now.
-        ranks: Number of running requests of each rank, including this one, as gathered last. With fewer than
+        ranks: Number of running requests of each rank, including this one, as last gathered. With fewer than
             two ranks, the gate is open.
         max_num_seqs: Seats of each rank.
     """
@@ -39,7 +39,8 @@ class _Gate:
     """Gate that ``balanced`` adds to a scheduler class."""
 
     held_back_by_ranks = False
-    """Whether the latest ``schedule()`` had a free seat and the gate was closed; the recorder reads it."""
+    """Whether the gate was closed in the latest ``schedule()`` although a seat was free; the recorder reads
+    it."""
     _ranks: tuple[int, ...] = ()
 
     def observe_ranks(self, running: Sequence[int]) -> None:
@@ -47,7 +48,7 @@ class _Gate:
         self._ranks = tuple(running)
 
     def schedule(self, *args: object, **kwargs: object) -> Any:
-        """Call vLLM's own ``schedule()``; while the gate is closed, without a free seat."""
+        """Call vLLM's own ``schedule()``, without a free seat while the gate is closed."""
         scheduler: Any = self
         name = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
         seats: int = getattr(scheduler, name)
@@ -65,10 +66,11 @@ class _Gate:
 
 @cache
 def balanced(base: type) -> type:
-    """Return a subclass of ``base`` that admits only while its gate is open, or ``base`` if it is one.
+    """Return a subclass of ``base`` that admits only while its gate is open, or ``base`` if it has a gate.
 
-    An engine (``BalanceScheduler``) or a simulation has to call its ``observe_ranks`` with the counts of all
-    ranks after every step. Until then, and with one rank, it decides as ``base`` does.
+    After every step, an engine (``BalanceScheduler``) or a simulation has to call ``observe_ranks`` of the
+    scheduler with the numbers of running requests of all ranks. Before the first call, and with a single
+    rank, the scheduler decides as ``base`` does.
 
     Args:
         base: A class of vLLM's V1 scheduler (``Scheduler``, ``AsyncScheduler`` or a subclass).
@@ -89,7 +91,7 @@ SCHEDULER_CLS = "schedtrace.balance.BalanceScheduler"
 
 
 class BalanceScheduler:
-    """Stand-in for the class that ``--scheduler-cls`` names; it builds on vLLM's own choice.
+    """Stand-in for ``--scheduler-cls``; it adds the gate to the class that vLLM itself would choose.
 
     Whether scheduling is asynchronous is known only when the configuration is complete. At that point, this
     class chooses between ``AsyncScheduler`` and ``Scheduler``, as vLLM does without ``--scheduler-cls``.
@@ -102,7 +104,7 @@ class BalanceScheduler:
 
     @staticmethod
     def scheduler_class_for(config: Any) -> type:
-        """Return the class that is built with this ``SchedulerConfig``; the recorder's plugin asks for it."""
+        """Return the class to build for a ``SchedulerConfig``; the recorder also calls this method."""
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -110,7 +112,7 @@ class BalanceScheduler:
 
 
 class _InEngine:
-    """Balanced scheduler that makes its engine gather the counts.
+    """Balanced scheduler that makes its engine gather the numbers of running requests.
 
     Raises:
         ValueError: If the model is a diffusion model, which needs a different scheduler class.
@@ -163,10 +165,10 @@ def _gathers(original: Method, engine: Any, *args: object, **kwargs: object) -> 
 
 
 def _gathered(own: int, group: Any) -> list[int]:
-    """Return the numbers of all ranks of ``group``, in rank order; every rank has to call this.
+    """Return ``own`` of every rank of ``group``, in rank order; every rank has to call this function.
 
     Raises:
-        RuntimeError: If a rank is gone; vLLM's own collectives of the group raise the same.
+        RuntimeError: If a rank is gone; vLLM's own collectives in this group raise the same error.
     """
     import torch
 

@@ -168,11 +168,11 @@ _PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 def piped(paths: list[Path], stack: ExitStack) -> dict[Path, str]:
-    """Return the paths to read; a pipe is first copied to a temporary file, because it must be read again.
+    """Return the paths to read, each with its name; copy pipes to files, because they are read repeatedly.
 
     Args:
         paths: Paths as on the command line; ``-`` is standard input.
-        stack: Removes the temporary files.
+        stack: Exit stack that removes the temporary files when it closes.
 
     Raises:
         UsageError: If standard input is a terminal or is named twice.
@@ -201,7 +201,7 @@ def piped(paths: list[Path], stack: ExitStack) -> dict[Path, str]:
 
 @contextmanager
 def _errors_by_name(names: Mapping[Path, str]) -> Iterator[None]:
-    """Rename a pipe's temporary file in errors to the name on the command line."""
+    """Replace the path of a pipe's temporary file in errors with the name on the command line."""
     try:
         yield
     except InputError as error:
@@ -234,7 +234,7 @@ def show_records(
         runs: Reports that have already been shown.
 
     Raises:
-        UsageError: If an option is set that applies only to traces.
+        UsageError: If an option that applies only to traces is set.
         InputError: If ``--fail-on`` is set, because such records allow no judgement.
     """
     from schedtrace.diagnose.records import compare_with_trace

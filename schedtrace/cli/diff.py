@@ -69,7 +69,7 @@ def diff(
 
 
 def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) -> None:
-    """Raise UsageError for options that typer took for runs to compare, or that no command has."""
+    """Raise UsageError for unknown options, which typer took for runs, and for options before the files."""
     from schedtrace.engine.vllm_config import suggestion
 
     if run:

@@ -172,7 +172,7 @@ def _require_one_engine(*, output: Path | None, tenant: str | None) -> None:
 
 
 def _replayed(paths: list[str], engines: int | None, router: str | None) -> "Page[Replays]":
-    """Return the page of the fleet's load on this many engines, behind this router."""
+    """Return the page about a replay of the fleet's load on this many engines, behind this router."""
     from schedtrace.engine.vllm_config import import_vllm
     from schedtrace.fleet.inputs import find_fleet
     from schedtrace.present.pages.what_if import fleet_replay_page

@@ -124,7 +124,7 @@ def load_of(context: typer.Context, source: str) -> "Workload":
 
     Args:
         context: Context of the command, with all of ``OPTIONS``.
-        source: ``random``, or a file of the field.
+        source: ``random``, or the path of a workload file.
 
     Raises:
         UsageError: If an option is set that does not apply to the source.

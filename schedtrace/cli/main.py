@@ -113,7 +113,7 @@ def global_options(
 
 @cache
 def all_commands() -> Any:
-    """Return the command line as one group; building it takes Typer longer than most commands run."""
+    """Return the command line as one group; it is cached, because it takes Typer long to build."""
     return typer.main.get_command(app)
 
 
@@ -168,8 +168,8 @@ def _tell(message: str, code: int, *details: str) -> int:
 def open_closed_streams() -> None:
     """Put the null device in place of stdin, stdout and stderr that were closed (``>&-``).
 
-    Otherwise a file that is opened later would get the descriptor of a closed stream, and thus schedtrace's
-    output.
+    Otherwise a file that is opened later would get the descriptor of a closed stream, and thus receive
+    schedtrace's output.
     """
     while (file := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  # stderr
         os.set_inheritable(file, True)

@@ -123,7 +123,7 @@ class Command(TyperCommand):
 
 
 def checked(name: str, value: Any) -> Any:
-    """Return the checked value of an option or argument; in paths, ``~`` is replaced with the home.
+    """Return the checked value of an option or argument; replace ``~`` in paths with the home folder.
 
     Args:
         name: Name of the option or argument, for the user.
@@ -220,7 +220,7 @@ def trace_bounds(text: str | None) -> str | None:
     """Return ``--trace`` unchanged after checking it.
 
     Raises:
-        UsageError: If it is invalid.
+        UsageError: If the bounds are invalid.
     """
     from schedtrace.model.trace_bounds import bounds
 
@@ -250,7 +250,7 @@ def processes(jobs: int | None) -> int:
 
 
 def changes_of_ranks(data_parallel_size: int | None, router: str | None) -> dict[str, Any]:
-    """Return these options as changed settings."""
+    """Return those of these options that are set, as changed settings."""
     options = {"data_parallel_size": data_parallel_size, "router": router}
     return {name: value for name, value in options.items() if value is not None}
 
@@ -261,7 +261,7 @@ def read_runs(paths: list[Path], *, cache: bool = True, window: "Window | None" 
     Args:
         paths: Run folders or trace files.
         cache: Whether to use the user's cache for large traces.
-        window: Window to analyze; None for all.
+        window: Window to analyze; None for the whole trace.
 
     Raises:
         InputError: If a run cannot be read.
@@ -332,7 +332,7 @@ def show_trials(folder: Path) -> "RunReport":
 
 
 def print_escaped(text: str) -> None:
-    """Print a text on stdout whose parts have already been escaped."""
+    """Print on stdout a text whose parts have already been escaped."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -343,7 +343,7 @@ def is_terminal() -> bool:
 
 
 def require_vllm() -> None:
-    """Prepare this process for vLLM, whose log lines are not part of the command's output.
+    """Prepare this process for vLLM, and keep vLLM's log out of the command's output.
 
     Raises:
         UsageError: If vLLM is not installed.

@@ -45,7 +45,7 @@ def queue(
 
 
 FASTEST_S = 1.0
-"""Minimum time between two lines about an engine, because each line delays it."""
+"""Minimum seconds between two lines about an engine, because each line delays the engine."""
 
 
 def _follow(engine: str | None, every: str) -> None:

@@ -1,4 +1,4 @@
-"""``schedtrace run``: drive a workload on vLLM's engine with the scheduler traced."""
+"""``schedtrace run``: a workload on vLLM's engine, with the scheduler traced."""
 
 import os
 import signal

@@ -183,7 +183,7 @@ def _swept(
 
 
 def _is_run(source: str) -> bool:
-    """Return whether the source is a folder, or a file whose first line is a trace's header."""
+    """Return whether the source is a run: a path other than a file, or a file that begins with a header."""
     path = Path(source)
     if not path.is_file():
         return source != "random"

@@ -21,7 +21,7 @@ from schedtrace.timeline.timeline import Timeline
 
 
 def taken_in_turn(base: Timeline, new: Timeline) -> bool | None:
-    """Return whether the trials of both runs alternated in the same period; None if unknown."""
+    """Return whether the runs overlapped in time, as alternating trials do; None if unknown."""
     if not (Fact.TIMES in base.facts & new.facts and base.steps.height and new.steps.height):
         return None
     starts: list[list[int]] = [
@@ -82,7 +82,7 @@ class Load:
 
     @classmethod
     def from_report(cls, report: RunReport, timeline: Timeline) -> Self:
-        """Return the load of a run, whose first engine has this timeline."""
+        """Return the load of a run, given the timeline of its first engine."""
         outcomes = report.statistics.outcomes if report.statistics else None
         if outcomes is None or not outcomes.arrived:
             return cls(None, None, None)
@@ -121,7 +121,7 @@ WORK = (
 )
 """Fields that identify a workload: its size and its arrivals."""
 NAMED_WORK = ("batch_size", "input_len", "output_len")
-"""The same fields for a log whose name states the workload."""
+"""Fields that identify the workload of a log whose name states it."""
 
 
 def same_work(*, base: RunReport, new: RunReport) -> bool:
@@ -162,7 +162,7 @@ def recorded_work(report: RunReport) -> tuple[Any, ...] | None:
 OWN = "SCHEDTRACE_"
 """Prefix of the variables that control recording and do not affect vLLM."""
 OF_A_START = "_port"
-"""Suffixes of the fields whose values every start of data-parallel ranks draws anew."""
+"""Suffix of the fields whose values are drawn anew at every start of data-parallel ranks."""
 ADDRESS = {"port", "host", "uds"}
 """Options that state where a server listens."""
 OPTION = re.compile(r"--?[A-Za-z]")
@@ -172,7 +172,7 @@ NAMES = {
     "kv_blocks_total": "num_gpu_blocks",
     "token_budget": "max_num_scheduled_tokens",
 }
-"""Name of the setting for each field of vLLM's configuration and of the header whose name differs."""
+"""Name of the setting for each field of vLLM's configuration or the header that is named differently."""
 
 
 def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
@@ -235,7 +235,7 @@ def _options(base: Run, new: Run, compared: set[str]) -> list[ConfigChange]:
 
 
 def _command_options(manifest: Manifest | None) -> dict[str, str] | None:
-    """Return the options of a server's command by name; None if there is no server, or an unknown command.
+    """Return the options of a server's command by name; None if there is no server or the command is unknown.
 
     The arguments of ``schedtrace run`` are in ``engine_args_given``, and its own options in the workload.
     """

@@ -48,7 +48,7 @@ FELL = 2.0
 
 
 def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
-    """Return a row per code and cause of findings in either run that both records could show."""
+    """Return a row for each code and cause of findings in either run, if both records could show them."""
     before, after = _by_kind(base), _by_kind(new)
     unjudged = _unjudged(base, new)
     changes = []
@@ -125,7 +125,7 @@ def refusal_changes(*, base: RunReport, new: RunReport) -> list[CauseChange]:
 
 
 def _refusals(report: RunReport) -> defaultdict[_Refusal, tuple[int, int]]:
-    """Return the exits and steps of each kind of refusal, whatever its line in the source."""
+    """Return the numbers of exits and steps of each kind of refusal, regardless of its source line."""
     totals: defaultdict[_Refusal, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in report.causes:
         if row.refusal:
@@ -297,14 +297,14 @@ def comparison_verdict(
     in_turn: bool | None,
     whole: bool = True,
 ) -> Message:
-    """Return findings that went or appeared, then the largest significant changes.
+    """Return the verdict: findings that disappeared or appeared, then the largest significant changes.
 
     Args:
         metrics: Metric changes with their outcomes.
         findings: Findings of both runs.
         same_work: Whether both runs had the same work.
         most_tests: Number of metrics that could vary with more trials.
-        in_turn: Whether the machine was the same for both; None if unknown.
+        in_turn: Whether the runs overlapped in time (``taken_in_turn``); None if unknown.
         whole: Whether both records contain everything that is compared.
     """
     parts = [] if same_work else [say("different workloads: the figures say little")]
@@ -354,12 +354,12 @@ def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> lis
 
 
 def _changed(metric: MetricChange) -> Message:
-    """Return a change such as ``output +12.3 %``, or that the base was 0."""
+    """Describe a change: ``output +12.3 %``, or ``output from 0`` if the base was 0."""
     return say("{name} from 0" if metric.change_frac is None else "{name} {change_frac:+%}", metric)
 
 
 def _nothing_found(metrics: list[MetricChange], most_tests: int, *, has_changes: bool) -> list[Message]:
-    """Return a sentence if no figure certainly differs, with the changes that could not be detected."""
+    """Return why no change is certain: too few trials, one server a side, or no change of detectable size."""
     untold = {Outcome.NONE_FOUND, Outcome.TOO_FEW, Outcome.ONE_EACH}
     changed = [m for m in metrics if m.outcome in untold]
     if not changed:
@@ -391,7 +391,7 @@ def _nothing_found(metrics: list[MetricChange], most_tests: int, *, has_changes:
 
 
 def _size(metric: MetricChange) -> float:
-    """Return the size of a change as a ratio, the same for double and half."""
+    """Return the size of a change as a ratio; doubling and halving have the same size."""
     low, high = sorted((metric.base.mean, metric.new.mean))
     return round(high / low, 9) if low > 0 else float("inf")
 

@@ -1,4 +1,4 @@
-"""First different decision of two runs' schedulers, trial by trial.
+"""First decision that differs between two runs' schedulers, trial by trial.
 
 Request ids differ between runs, so requests are compared by their number within the trial: the number in the
 ids of ``schedtrace run`` (``t<trial>-<number>-...``), or else the place in the order of arrival.
@@ -34,7 +34,7 @@ _Row = dict[str, Any]
 
 
 def compare_decisions(*, base: Timeline, new: Timeline) -> Decisions:
-    """Return the first step decided differently, with each common trial aligned at its first step.
+    """Return the first step that was decided differently; common trials are aligned at their first steps.
 
     This compares the scheduled requests with their tokens, the preempted requests and, if both traces record
     them in the same way, the causes of the exits.

@@ -45,8 +45,8 @@ STATISTICS: dict[str, Callable[..., Series]] = {
     "TPOT p50": np.median,
     "E2E p50": np.median,
 }
-"""Compared metrics, each with the statistic of its series; without tails, for which there are too few
-requests."""
+"""Compared metrics, each with the statistic of its series; tails such as p99 are left out, because there are
+too few requests for them."""
 LATENCIES = {"TTFT p50": "ttft_us", "TPOT p50": "tpot_us", "E2E p50": "e2e_us"}
 """Latencies of requests, by column name."""
 
@@ -158,7 +158,7 @@ def _mean(values: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Metric:
-    """Figure of a trial, and how it is combined over the engines of the run."""
+    """Figure of a trial, with the function that combines it over the run's engines."""
 
     name: str
     unit: str
@@ -375,7 +375,7 @@ def require_compared(asked: Sequence[str], comparison: Comparison) -> None:
         comparison: Comparison of the two runs.
 
     Raises:
-        InputError: If none of the metrics of a condition is in both.
+        InputError: If the runs have none of a condition's metrics in common.
     """
     compared = {change.name for change in comparison.metrics}
     for condition in asked:

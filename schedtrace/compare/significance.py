@@ -18,8 +18,8 @@ CONFIDENCE = 0.95
 RESAMPLES = 9999
 FEWEST_TO_CORRELATE = 6
 MOST_DIVISIONS = 3_432
-"""Maximum number of divisions of trials into two sides that are counted exactly, which suffices for 7 trials
-per side. Asymptotic p-values of so few trials are far off if some are equal."""
+"""Maximum number of ways to divide the trials into two sides up to which all are counted; enough for 7 trials
+per side. With so few trials, asymptotic p-values are far off if some values are equal."""
 
 Values = Sequence[float]
 Figures = NDArray[np.float64]
@@ -34,8 +34,8 @@ def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
     """Return the 95 % percentile bootstrap interval of ``relative_change``, from a fixed seed.
 
     Trials are assumed to be independent. With four per side it contains the truth in about 84 of 100 cases,
-    with eight in 94. None if a side has fewer than four trials, neither side has any spread, or a base trial
-    is 0.
+    with eight in 94. None if there are too few trials for any significance (such as three per side),
+    neither side has any spread, or a base trial is 0.
     """
     if min(base) <= 0 or not (spreads(base) or spreads(new)) or smallest_p(len(base), len(new)) > ALPHA:
         return None
@@ -84,8 +84,8 @@ def effective_count(values: Values) -> float:
 
     A machine has slow phases, which slow several trials in a row, so two sides may differ although their
     configurations do not. If the ranks of neighbouring trials have the correlation r, n trials are worth
-    ``n * (1 - r) / (1 + r)`` (Bayley and Hammersley 1946). If r could be chance (one-sided, 5 %), they are
-    worth n.
+    ``n * (1 - r) / (1 + r)`` (Bayley and Hammersley 1946). If r could be due to chance (one-sided, 5 %),
+    they are worth n.
     """
     count = len(values)
     if count < FEWEST_TO_CORRELATE or not spreads(values):
@@ -98,12 +98,12 @@ def effective_count(values: Values) -> float:
 
 
 def smallest_p(base_count: int, new_count: int) -> float:
-    """Return the smallest p-value of a two-sided rank test, in which all values of one side are larger."""
+    """Return the smallest possible p-value of a two-sided rank test: that of two sides without overlap."""
     return min(1.0, 2 / comb(base_count + new_count, base_count))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Correct p-values for their number (Holm 1979); any is falsely significant at most with ``ALPHA``."""
+    """Correct p-values for their number (Holm 1979), so that ``ALPHA`` limits the chance of any error."""
     corrected, highest = [0.0] * len(ps), 0.0
     for rank, at in enumerate(sorted(range(len(ps)), key=lambda at: ps[at])):
         highest = max(highest, min(1.0, (len(ps) - rank) * ps[at]))
@@ -117,7 +117,7 @@ def spreads(values: Values) -> bool:
 
 
 def per_trial(base: Values, new: Values, count: Callable[[Values], float]) -> float:
-    """Return the factor by which the variance of the difference of means exceeds that of a trial."""
+    """Return the variance of the difference of both means, as a multiple of a single trial's variance."""
     return 1 / count(base) + 1 / count(new)
 
 
@@ -144,7 +144,7 @@ def noise_floor(base: Values, new: Values, tests: int) -> float | None:
 
 
 def trials_for(base: Values, new: Values, tests: int, wanted_frac: float = WANTED_FRAC) -> int | None:
-    """Return the trials per side for a noise floor of this size, by the approximation of ``noise_floor``."""
+    """Return the trials per side for a noise floor of ``wanted_frac``, by the formula of ``noise_floor``."""
     relative = _relative_spread(base, new)
     if relative is None:
         return None

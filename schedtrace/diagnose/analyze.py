@@ -1,6 +1,6 @@
-"""Analysis of recorded runs, which yields a report; catalogue of the findings, and the selection among them.
+"""Report on recorded runs, catalogue of the findings, and selection of findings by code.
 
-The facts that a report needs about one engine are extracted first (``one_engine``), so that the engine's
+The facts that a report needs about one engine are extracted first (``one_engine``), so that this engine's
 timeline can be released before the next one is made.
 """
 
@@ -70,7 +70,10 @@ _REQUESTS = pl.col("request_ids").explode().drop_nulls().n_unique()
 
 
 def exit_counts(timeline: Timeline) -> pl.DataFrame:
-    """Return a row per kind of exit of an engine: ``exits``, ``steps``, ``request_ids``, budget ``left``."""
+    """Return a row for each kind of exit in one engine: ``exits``, ``steps``, ``request_ids`` and ``left``.
+
+    ``left`` is the unused budget in tokens, summed over the exits.
+    """
     return timeline.exits.group_by(_EXIT).agg(
         pl.col("count").sum().alias("exits"),
         pl.col("step").n_unique().cast(pl.Int64).alias("steps"),
@@ -80,7 +83,7 @@ def exit_counts(timeline: Timeline) -> pl.DataFrame:
 
 
 def cause_table(engines: Sequence[pl.DataFrame]) -> list[CauseRow]:
-    """Return one row per kind of exit over all engines: refusals first, then by frequency.
+    """Return one row per kind of exit over all engines: refusals before the rest, each by frequency.
 
     Args:
         engines: ``exit_counts`` of each engine.
@@ -97,10 +100,10 @@ def cause_table(engines: Sequence[pl.DataFrame]) -> list[CauseRow]:
 
 
 def cap_counts(timeline: Timeline) -> pl.DataFrame:
-    """Return a row per kind of cap of an engine: ``chunks``, ``steps``, ``request_ids``, ``withheld_tokens``.
+    """Return a row for each kind of cap in one engine.
 
-    For the steps of each kind, ``left`` is the sum of the unused budget, and ``known`` the number of steps
-    with a known budget.
+    Columns: ``chunks``, ``steps``, ``request_ids``, ``withheld_tokens``, ``left`` (unused budget in tokens,
+    summed over the steps) and ``known`` (number of steps whose unused budget is recorded).
     """
     of_steps = pl.struct("step", "remaining_budget").unique().struct.field("remaining_budget")
     return timeline.caps.group_by(_CAP).agg(
@@ -138,9 +141,8 @@ class OneEngine:
     judged: Judged
     unlimited: Unlimited
     problems: list[Message]
-    """Notices about requests that were present when the trace began, and about steps in which the rebuilt
-    queue differs from the recorded counts.
-    """
+    """Notices about requests that were present when the trace began, about queues whose order is unknown or
+    was rebuilt wrongly, and about rules of other packages that failed."""
     trials: list[TrialReport]
     request_time: list[RequestTime]
     engine_time: list[EngineTime]
@@ -193,7 +195,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
 
 
 def judge(timeline: Timeline) -> Judged:
-    """Return the findings of all rules on one engine."""
+    """Return the findings of all rules about one engine."""
     own = (rule for rule in RULES.values() if rule.code not in PACKAGES.rules)
     findings = [finding for rule in own if rule.needs <= timeline.facts for finding in rule(timeline)]
     more, problems = package_findings(timeline, PACKAGES)
@@ -202,7 +204,7 @@ def judge(timeline: Timeline) -> Judged:
 
 
 def _notices(timeline: Timeline) -> list[Message]:
-    """Return notices about requests present at the beginning, and about queues that were rebuilt wrongly."""
+    """Return notices about requests present at the beginning, and about queues of uncertain order."""
     problems: list[Message] = []
     if not timeline.there_first.is_empty():
         problems.append(
@@ -241,12 +243,12 @@ def _notices(timeline: Timeline) -> list[Message]:
 
 
 Test = Callable[[Run, list[Finding]], tuple[list[Finding], Replays | str]]
-"""Function that tests the advice of a run's findings. It returns the findings in their new order, and either
-the replays that tested the advice or the reason why there are none."""
+"""Function that tests the advice of a run's findings. It returns the findings, reordered, and either the
+replays that tested the advice or the reason why there are no replays."""
 
 
 def analyze(runs: list[Run], window: Window | None = None, test: Test | None = None) -> Report:
-    """Return the figures and findings of each run, or of a window of each run's traces."""
+    """Return the figures and findings of each run, or of one window of its traces."""
     return Report(runs=[analyze_run(run, window, test) for run in runs])
 
 
@@ -263,11 +265,11 @@ class Timelines:
         self._place: int | None = None
         self._last: Timeline | None = None
         self.problems: list[Message] = []
-        """Problems of the file that was read last, and the recorder's notices."""
+        """Problems and recorder's notices of the trace that was read last."""
         self._in_window = False
         self._steps = 0
         self._times_us: list[int] = []
-        """Begin and end of each engine's recording, on the first trace's clock."""
+        """Begin and end of each engine's recording, in microseconds on the first trace's clock."""
 
     def at(self, place: int) -> Timeline:
         """Return the timeline of the trace with this index."""
@@ -312,11 +314,11 @@ def analyze_run(
     Args:
         run: A run.
         window: Part of each trace to analyze; None for all of it.
-        test: Test of the advice.
+        test: Function that tests the findings' advice; None to test none.
         timelines: Timelines of the run in that window, if the caller uses them afterwards.
 
     Raises:
-        UsageError: If no step began in the window, or the record has no times.
+        UsageError: If no step began and no request was present in the window, or the record has no times.
     """
     timelines = timelines or Timelines(run, window)
     measured = run.manifest if window is None else None  # the front end's figures are of whole trials
@@ -392,7 +394,7 @@ LIMITS = (
 
 
 def config_of(run: Run) -> dict[str, Any]:
-    """Return the configuration from the trace's header and, if there is one, from the manifest."""
+    """Return the run's configuration, from its first trace's header and, if there is one, its manifest."""
     first, manifest = run.traces[0], run.manifest
     header = first.header
     config: dict[str, Any] = {
@@ -430,7 +432,7 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
 
 
 def _rank_problems(ranks: RecordedRanks) -> list[Message]:
-    """Return notices about ranks in lock-step without a trace, and about the clocks of several hosts."""
+    """Return notices about lock-step ranks that have no trace, and about the clocks of several hosts."""
     problems, recorded, off_us = [], len(ranks.each), ranks.uncertainty_us
     if ranks.missing_ranks:
         sentence = "{found:n} of {size:n rank} recorded: what the others made them wait for is not known."
@@ -488,7 +490,7 @@ class FindingKind(msgspec.Struct, kw_only=True):
     """Meaning of the finding in one line."""
     needs: list[str]
     """Facts that a record must contain for the rule to be evaluated; a trace of vLLM's own scheduler contains
-    all."""
+    all of them."""
 
 
 class Catalogue(msgspec.Struct, kw_only=True):
@@ -510,7 +512,7 @@ def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
     """Return the codes to report: those of ``only`` (all codes if it is empty) without those of ``ignore``.
 
     Raises:
-        UsageError: If there is no such code, or it no longer exists.
+        UsageError: If a code is unknown, or belongs to a former finding.
     """
     for option, codes in (("--only", only), ("--ignore", ignore)):
         for code in codes:

@@ -37,16 +37,17 @@ class Cohort(NamedTuple):
     mean_requests: float
     """Mean number of requests in uneven cycles."""
     request_ids: list[str]
-    """First ten requests of the batch, in order; empty if a tenth of the requests change their batch."""
+    """First ten requests of the batch, in order; empty if over a tenth of the requests change their batch."""
     requests: int
     """Number of requests that were ever in the batch; 0 if requests change their batch."""
 
 
 def cycles(timeline: Timeline, depth: int) -> pl.DataFrame:
-    """Return groups of ``depth`` consecutive steps without prefill, with a request in every batch.
+    """Return groups of ``depth`` consecutive steps without prefill, with at least ``depth`` requests.
 
-    Columns: ``step`` (the first), ``trial``, ``sizes`` (requests of each step), ``requests``, ``largest``,
-    ``best`` (the largest if they were even) and ``cycle_us``, from the output before it to its last one.
+    Columns: ``step`` (the first), ``trial``, ``sizes`` (requests of each step), ``requests`` (their sum),
+    ``largest`` (of the sizes), ``best`` (the largest if the sizes were even) and ``cycle_us`` (from the
+    output before the cycle to its last output).
     """
     back = pl.col("output_us")
     return (
@@ -134,7 +135,7 @@ def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort
 
 
 class UnevenContext(msgspec.Struct, kw_only=True):
-    """Uneven context of the ranks' requests, the largest of which sets the pace of common steps."""
+    """Uneven context of the ranks' requests; the rank with the most context sets the pace of common steps."""
 
     requests_frac: float
     """Share of the requests' time that even contexts would save."""
@@ -143,17 +144,17 @@ class UnevenContext(msgspec.Struct, kw_only=True):
     mean_others: float
     """Mean number of context tokens on each of the remaining ranks."""
     request_id: str
-    """Request with the longest prompt on the rank that most often has the most."""
+    """Request with the longest prompt on the rank with the most context tokens in total."""
     prompt_tokens: int
     """Length of the prompt of ``request_id``."""
 
 
 def uneven_context(ranks: RecordedRanks) -> tuple[int, UnevenContext] | None:
-    """Return the cost of uneven contexts in common steps, and the rank that most often has the most context.
+    """Return the rank with the most context tokens in total, and the cost of uneven contexts in common steps.
 
-    The lengths of common steps without prefill are fitted to the most requests and the most context of a
-    rank. None if ranks do not run in lock-step, or contexts are even, cost little, or do not explain the
-    lengths.
+    The lengths of common steps without prefill are fitted to the largest number of requests and of context
+    tokens on a rank. None if ranks do not run in lock-step, or contexts are even, cost little, or do not
+    explain the lengths.
     """
     if not ranks.lockstep or ranks.missing_ranks:
         return None

@@ -1,13 +1,13 @@
-"""Excess of the steps over their work, by part of a step, and the search for what slow steps have in common.
+"""Excess time of steps beyond their work, by part of a step, and search for what slow steps have in common.
 
 Each part is examined in turn: its times, the model of its work, the features to compare, the search, and the
-cost of the explanations found. The rest of the excess is unexplained.
+cost of the explanations. The rest of the excess is unexplained.
 
-An explanation is a split, a pair of splits, or a slope, fitted with the work. The model is ``time = work +
-effect``, fitted by least absolute deviations of relative errors; such a fit does not mistake a cliff for
-work, even if most steps lie beyond the cliff. The search fits the candidates that score far above chance
-(``excess_candidates.py``) and judges them on held-out blocks of steps: an explanation holds in both halves of
-the blocks.
+An explanation is a split, a pair of splits, or a slope. It is fitted together with the work by the model
+``time = work + effect``, with least absolute deviations of relative errors; such a fit does not mistake a
+jump for work, even if most steps lie beyond the jump. The search fits the candidates that score far above
+chance (``excess_candidates.py``) and judges them on held-out blocks of steps: an explanation must hold in
+both halves of the blocks.
 """
 
 from collections.abc import Sequence
@@ -49,11 +49,12 @@ from schedtrace.timeline.events import DEVICE, EPISODE, FIRST, NO_CALL, PERIODIC
 from schedtrace.timeline.timeline import Timeline, made_once
 
 LEAST_FACTOR, LEAST_HOST_FACTOR = {EXECUTION: 1.03}, 1.2
-"""Minimum factors by which a part's time grows: host work varies far more than device work."""
+"""Minimum factor by which an effect lengthens a part's time: by part of a step, and for host work, which
+varies far more."""
 SEVERAL = 2
-"""Minimum number of phases of slow steps for which a range of steps is not an explanation."""
+"""Minimum number of phases of slow steps at which a range of steps no longer counts as an explanation."""
 EVENT_PARTS = {EXECUTION: DEVICE, SCHEDULE: "schedule", UPDATE: "update", BETWEEN: "host_gap"}
-"""Part of an interruption for each part of a step."""
+"""Name in the table of interruptions for each part of a step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,14 +74,14 @@ class Effect:
     added_us: float
     """Time that the effect adds to all steps, estimated from the examined ones."""
     cost_us: float
-    """Time that it costs the engine in all steps: host work costs nothing while the device is busy."""
+    """Time that the effect costs the engine in all steps; host work is free while the device is busy."""
     felt_us: float
     """``cost_us``, multiplied in each step by the number of requests that ran."""
 
 
 @dataclass(frozen=True, eq=False)
 class Unmarked:
-    """Excess of slow steps that no recorded feature marks, without interruptions.
+    """Excess of the slow steps that neither a recorded feature nor an interruption explains.
 
     If there are several phases, a range of steps also counts as unmarked, because it shows when steps are
     slow, not why.
@@ -131,7 +132,7 @@ class PartExcess:
 
 @made_once
 def part_excesses(timeline: Timeline) -> list[PartExcess]:
-    """Return the excess of each part of the steps that costs time, with its explanations."""
+    """Return the excess of each examined part of the steps, with the effects that are large enough."""
     parts = []
     for part in examined_parts(timeline):
         excess = part_excess(timeline, part)
@@ -162,7 +163,7 @@ def step_excesses(timeline: Timeline) -> list[StepExcess]:
 
 
 def part_excess(timeline: Timeline, part: ExaminedPart) -> PartExcess:
-    """Return the excess of one part of the steps, with its explanations."""
+    """Return the excess of one part of the steps, with the effects of all its explanations."""
     compared = compared_features(timeline, part)
     explanations = search(part.fit, compared) if compared else []
     expected, added, error = split(part.fit, explanations)
@@ -198,7 +199,7 @@ def part_excess(timeline: Timeline, part: ExaminedPart) -> PartExcess:
 
 
 def _still_slow(times: Array, left: Array, error: float, candidates: Array) -> Array:
-    """Return the unexplained excess of the candidates that remain slow without their explained part."""
+    """Return the unexplained excess of candidates that are slow even without the explained one; else 0."""
     return np.where(candidates & (left > SLOW_ERRORS * error * (times - left)), left, 0.0)
 
 
@@ -253,24 +254,25 @@ SURELY = 1.6
 RESOLVED = 1e-3
 """Smallest difference in relative error per block that a fit resolves."""
 BETTER = 0.02
-"""Minimum share of the errors that a second condition must remove."""
+"""Minimum share of the errors that a second condition must remove in addition to the first."""
 LEAST_CHANGE, LEAST_CHANGE_OF_WORK = 0.03, 0.1
-"""Minimum relative change of the part's time, because step-time models are not more accurate; for tokens,
-which are the work itself, they are less accurate."""
+"""Minimum relative change of a part's time, for most features and for those of ``WORK``; models of step times
+cannot resolve smaller changes."""
 HALF = 0.5
 """Share of an effect that separates slow steps from the rest."""
 MISPLACED = 2
 """Number of steps on the wrong side of a split that noise can explain."""
 MISPLACED_FRAC = 0.1
-"""Maximum share of the steps that are on the wrong side of a split whose effect grows."""
+"""Maximum share of steps on the wrong side of a split whose effect grows."""
 NEAR, NEAR_FRAC = 8, 0.1
-"""Minimum number of steps on either side of a cut that must show the jump, and their share of the smaller
-side."""
+"""Minimum number of steps on either side of a cut that must show the jump, as a count and as a share of the
+smaller side."""
 LEAST_APART = 0.3
-"""Minimum difference between slow and other steps in the share that exceeds half of the effect."""
+"""Minimum difference, between the steps inside and outside a split, in the share of steps that exceed half of
+the effect."""
 CLEAR_ERROR, LEAST_CLEARLY_APART = 0.25, 0.6
-"""Typical error, in units of the effect, below which noise hardly blurs a split; and the minimum difference
-in that case."""
+"""Maximum typical error, in units of the effect, at which noise hardly blurs a split; and the value that
+replaces ``LEAST_APART`` then."""
 MOST_EXPLANATIONS, LEAST_SECOND = 3, 0.1
 """Maximum number of explanations of a part, and minimum share of the remaining errors that each further one
 removes."""
@@ -374,9 +376,9 @@ def _best(fit: WorkFit, features: Sequence[Feature]) -> Explanation | None:
 
 
 def _as_range(features: Sequence[Feature], explanation: Explanation) -> Explanation:
-    """Return a pair of conditions, one of them on the clock, as a range of the clock if it is one.
+    """Replace a pair of conditions, one of them on the clock, with a range of the clock for the same steps.
 
-    The second condition then only marks one end of the range.
+    If these steps are not consecutive, the pair stays unchanged.
     """
     kinds = {term.feature.kind for term in explanation.terms}
     if "clock" not in kinds or kinds == {"clock"}:
@@ -415,7 +417,7 @@ def _order(explanation: Explanation) -> tuple[int, int, bool, bool, int, float]:
 def _in_usual_words(
     fit: WorkFit, before: Array, features: Sequence[Feature], explanation: Explanation
 ) -> Explanation:
-    """Replace each feature with the first of its family that explains as much."""
+    """Replace each feature with the first feature of its family that explains as much."""
     for at, term in enumerate(explanation.terms):
         family = [feature for feature in features if feature.family_name == term.feature.family_name]
         place = [feature.identity for feature in family].index(term.feature.identity)
@@ -431,7 +433,7 @@ def _in_usual_words(
 
 
 def _judged(fit: WorkFit, before: Array, explanation: Explanation) -> Explanation | None:
-    """Return the explanation with its effect, if it holds in both halves and is large and distinct."""
+    """Return the explanation with its effect; None if that is small or blurred, or absent in either half."""
     measure = explanation.added_units
     best: Explanation | None = None
     for additive in (True,) if explanation.slope or explanation.growth else (False, True):
@@ -566,6 +568,6 @@ def _is_better(explanation: Explanation, rival: Explanation) -> bool:
 def _separates_better(explanation: Explanation, rival: Explanation) -> bool:
     """Return whether a split leaves clearly fewer steps on the wrong side than its rival.
 
-    Steps near the start of what grows are on either side by chance.
+    If the rival's effect grows, steps near its start are on either side by chance, so the answer is no.
     """
     return not rival.slope and not rival.growth and explanation.misplaced <= rival.misplaced / 2 - MISPLACED

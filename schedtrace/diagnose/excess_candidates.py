@@ -29,7 +29,7 @@ MOST_CUTS = 24
 """Maximum number of cuts of a feature in the first pass; the second pass refines the best cut between its
 neighbours."""
 BESIDE = ("trait", "lora", "encoder", "grammars", "compiling")
-"""Features that count things that add work of the host, or on the device, in parallel to the forward pass."""
+"""Features that count what adds work, on the host or on the device, in parallel to the forward pass."""
 NO_SLOPE = np.zeros(0)
 """Starts of slopes for a feature without slopes."""
 LEAST_NEW = 0.01
@@ -39,18 +39,18 @@ MOST_NEAR = 150
 SHUFFLES = 60
 """Number of random orders of the blocks from which the scores that chance reaches are estimated."""
 FAR = 4.5
-"""Standard deviations above the mean of the best scores in shuffled errors. Chance exceeds this in about 1 of
-570 searches, by the distribution of a maximum (E. J. Gumbel, 1958)."""
+"""Number of standard deviations by which a score must exceed the mean of the best scores in shuffled errors.
+Chance exceeds this in about 1 of 570 searches, by the distribution of a maximum (E. J. Gumbel, 1958)."""
 FAR_PAIR = 1.3
-"""Multiple of the score needed by a single condition that a pair must reach, because there are many more
-pairs."""
+"""Minimum score of a pair, as a multiple of the minimum score of a single condition; it is larger because
+there are many more pairs."""
 MOST_STARTS = 20
-"""Most values of a feature at which a slope is tried to start."""
+"""Maximum number of a feature's values that are tried as the start of a slope."""
 SIZES_OF_BATCH = ("batch", "decode_tokens", "running")
 """Features that count a batch's requests or tokens. Their jump may grow beyond the cut: without a CUDA graph,
 each further request may cost more."""
 FIRST = 10
-"""Number of leading candidates, each on a different feature, that the search fits and extends to pairs."""
+"""Maximum number of leading splits that the search extends to pairs; it fits twice as many candidates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Explanation:
 class Candidates:
     """Splits and slopes, each of which stands for a column with a value for each step.
 
-    The columns of thousands of cuts are never made. Sums over a column are added up from the sums over the
+    The columns of thousands of cuts are never stored: sums over a column are made up of the sums over the
     steps between neighbouring cuts of a feature.
     """
 
@@ -214,12 +214,12 @@ def _candidates(
 
 
 def _scores(fit: WorkFit, candidates: Candidates, errors: Array) -> Array:
-    """Return each candidate's correlation with errors, about a squared standard score with its sign.
+    """Return how strongly each candidate correlates with errors: about a squared standard score, with sign.
 
     Args:
         fit: Model of the work.
         candidates: Candidates to score.
-        errors: Errors of the steps; or a column for each of several errors.
+        errors: Error of each step, or a matrix with one column for each of several sets of errors.
     """
     inside, lean = candidates.sums(fit.basis), candidates.sums(errors)
     return _standardized(candidates.norms(), inside, lean, np.mean(errors**2, axis=0))
@@ -290,9 +290,9 @@ def _leaders(candidates: Candidates, scores: Array, least: float) -> list[int]:
 
 
 def refined(fit: WorkFit, explanation: Explanation) -> Explanation:
-    """Return a split with the best cut near its own and the same sign, or a slope with its best start.
+    """Move a split's cut to the best one nearby with a score of the same sign, or a slope to its best start.
 
-    A slope that cannot start late stays unchanged. In a pair, the second condition's cut is refined first.
+    A slope that cannot start late stays unchanged. In a pair, the second condition's cut is moved first.
     """
     if len(explanation.terms) > 1:
         return _refined_pair(fit, explanation)
@@ -311,9 +311,9 @@ def refined(fit: WorkFit, explanation: Explanation) -> Explanation:
 
 
 def _growing(fit: WorkFit, explanation: Explanation) -> Explanation | None:
-    """Return a split by the batch's size with a jump that grows beyond the cut; None if it does not.
+    """Return a split by batch size with a jump that grows beyond the cut; None if the jump does not grow.
 
-    The model of the work bends elsewhere, so a window of the clock may fit a growing jump better.
+    Without the growth, a range of the clock may fit better, because the model of the work bends elsewhere.
     """
     (term,) = explanation.terms
     if explanation.slope or term.feature.kind not in SIZES_OF_BATCH or not term.above:
@@ -339,7 +339,7 @@ def _started(fit: WorkFit, explanation: Explanation) -> Explanation:
 
 
 def _pairs(fit: WorkFit, singles: Candidates, leading: Sequence[Term], least: float) -> Iterator[Explanation]:
-    """Yield the best pairs of a leading and a second condition, if they reach a score."""
+    """Yield the best pairs of each leading condition with a second one, if they score at least ``least``."""
     for first in leading:
         held, own = first.mask, first.feature
         joined = []  # two different correlates are no pair

@@ -1,8 +1,8 @@
-"""Features of every step that may go with an excess of its time: every recorded property of the step.
+"""Features of steps that may go with excess time: every recorded property of a step.
 
-The excess itself suggests two kinds: the presence of single requests whose steps are slow, and the position
-in a period at which phases of slow steps return. A phase is a stretch of time in which most steps are slow. A
-phase shows when steps are slow, not why.
+The excess itself suggests two more kinds of features: the presence of a single request whose steps are slow,
+and the position in a period with which phases of slow steps return. A phase is a stretch of time in which
+most steps are slow; it shows when steps are slow, not why.
 """
 
 from collections.abc import Iterator
@@ -43,8 +43,8 @@ MOST_ADAPTERS = 20
 ADAPTER_ROOM = {"adapter_slots": "max_loras", "adapter_reads": "max_cpu_loras"}
 """Settings with the number of LoRA adapters on the device and in the worker's memory, by kind of feature."""
 MOST_LENGTHS, LONGER = 3, 3.0
-"""Maximum number of requests whose length is a feature, and minimum multiple of the median number of steps
-that such requests have: if many requests grew alike, the growth with one request's output would not last."""
+"""Maximum number of requests whose length is a feature, and minimum number of steps of such a request, as a
+multiple of the median: only a request that outlives the others can make times grow for long."""
 
 SIZES = {"16": 16, "64": 64, "128": 128, "256": 256, "512": 512, "powers of two": 0}
 """Sizes to which a device may pad its batches, by name: multiples of a number of tokens."""
@@ -60,7 +60,7 @@ LEAST_SLOW_FRAC = 0.5
 FEWEST_RETURNS = 4
 """Minimum number of phases that show a period."""
 LATE_FRAC = 0.1
-"""Share of the period by which a phase may be early or late."""
+"""Maximum share of the period by which a phase may be early or late."""
 MOST_SUSPECTS = 3
 """Maximum number of requests whose presence is a feature: the requests with the slowest steps."""
 FEWEST_OF_REQUEST = 20
@@ -72,13 +72,13 @@ WINDOW = 20
 
 
 FEWEST_MARKED, FEWEST_MARKED_TIMES = 10, 5
-"""Minimum number of slow steps that share a fact, and of separate times at which the fact holds and a step is
-slow."""
+"""Minimum number of slow steps among which a shared fact is sought, and of separate periods in which the fact
+holds and a step is slow."""
 LEAST_MARKED, MOST_MARKED, HALF = 0.95, 0.3, 0.5
 """Minimum share of the slow steps that have the fact, maximum share of all steps that have it, and minimum
-share of the times at which it holds that have a slow step."""
+share of slow periods among the periods in which it holds."""
 ABOUT_AS_FEW = 1.1
-"""Factor up to which two facts mark about as few steps, so that the first of them is named."""
+"""Maximum ratio at which two facts count as marking equally few steps, so that the first of them is named."""
 
 
 class FeatureKind(NamedTuple):
@@ -194,7 +194,7 @@ class StepPhase(NamedTuple):
 
 
 def compared_features(timeline: Timeline, part: ExaminedPart) -> list[Feature]:
-    """Return the features to compare with the excess of a part; empty if the work predicts every time."""
+    """Return the features to compare with the excess of a part; empty if its work explains all its times."""
     steps, fit = part.steps, part.fit
     if np.abs(fit.relative_excess).max() <= SLOW_ERRORS * LEAST_ERROR:
         return []
@@ -286,7 +286,7 @@ def _first_uses(every: pl.DataFrame, places: Array) -> Iterator[Feature]:
 def _oldest_steps(timeline: Timeline, at_us: Array) -> Array:
     """Return how many steps ago the oldest request in the scheduler arrived; 0 without requests.
 
-    The age is in steps, because an age in time would grow with the slowness that it is to explain.
+    The age is in steps, because an age in seconds would itself grow when steps are slow.
     """
     states = timeline.request_states.filter(pl.col("state") != "front_end")
     lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())
@@ -330,7 +330,7 @@ def _listed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
 
 
 def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
-    """Yield the output tokens so far of each request that outlives the others; 0 in steps without it.
+    """Yield, for each request that outlives the others, its output tokens so far; 0 in steps without it.
 
     The cost of one request may grow with its length, but a model of the work only knows the sum over the
     batch.
@@ -349,7 +349,7 @@ def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
 
 
 def _counts(steps: pl.DataFrame, rows: pl.DataFrame, column: str | None = None) -> Array:
-    """Return the number of rows with each step, or the sum of their ``column``."""
+    """Return the number of rows that belong to each step, or the sum of ``column`` over these rows."""
     of_steps, of_rows = steps["step"].to_numpy(), rows["step"].to_numpy()
     order = np.argsort(of_steps)
     ordered = of_steps[order]
@@ -376,7 +376,7 @@ def _members(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> It
 
 
 def _placed_adapters(timeline: Timeline, steps: pl.DataFrame, asked: pl.DataFrame) -> Iterator[Feature]:
-    """Yield the number of adapters that each step had to load onto the device, or to read.
+    """Yield the number of adapters that each step had to load onto the device, or to read into memory.
 
     The worker keeps as many adapters as it has room for, and replaces the least recently used one.
 
@@ -433,9 +433,9 @@ def slow_phases(steps: pl.DataFrame, slow: Array) -> list[StepPhase]:
 def returning_phases(steps: pl.DataFrame, phases: list[StepPhase]) -> tuple[float, Array] | None:
     """Return the phases' period and each step's position in it, in seconds; None without a period.
 
-    The distances in the first half of the phases predict each phase of the second half. A phase in which the
-    trace begins has no visible beginning. Steps before the first and after the last phase get the last
-    position of a period, so that a beginning or end of the repetition marks no steps.
+    The distances between phases in the first half must predict the phases of the second half. A phase during
+    which the trace begins is left out, because its beginning is not visible. Steps before the first phase and
+    after the last one get the last position of a period, so that they do not stand out.
     """
     begins = np.array([phase.begin_us for phase in phases if phase.begin_us > steps["start_us"][0]], float)
     if len(begins) < FEWEST_RETURNS:
@@ -452,7 +452,7 @@ def returning_phases(steps: pl.DataFrame, phases: list[StepPhase]) -> tuple[floa
 
 
 def _suspects(timeline: Timeline, steps: pl.DataFrame, fit: WorkFit) -> list[str]:
-    """Return the requests whose presence explains most of the errors, and at whose start steps turn slow.
+    """Return the requests whose presence best explains the errors, and at whose start steps turn slow.
 
     The score of a request is the number of steps with it, times the number of steps without it, times the
     squared difference of the mean errors.
@@ -539,8 +539,8 @@ class SharedMark:
 def shared_mark(timeline: Timeline, numbers: pl.Series) -> SharedMark | None:
     """Return the fact that nearly all of these slow steps have, if it is no coincidence; None otherwise.
 
-    Steps may have the fact without being slow, because it makes steps slow only at times. The search for
-    effects, in contrast, looks for facts that make nearly every step slow.
+    Other steps may have the fact and not be slow, because it makes steps slow only at times. The search for
+    effects (``excess.py``), in contrast, looks for facts that make nearly every step slow.
 
     Args:
         timeline: Timeline of the engine.

@@ -1,4 +1,4 @@
-"""Wording of the finding ``slow-steps``: parts of a step, features in common, title and verdict."""
+"""Wording of the finding ``slow-steps``: parts of a step, shared conditions, title and verdict."""
 
 import math
 from typing import TYPE_CHECKING
@@ -61,7 +61,7 @@ NOUNS = {
     "throttled": ("held-back prefill", None),
     "age": ("step since the oldest request came", "steps since the oldest request came"),
 }
-"""Noun of each counted feature, and its plural if that is not the noun with an s."""
+"""Noun of each counted feature, and its plural; None if the plural only adds an s."""
 FLAGS = {
     "decode_only": ("that only decode", "with a prefill or without tokens"),
     "mixed": ("that mix prefill and decode", "that do not mix prefill and decode"),
@@ -87,13 +87,13 @@ OPERATIONS = {
 }
 """Noun of each operation."""
 SECONDS = ("clock", "idle", "period", "since")
-"""Features in seconds; all other features are counts."""
+"""Kinds of features that are times in seconds; all others are counts or yes-or-no facts."""
 LEAST_GROWTH_US = 10.0
-"""Minimum microseconds that a sentence states per unit, or per thousand or million units."""
+"""Growth in microseconds below which a sentence takes a larger unit: a thousand units, then a million."""
 LATE_FRAC = 0.1
-"""Minimum share of the steps below the start of a slope for a sentence to state the start."""
+"""Minimum share of steps that lie below a slope's start for a sentence to state where the slope starts."""
 FIRST_OF = {"prefill": "prefill", "used": "number of tokens"}
-"""Phrase for the tokens whose first sizes are features."""
+"""Phrase for each kind of tokens whose number may be the first of its size."""
 MINUTES = {
     "clock": "",
     "idle": " without work before a step",
@@ -103,7 +103,7 @@ MINUTES = {
 
 
 def steps_subject(excess: "PartExcess", effect: "Effect") -> Message:
-    """Return the name of the slow steps, as the subject of a sentence."""
+    """Return a phrase for the slow steps, as the subject of a sentence."""
     terms = effect.explanation.terms
     if len({term.feature.identity for term in terms}) < len(terms) and terms[0].feature.kind in NOUNS:
         low, high = sorted(terms, key=lambda term: term.cut)
@@ -164,7 +164,7 @@ def term_clause(excess: "PartExcess", term: "Term") -> Message:
 
 
 def title(excess: "PartExcess", effect: "Effect", subject: Message) -> Message:
-    """Return the title of the finding, with the subject of its sentences."""
+    """Return the finding's title, made from ``subject`` unless the time grows with a feature."""
     if effect.explanation.slope:
         (term,) = effect.explanation.terms
         return say("Time {where} grows with {what}", where=PARTS[excess.part], what=term_nouns(term))
@@ -200,7 +200,7 @@ def trend(excess: "PartExcess", effect: "Effect", each_us: float, share: float) 
 
 
 def _per_units(term: "Term", each_us: float) -> Message:
-    """Return by how much a time grows, for enough units to take at least 10 us."""
+    """State how much a time grows per unit or, if a unit adds less than 10 us, per thousand or million."""
     units = next((units for units in (1, 1000) if each_us * units >= LEAST_GROWTH_US), 1_000_000)
     kind, detail = term.feature.identity
     if units > 1 and kind in ("length", *NOUNS):
@@ -224,7 +224,7 @@ def tie_clause(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:
 
 
 def mark_clause(term: "Term") -> Message:
-    """Return a fact about steps as a clause that follows ``steps``."""
+    """Return a noun phrase for steps that have a fact, such as ``steps with preemptions``."""
     kind = term.feature.kind
     return (
         say("steps " + FLAGS[kind][0]) if kind in FLAGS else say("steps with {what}", what=term_nouns(term))
@@ -300,7 +300,7 @@ COMPARED = {
     ("dummies",): "dummy batches",
     ("idle", "clock", "period", "since"): "time",
 }
-"""Phrases for the facts that the search compares, by the kinds of features."""
+"""Phrases for the facts that the search compares, by the kinds of the features about them."""
 
 
 def compared_facts(kinds: list[str]) -> list[Message]:

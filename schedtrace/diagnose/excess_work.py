@@ -31,7 +31,7 @@ FEWEST_ROWS = 60
 MOST_BENDS, STEPS_OF_BEND = 10, 12
 """Maximum number of bends in the cost of prefill tokens, and minimum number of steps per bend."""
 CONVERGED = 1e-6
-"""Relative change of the sum of errors at which a fit ends."""
+"""Maximum relative change of the sum of errors at which a fit ends."""
 LEAST_FRAC = 0.01
 """Minimum share of the busy time that a part of the host's work must take, or an explanation must cost."""
 BLOCK = 25
@@ -42,16 +42,17 @@ FEWEST_BLOCKS = 24
 LEAST_ERROR = 0.002
 """Minimum typical error, because smaller relative errors are below what a model of the work can resolve."""
 BOUND = 3.0
-"""Maximum error in typical errors; larger errors are clipped to it."""
+"""Maximum error, as a multiple of the typical error; larger errors are clipped to it."""
 SLOW_ERRORS = 4.0
 """Number of typical model errors beyond which a step is slow."""
 
 
 def judged_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return the steps to examine in order of time, without starved and interrupted steps.
+    """Return the steps to examine, in order of time, without starved and interrupted steps.
 
     Starved processors, pauses, sleep, calls to the workers, stalls and hangs have causes of their own. The
-    columns ``gap_us`` and ``idle_us`` are the host's time and the idle time since the previous step's start.
+    columns ``gap_us`` and ``idle_us`` contain the host's time between steps, and the idle time, since the
+    start of the previous step.
     """
     steps = timeline.steps.filter(~pl.col("step").is_in(timeline.starved_steps.implode())).sort("start_us")
     events = timeline.events.filter(pl.col("kind").is_in([PAUSED, ASLEEP, CALLED, HUNG, STALLED]))
@@ -141,9 +142,9 @@ def _bends(values: Array, pieces: int) -> list[Array]:
 
 
 def _bends_among(values: Array, among: Array) -> list[Array]:
-    """Return columns that let a line bend between equally many of the selected steps.
+    """Return columns that let a line bend at values that divide the selected steps into groups of equal size.
 
-    They are 0 in the remaining steps.
+    The columns are 0 in the remaining steps.
     """
     if not among.any():
         return []
@@ -171,7 +172,8 @@ class WorkFit:
     relative_excess: Array
     """Excess over the work, relative to ``usual``."""
     errors: Array
-    """Excess over the work in typical errors, clipped to ``BOUND``, with the work projected out."""
+    """``relative_excess`` in units of the typical error, clipped to ``BOUND``, with the work projected out.
+    """
     blocks: Array
     """Number of each step's block."""
 
@@ -179,7 +181,7 @@ class WorkFit:
 def fit_lad(matrix: Array, target: Array, rounds: int = 12) -> Array:
     """Fit by least absolute deviations, with iteratively reweighted least squares.
 
-    It stops after ``rounds``, or as soon as a round changes the sum of errors by less than ``CONVERGED``.
+    The fit ends after ``rounds``, or as soon as a round changes the sum of errors by at most ``CONVERGED``.
     """
     weight = np.ones(len(target))
     costs = np.zeros(matrix.shape[1])
@@ -252,7 +254,7 @@ def examined_part(
 
 
 def examined_parts(timeline: Timeline) -> Iterator[ExaminedPart]:
-    """Yield the parts of the steps that cost time, with all steps or a sample of them."""
+    """Yield the parts of a step that cost time, each with the steps that have it or a sample of these."""
     steps = judged_steps(timeline)
     if steps.height < FEWEST_ROWS or not timeline.busy_us:
         return

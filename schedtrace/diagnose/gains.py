@@ -1,8 +1,9 @@
 """Gains from a changed setting on this load, as far as the trace bounds them.
 
-A higher limit saves no token's work. It reduces the number of steps in which requests waited, and so saves
-the fixed cost of a step. The waiting requests bound how many steps are saved, and the recorded steps bound
-the cost of a step. If the bounds are far apart, no gain is stated, and a replay must measure it.
+A higher limit does not reduce the work for any token. It reduces the number of steps in which requests wait,
+and so saves the fixed cost of these steps. The waiting requests bound how many steps are saved, and the
+recorded steps bound the cost of a step. If the bounds are far apart, no gain is stated, and a replay must
+measure it.
 
 Without such bounds, the fixed share of a step's time shows whether fuller or smaller steps shorten latencies.
 A step takes ``fixed + work``; the work grows with its requests and tokens. Equal batches that run one after
@@ -32,12 +33,13 @@ WIDEST_FRAC = 0.25
 """
 
 RAN = pl.col("total_requests")
+"""Number of requests that got tokens in a step."""
 THERE = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
-"""Columns with the requests that got tokens in a step, and the requests that could have got tokens."""
+"""Number of requests that ran or waited after a step, and so could have got tokens in it."""
 
 
 def throughput_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | None:
-    """Return the gain in output tokens per second from saving this much busy time, in microseconds."""
+    """Return the gain in output tokens/s from saving between ``least_us`` and ``most_us`` of busy time."""
     busy_us = timeline.busy_us
     if not 0 < most_us < busy_us:
         return None
@@ -114,12 +116,12 @@ def with_more_running(
 def steps_saved(timeline: Timeline, waited: float, widest: float) -> tuple[float, float]:
     """Return the smallest and the largest number of steps saved if up to ``widest`` requests share a step.
 
-    Jobs that share ``widest`` places take at least as long as the longest job, or as all jobs in full steps,
-    and at most the sum of both (Graham's bound of list scheduling).
+    Jobs that share ``widest`` places take at least as long as the longest job, and as all jobs in full steps,
+    and at most the sum of both (Graham's bound for list scheduling).
 
     Args:
         timeline: The engine's trace.
-        waited: Steps that are saved while requests wait.
+        waited: Number of steps that are saved while requests wait.
         widest: Maximum number of requests in a step with the higher limit.
     """
     working = timeline.steps.filter(RAN > 0)
@@ -135,7 +137,7 @@ def steps_saved(timeline: Timeline, waited: float, widest: float) -> tuple[float
 
 
 def most_step_us(timeline: Timeline) -> float | None:
-    """Return the maximum fixed cost of a step: the largest base, and all host time."""
+    """Return the maximum fixed cost of a step in microseconds: the largest base plus all host time."""
     model, steps = timeline.step_time, timeline.steps.filter(RAN > 0).height
     return model.most_base_us + host_time_us(timeline) / steps if model is not None and steps else None
 
@@ -149,8 +151,8 @@ def host_time_us(timeline: Timeline) -> int:
 def sets_pace(timeline: Timeline) -> bool:
     """Return whether the engine sets the pace: requests come all at once, or right after answers.
 
-    If it does not, the clients' timing determines the throughput, and a higher limit only brings answers
-    sooner.
+    If the engine does not set the pace, the clients' timing determines the throughput, and a higher limit
+    only brings answers sooner.
     """
     load = offered_load(timeline)
     if len(timeline.trials()) <= 1 and load.working_frac < 1 - LEAST_IDLE_FRAC:  # between trials it is usual
@@ -164,13 +166,13 @@ def peak_requests(timeline: Timeline) -> int:
 
 
 SIMILAR_FRAC = 0.25
-"""Minimum number of tokens of a similar step, as a share of the median of the steps with waiting requests.
-Smaller steps hide their work on a device that computes while it reads its weights."""
+"""Minimum number of tokens in a similar step, as a share of the median of the steps with waiting requests. On
+a device that computes while it reads its weights, the work of smaller steps does not show."""
 NEARER_FRACS = (0.5, 0.75)
-"""Narrower ranges of sizes, which show whether a result holds only for the smaller ones of the similar steps.
-"""
+"""Higher values of ``SIMILAR_FRAC``, which show whether a result holds only for the smaller similar steps."""
 BREAK_EVEN_FRAC = 0.5
-"""Fixed share above which steps that run together end sooner on average than one after the other."""
+"""Minimum fixed share of a step's time at which batches that run together end sooner on average than batches
+that run one after the other."""
 SAVED_AT_ONCE_FRAC = 0.05
 """Minimum share of the busy time that fewer steps must save if requests come all at once."""
 LIMITS = frozenset({"max_num_seqs", "max_num_active_seqs", "num_gpu_blocks_override"})
@@ -223,14 +225,14 @@ def fixed_share(timeline: Timeline, shown: pl.DataFrame, *, at_budget: bool = Fa
 
 
 def throughput_counts(timeline: Timeline) -> bool:
-    """Return whether higher throughput finishes requests sooner: they come at once or follow answers."""
+    """Return whether higher throughput finishes requests sooner: they come all at once or follow answers."""
     return offered_load(timeline).pace in ("at_once", "answers")
 
 
 def shows_fuller(timeline: Timeline, waits: Charged) -> bool:
     """Return whether the trace shows that fuller steps shorten latencies, however little throughput rises.
 
-    This applies to requests that arrive at times of their own.
+    False if requests come all at once or follow answers, because throughput counts for these.
     """
     if throughput_counts(timeline):
         return False
@@ -239,9 +241,9 @@ def shows_fuller(timeline: Timeline, waits: Charged) -> bool:
 
 
 def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> list[Advice]:
-    """Return the advice; unless fuller steps shorten latencies, larger limits become values to replay.
+    """Return the advice; unless fuller steps shorten latencies, higher limits only become values to replay.
 
-    If throughput counts, fuller steps raise it, and no such proof is needed.
+    If higher throughput finishes requests sooner, no such proof is needed, because fuller steps raise it.
     """
     settings = {piece.setting for piece in advice if piece.value is not None}
     if not settings & {*LIMITS, RESERVE} or throughput_counts(timeline):
@@ -275,7 +277,7 @@ def unless_shown(timeline: Timeline, waits: Charged, advice: list[Advice]) -> li
 
 
 def budget_times(timeline: Timeline, shown: pl.DataFrame, share: FixedShare) -> float | None:
-    """Return the factor for the token budget (2, 4 or a half) that the bounds support; None if none does.
+    """Return the factor for the token budget (2, 4 or a half) that the bounds support; None if they do not.
 
     If all requests come at once, the time of the last one counts: half as many steps save at least half of
     their fixed time, and larger steps hardly lengthen the total. Otherwise, latencies count: one step less

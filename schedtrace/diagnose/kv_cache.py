@@ -1,7 +1,7 @@
 """KV cache: blocks that requests need and hold, by KV cache group, and use of the prefix cache.
 
-New requests' use of the prefix cache is compared with an unlimited cache; preempted requests' use is reported
-separately.
+The hits of new requests in the prefix cache are compared with those in an unlimited cache; the hits of
+preempted requests are reported separately.
 """
 
 from bisect import bisect_right
@@ -30,7 +30,7 @@ def usable_blocks(header: Header) -> int | None:
 def kv_tier(timeline: Timeline) -> str | None:
     """Return the KV connector in which the engine stores what it loads later; None if it has no such tier.
 
-    A connector that passes requests on to another engine has what that engine computes.
+    A connector that passes requests on to another engine is no such tier.
     """
     settings = timeline.header.settings
     if settings.get("kv_transfer_config.kv_role") != "kv_both":
@@ -47,7 +47,7 @@ def blocks_needed(header: Header, tokens: int) -> list[int] | None:
 
 
 def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
-    """Return the most KV blocks that sequences of these lengths ever hold, in all cache groups together.
+    """Return the most KV blocks that a sequence of each length ever holds, in all cache groups together.
 
     The result is null if blocks cannot be counted.
     """
@@ -60,7 +60,7 @@ def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
 
 
 def longest_sequence(header: Header) -> int | None:
-    """Return the maximum tokens of a request that has the whole KV cache, without slots for drafts."""
+    """Return the maximum length, in tokens, of a request alone in the KV cache, without slots for drafts."""
     usable, length = usable_blocks(header), header.max_model_len
     need = need_of_engine(header)
     if usable is None or length is None or need is None or blocks_needed(header, 1) is None:
@@ -84,7 +84,7 @@ class Need:
     blocks_total: int | None
     blocks_for_all: int | None
     """Number of blocks for the largest number of requests that were present at once, as far as seats allow,
-    assuming the largest need of as many consecutive requests; None if the cache has that many."""
+    assuming the largest need of as many consecutive requests; None if the cache has that many blocks."""
     largest_holder: str | None
     largest_holder_blocks: int | None
     set_aside: int
@@ -139,7 +139,7 @@ def need_at_refusals(timeline: Timeline, request_id: str | None = None) -> Need:
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
-    """Return the blocks for all requests at once: at least their number times the mean need.
+    """Return the number of blocks for all requests at once: at least their number times their mean need.
 
     A few large requests need far more blocks than the same number of average requests, so the largest need of
     as many consecutively admitted requests counts, too.
@@ -208,9 +208,9 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
     Columns: ``step``, ``trial``, ``request_id``, ``prompt_tokens`` and
 
     * ``cached_tokens``: found at the admission, in this engine's cache if that is recorded,
-    * ``shareable_tokens``: in full blocks that a request admitted before it in the trial began with, up to
-      the last common mark (``model.trace_facts``), but for the prompt's last token, which vLLM always
-      computes; null if prefix hashes are not recorded,
+    * ``shareable_tokens``: in full blocks with which an earlier request of the trial also began, up to the
+      last common mark (``model.trace_facts``), without the prompt's last token, which vLLM always computes;
+      null if prefix hashes are not recorded,
     * ``missed_tokens``: shareable, but neither found nor brought by a KV connector,
     * ``miss``, ``salted``, ``longest_tokens``: as in ``Admission``; null if not recorded.
     """
@@ -268,7 +268,7 @@ class SharedBeginnings(NamedTuple):
 
 
 def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
-    """Return the shared prefixes of the trial with the most of them; None if hashes are not recorded."""
+    """Return the shared prefixes of the trial in which they have the most blocks; None without hashes."""
     arrivals = timeline.started_requests
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size
     hashed = arrivals[["trial", "prefix_hashes"]].drop_nulls("prefix_hashes")
@@ -280,7 +280,7 @@ def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
 
 
 def _shared_nodes(texts: list[str]) -> tuple[int, int]:
-    """Return the number of blocks in shared prefixes, and of prefixes that are not part of longer ones."""
+    """Return the number of blocks in shared prefixes, and how many prefixes are not part of longer ones."""
     ordered = sorted(texts)
     alike = [0, *(_alike(first, second) for first, second in pairwise(ordered)), 0]
     most_alike = (max(neighbours) for neighbours in pairwise(alike))
@@ -294,7 +294,7 @@ def _shared_nodes(texts: list[str]) -> tuple[int, int]:
 
 
 def shared_blocks(hashes: list[str]) -> list[int]:
-    """Return, for each prompt, the most leading blocks that it shares with any earlier prompt, up to a mark.
+    """Return the number of leading blocks, up to a mark, that each prompt shares with any earlier prompt.
 
     In sorted order, a prompt shares most with one of its neighbours. To find the neighbours among earlier
     prompts only, prompts are removed from the last to the first.
@@ -341,12 +341,12 @@ def resumptions(timeline: Timeline) -> pl.DataFrame:
 
     Columns: those of ``model.trace.Preemption``, ``step``, ``trial`` and
 
-    * ``lasted_steps``: steps since the request was last admitted; null where that is not in the trace,
-    * ``cycle``: at most ``steps_per_block``,
-    * ``resumed_step``: the step that admitted it again; null if none did before it ended or the trace did,
-    * ``found_tokens``: of ``lost_tokens``, those it found in a cache then; null with ``resumed_step``,
-    * ``away_us``: from the start of the step that preempted it to that of ``resumed_step``, or to its end, or
-      to the last output of the trace.
+    * ``lasted_steps``: steps since the request was last admitted; null if that is not in the trace,
+    * ``cycle``: whether ``lasted_steps`` is at most ``steps_per_block``,
+    * ``resumed_step``: the step that admitted the request again; null if none did,
+    * ``found_tokens``: those of the ``lost_tokens`` that it found in a cache then; null if not resumed,
+    * ``away_us``: from the start of the step that preempted the request to the start of ``resumed_step``; if
+      not resumed, to the request's end or else the last output of the trace.
     """
     lost = timeline.preemptions.filter(pl.col("in_schedule"))
     admitted = (

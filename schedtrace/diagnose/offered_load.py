@@ -17,42 +17,42 @@ from schedtrace.timeline.timeline import Timeline, made_once
 from schedtrace.workloads.clients import Clients, clients_of
 
 BURST_FRAC, DONE_FRAC = 0.9, 0.1
-"""Minimum share of a trial's requests that must arrive within a share of its steps for the requests to come
-all at once, and that share of the steps."""
+"""Shares that define requests that come all at once: at least ``BURST_FRAC`` of a trial's requests arrive
+within the first ``DONE_FRAC`` of its steps."""
 FEWEST = 8
 """Minimum number of requests of a trial from which a rate is computed."""
 BEYOND_FRAC = 0.10
-"""Minimum share by which the offered load exceeds the served load if the backlog grows; less may be chance.
-"""
+"""Minimum share by which the offered load exceeds the served one if the backlog grows; less may be chance."""
 PARTS = 3
 """Number of parts of the arrival period; a growing backlog must grow from each part to the next."""
 GROWS_FRAC = 0.2
-"""Minimum growth from the second to the last part; in the first part, the backlog of an empty engine always
-grows."""
+"""Minimum growth of the backlog from the second to the last part, as a share; in the first part, the backlog
+of an empty engine always grows."""
 BURST = 2
 """Minimum mean number of requests in a busy period for busy periods to be reported."""
 IDLE_FRAC = 0.5
 """Minimum share of idle time for an engine to count as waiting for its clients."""
 LEAST_IDLE_FRAC = 0.05
-"""Maximum share of idle time of an engine that sets the pace; a more idle engine could have taken more work.
+"""Maximum share of idle time at which an engine sets the pace; a more idle engine could have taken more work.
 """
 THINKS_MS = 1.0
 FEWEST_EVEN, EVEN = 20, 0.3
-"""Minimum number of gaps between arrivals, and their maximum standard deviation in units of their mean, for
-arrivals to be even; it is 1 for independent arrivals."""
+"""Minimum number of gaps between even arrivals, and maximum ratio of the gaps' standard deviation to their
+mean; the ratio of independent arrivals is 1."""
 GIVEN_UP_FRAC = 0.1
-"""Minimum share of requests given up for an engine to count as not keeping up."""
+"""Minimum share of requests that clients gave up at which an engine counts as not keeping up."""
 NEARLY_ALL = 0.95
-"""Minimum share of the requests that generate a single token for the load to be described so."""
+"""Minimum share of requests with a single output token for a description of the load to mention them."""
 ROOM_FRAC = 0.9
-"""Minimum share of the working time that fuller steps would save if the engine waits for its clients."""
+"""Maximum share of the working time that the work takes in steps as full as the fullest one, for the summary
+to mention it."""
 
 
 @dataclass(frozen=True)
 class OfferedLoad:
-    """Offered and served load. Rates per second cover the first to last arrival and the first to last answer.
+    """Offered load, from the first arrival to the last, and served load, from the first answer to the last.
 
-    A run's throughput is lower, because it also covers the time until the first answer.
+    A run's throughput is lower than the served load, because it also covers the time until the first answer.
     """
 
     pace: Literal["at_once", "answers", "clock", "unknown"]
@@ -65,7 +65,7 @@ class OfferedLoad:
     latency_ms: float | None = None
     """Median time from a request to its answer, if requests follow answers."""
     rounds: "Rounds | None" = None
-    """Figures about rounds, for a barrier."""
+    """Figures about rounds; None unless requests follow answers in a pattern other than ``loop``."""
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
     """Offered tokens per second: uncached prompt tokens, and output tokens."""
@@ -98,7 +98,7 @@ class OfferedLoad:
 
     @property
     def beyond_frac(self) -> float:
-        """Excess of the offered load over the served load; 0 if the engine keeps up."""
+        """Excess of the offered over the served request rate, as a share; 0 if the backlog does not grow."""
         if not self.grows or not self.requests_per_s or not self.served_requests_per_s:
             return 0.0
         return self.requests_per_s / self.served_requests_per_s - 1
@@ -138,7 +138,7 @@ class OfferedLoad:
 
     @property
     def throughput_note(self) -> Message:
-        """Sentence that the clients set the throughput, if the engine was idle at times; else ``summary``."""
+        """Sentence saying that clients set the throughput if the engine idled at times; else ``summary``."""
         if self.pace != "clock" or not self.keeps_up or self.working_frac >= 1 - LEAST_IDLE_FRAC:
             return self.summary
         words = "The clients set the throughput: they offer {offered}, and the engine keeps up: it {works}."
@@ -151,7 +151,7 @@ class OfferedLoad:
 
     @property
     def client_words(self) -> Message:
-        """Phrase: ``2 clients with one request open each, sent 300 ms after the previous answer``."""
+        """Phrase such as ``2 clients with one request open each, sent 300 ms after the previous answer``."""
         if self.clients is None:
             return NOTHING
         think_ms, words = self.think_ms or 0.0, CLIENT_WORDS[self.clients.pattern]
@@ -239,7 +239,7 @@ class Rounds:
 
 
 def rounds_of(requests: pl.DataFrame, places: int) -> Rounds:
-    """Return the degree to which rounds fill the engine.
+    """Return the number of rounds, and the share of their places that stays empty.
 
     Args:
         requests: Times at which each request came and left: ``came_us``, ``gone_us``.
@@ -352,7 +352,7 @@ def _per_s(requests: pl.DataFrame, column: str) -> float | None:
 
 
 def _at_fullest(timeline: Timeline, working: float) -> tuple[int, float | None]:
-    """Return the requests in the fullest step, and the share of time that as full steps would need."""
+    """Return the number of requests in the fullest step, and the share of time that such steps would need."""
     steps = timeline.steps.filter(pl.col("total_requests") > 0)["total_requests"]
     fullest = int(steps.max() or 0)  # type: ignore[arg-type]  # a column of integers
     if timeline.step_time is None or not fullest:
@@ -382,7 +382,7 @@ def _backlogs(timeline: Timeline, arrived: pl.DataFrame) -> tuple[list[float], i
 
 
 def load_of_all(loads: Sequence[OfferedLoad]) -> Message:
-    """Describe the load of several engines that keep up; empty if any does not, or that is unknown."""
+    """Describe the load of several engines; empty if any does not keep up, or its load is unknown."""
     if any(load.pace != "clock" or not load.keeps_up or load.requests_per_s is None for load in loads):
         return NOTHING
     requests = sum(load.requests_per_s or 0.0 for load in loads)

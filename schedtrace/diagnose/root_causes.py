@@ -1,4 +1,4 @@
-"""Order of findings: root causes by gain, each with its symptoms beneath it."""
+"""Order of findings: root causes by weight, each with its symptoms beneath it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ from schedtrace.timeline.timeline import Timeline
 
 NEARLY = 0.8
 SMALL_FRAC = 0.5
-"""Maximum ratio of sizes for folding: a root cause is folded only under another that is at least twice as
-large."""
+"""Maximum ratio of two root causes' shares at which the smaller one is folded under the larger one, and
+minimum ratio at which a specific root cause precedes a shortage of the same resource."""
 MOST_OF_IT = 0.5
 
 
@@ -35,7 +35,7 @@ class Judged:
 
 
 def ordered_findings(timeline: Timeline, findings: Sequence[Finding]) -> Judged:
-    """Return all findings of one engine in order."""
+    """Return the findings of one engine in order, with symptoms and smaller root causes beneath others."""
     roots = _folded(timeline, _specific_first(_roots(findings)))
     return Judged(timeline.requests_us, roots, _placed(roots, findings))
 
@@ -123,7 +123,8 @@ def _distinct(findings: list[Finding]) -> list[Finding]:
 def _pooled_findings(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
     """Return the root causes and remaining symptoms of all engines, with shares of all requests' time.
 
-    Findings about clients are left out: they are judged by the requests of all engines together.
+    With several engines, findings about clients are left out, because these must be judged from the requests
+    of all engines together.
     """
     if len(engines) == 1:
         return engines[0].roots, engines[0].symptoms
@@ -178,7 +179,7 @@ def _share(root: Finding) -> float:
 
 
 def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
-    """Fold smaller waits under a larger wait for which the same requests waited at least as long."""
+    """Fold each root cause under a larger one that explains it, and return those that remain."""
     remaining: list[Finding] = []
     for root in roots:
         effect_of = RULES[root.code].symptom_of
@@ -197,9 +198,9 @@ def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
 def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
     """Return whether the larger finding explains the smaller one, by resource or by its requests' waits.
 
-    It does if both concern the same resource, if the requests that waited for the smaller one's resource
-    waited longer for the larger one's, or if the smaller is a wait for seats and steps become slow with more
-    requests at once.
+    It does if both concern the same resource, if most of the smaller one's wait is that of requests which
+    waited at least as long for the larger one's resource, or if the smaller one is a wait for seats and steps
+    become slow with more requests at once.
     """
     if slow_steps.contradicts(larger, smaller):
         return True

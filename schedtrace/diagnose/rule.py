@@ -1,9 +1,9 @@
 """Rule for one kind of finding, with all properties that are specific to this kind.
 
 Other packages register rules in the entry point group ``schedtrace.findings``. Such a rule judges one
-engine's timeline as a rule of ``rules/`` does. Its findings appear in the report and in ``schedtrace
-findings``, and ``--only`` and ``--ignore`` select them like any others. If it raises an exception, the report
-continues and lists the exception among its problems.
+engine's timeline, as the rules in ``rules/`` do. Its findings appear in the report and in ``schedtrace
+findings``, and ``--only`` and ``--ignore`` select them like any others. If the rule raises an exception, the
+report continues and lists the exception among its problems.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -26,12 +26,12 @@ Findings = Iterator[Finding]
 
 
 class Threshold(NamedTuple):
-    """Smallest share at which a rule reports its finding; a single step may make the difference."""
+    """Smallest share at which a rule reports its finding; a single step may decide whether it is reached."""
 
     least_frac: float
     share: Callable[[Finding], float | None]
-    """Function that returns the share compared with the threshold; None if the finding did not depend on it.
-    """
+    """Function that returns the share to compare with ``least_frac``; None if the finding does not depend on
+    a share."""
 
 
 def share_frac(finding: Finding) -> float | None:
@@ -40,7 +40,7 @@ def share_frac(finding: Finding) -> float | None:
 
 
 def cost_frac(finding: Finding) -> float | None:
-    """Return a finding's cost as a share of the busy time, or of the run."""
+    """Return a finding's cost as a share of the engine's busy time, or of the length of the run."""
     return finding.cost_frac
 
 
@@ -57,11 +57,11 @@ class Rule(Generic[Seen]):
     symptom_of: tuple[str, ...] = ()
     """Codes of the root causes of which this finding may be a symptom; empty for a root cause."""
     holds_up: bool = False
-    """Whether the finding, as a symptom, costs requests time even without its root cause."""
+    """Whether the finding, although a symptom, keeps its severity without a root cause, because it costs
+    requests time by itself."""
     charges: tuple[str, ...] = ()
-    """Charges of ``timeline.charges`` that the finding reports, if its wait may be the effect of another
-    wait.
-    """
+    """Charges of ``timeline.charges`` that the finding reports; empty if its wait cannot be the effect of
+    another wait."""
     specific: bool = False
     """Whether the finding names the holder of a resource, or an event, and not only a shortage; if so, it
     precedes findings of nearly the same weight."""
@@ -70,16 +70,15 @@ class Rule(Generic[Seen]):
     only_if_avoidable: bool = False
     """Whether the finding limits a run only if some change would help."""
     quiet: int | None = None
-    """Place among the findings that may lead the verdict if nothing limits the run; None if the finding may
-    not."""
+    """Place among the findings that may lead the verdict if nothing limits the run; None if this finding may
+    not lead it."""
     threshold: Threshold | None = None
-    """Threshold that ``diff`` applies to a finding that only one of two runs has; for a rule about charges,
-    their share.
-    """
+    """Threshold that ``diff`` applies to a finding that only one of two runs has. If it is None and the rule
+    has ``charges``, the finding's share of the requests' time is compared with ``FOUND_FROM_FRAC``."""
     proven: tuple[tuple[str | None, str], ...] = ()
-    """Causes, and settings in their advice, that a contract test has tried: vLLM's scheduler ran with the
-    setting, and the wait became shorter. ``tests/exam/test_advice.py`` fails if the list differs from what
-    the test tries."""
+    """Pairs of a cause and a setting in its advice that a contract test has tried: vLLM's scheduler ran with
+    the setting, and the wait became shorter. ``tests/exam/test_advice.py`` fails if this list differs from
+    what the test tries."""
 
     def __call__(self, seen: Seen) -> list[Finding]:
         """Return the findings in one engine's timeline, or in all ranks of a run."""

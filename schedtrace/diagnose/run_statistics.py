@@ -1,6 +1,6 @@
 """Statistics of a run and its trials: latency by class, caches, drafts, outcomes and sums over engines.
 
-Counts and frames of each engine are kept, and ``statistics`` combines them over the engines of a run.
+``EngineSums`` keeps the counts and tables of one engine, and ``statistics`` combines those of all engines.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ def _by_trial(manifest: Manifest | None) -> dict[int, TrialResult]:
 
 
 def over_all_engines(reports: Sequence[TrialReport], counted: Mapping[int | None, float]) -> None:
-    """Set the throughput of each engine over the time of all engines, so that the throughputs add up.
+    """Relate the throughput of each engine to the time of all engines, so that the throughputs add up.
 
     Args:
         reports: Reports of all engines.
@@ -128,13 +128,14 @@ def _report(
     *,
     queued: bool,
 ) -> TrialReport:
-    """Return the report of one trial on these engines together.
+    """Return the report of one trial for these engines together.
 
     Args:
         timelines: Timelines of the engines.
         trial: Trial; None for a trace without trials.
         result: Measurements of the front end; None if there are none.
-        seconds: Seconds over which throughput is computed without such measurements; None if there are none.
+        seconds: Time in seconds over which throughput is computed if ``result`` is None; None if there is no
+            such time.
         queued: As for ``trial_reports``.
     """
     first = timelines[0]
@@ -234,7 +235,7 @@ def strip(timeline: Timeline) -> list[StripCell]:
 
 
 MANY_FRAC = 0.05
-"""Share of requests without a first token above which TTFT is marked as a figure of only the others."""
+"""Minimum share of requests without a first token at which a note says that TTFT leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -248,13 +249,14 @@ class EngineSums:
     recorded."""
     requests: pl.DataFrame | None
     """Rows, one per request: ``priority``, ``lora``, ``queue_us``, ``own_us`` and ``queued_us`` (its
-    time in the engine and in the queue), ``has_token`` (it had a first token, if only before what the trace
-    shows), ``done``, ``ttft_us``, ``tpot_us`` and ``e2e_us``. None: lives of requests are not recorded."""
+    time in the engine and in the queue), ``has_token`` (whether it had a first token, even if before the
+    trace), ``done``, ``ttft_us``, ``tpot_us`` and ``e2e_us``. None: lives of requests are not recorded."""
     device: pl.DataFrame
+    """Times of steps on the device: each value ``us`` once, with its ``weight``."""
     apart: pl.DataFrame
-    """Times of steps on the device, and from start to start: each value ``us`` once, with its ``weight``."""
+    """Times from the start of a step to the start of the next one, in the form of ``device``."""
     inter_token: pl.DataFrame | None
-    """Times between two outputs of a request, in the form of ``apart``; None: not recorded."""
+    """Times between two consecutive outputs of a request, in the form of ``device``; None: not recorded."""
     kv_used: tuple[float, int] | None
     """Mean share of KV blocks in use after the steps, and the number of steps that record it."""
     spans: pl.DataFrame
@@ -311,7 +313,7 @@ def _outcomes(timeline: Timeline) -> dict[str, int | None]:
 
 
 def _work(timeline: Timeline) -> dict[str, int | None]:
-    """Return sums over the engine's steps, and over requests at their ends: tokens and times."""
+    """Return counts, tokens and times, summed over the engine's steps, request states and finishes."""
     steps, finishes = timeline.steps, timeline.finishes
     done = finishes.filter(pl.col("status").is_in(FINISHED))
     in_queue = pl.col("state").is_in(QUEUED)
@@ -340,9 +342,9 @@ def _work(timeline: Timeline) -> dict[str, int | None]:
 
 
 def _prefix(timeline: Timeline) -> dict[str, int | None]:
-    """Return the counts of ``PrefixCacheUse`` when requests were first scheduled; empty if not recorded.
+    """Return the counts of ``PrefixCacheUse`` at requests' first scheduling; an empty dict if not recorded.
 
-    ``enabled``: whether prefix caching was on.
+    ``enabled`` is 1 if prefix caching was on, else 0.
     """
     if not {Fact.CACHE, Fact.REQUESTS, Fact.LIVES} <= timeline.facts:
         return {}
@@ -470,7 +472,10 @@ def survivors(statistics: Statistics | None) -> Message:
 
 
 def _cache_use(sums: dict[str, int]) -> PrefixCacheUse | None:
-    """Return prefix-cache use at requests' first scheduling; a KV connector may also bring tokens."""
+    """Return the prefix-cache use at requests' first scheduling; None if caching was off and nothing was hit.
+
+    Hits include tokens that a KV connector brought.
+    """
     hits, prompt = sums["hit_tokens"], sums["prompt_tokens"]
     if not hits and not sums["enabled"]:
         return None
@@ -550,7 +555,7 @@ def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) ->
 
 
 def _at_a_time(engines: Sequence[EngineSums], time: str) -> float | None:
-    """Return the mean number of requests over each engine's busy time, as a ratio of two sums."""
+    """Return the mean number of requests at once: each engine's ``time`` over its busy time, summed up."""
     counts = [engine.counts for engine in engines]
     means = [(sums[time] or 0) / busy for sums in counts if (busy := sums["busy_us"])]
     return sum(means) if means else None

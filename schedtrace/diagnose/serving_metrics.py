@@ -5,8 +5,8 @@ or in one interruption. The latency of the slowest requests minus the latency of
 median therefore equals the sum of the differences in the time per state and cause (``tails``).
 
 A trial of ``schedtrace run`` has a beginning and an end, so its throughput refers to its whole duration, as
-in vLLM's benchmarks. The load of a server has no such limits. Its throughput refers to the time in which it
-had a request, because idle hours say nothing about the engine.
+in vLLM's benchmarks. The load of a server has neither, so its throughput refers to the time in which it had a
+request, because idle hours say nothing about the engine.
 """
 
 import math
@@ -38,9 +38,9 @@ ENDS = ("arrived_us", "first_token_us", "last_token_us", "output_tokens")
 
 
 def with_latencies(requests: pl.DataFrame) -> pl.DataFrame:
-    """Add latencies to rows with the columns of ``Finish``; null if a request has none or it is unknown.
+    """Add latencies to rows with the columns of ``Finish``; null if a request has none or it is not recorded.
 
-    * ``done``: whether it finished with the requested output,
+    * ``done``: whether the request finished with the requested output,
     * ``ttft_us``: from the arrival at the front end to the first token, however the request ended,
     * ``tpot_us``: time per output token after the first, and
     * ``e2e_us``: from the arrival to the last token, both only if ``done``.
@@ -90,10 +90,7 @@ def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
 
 
 def distribution(values: pl.DataFrame) -> Distribution | None:
-    """Return the distribution of ``us`` in ms, with each value counted ``weight`` times; None without values.
-
-    It equals the distribution of a list that contains each value ``weight`` times.
-    """
+    """Return the distribution of ``us`` in ms, each value counted ``weight`` times; None without values."""
     rows = grouped_by_value(values)
     if rows.is_empty():
         return None
@@ -118,7 +115,7 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
 
 
 def grouped_by_value(values: pl.DataFrame) -> pl.DataFrame:
-    """Return each known ``us`` once, in order, with the sum of its weights."""
+    """Return each recorded value of ``us`` once, in order, with the sum of its weights."""
     import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
 
     us, weight = (values[name].to_numpy().astype(float) for name in ("us", "weight"))
@@ -136,8 +133,8 @@ def single(frame: pl.DataFrame, us: pl.Expr) -> pl.DataFrame:
 def inter_token(timeline: Timeline) -> pl.DataFrame:
     """Return the times between consecutive outputs of requests (``us``), with their number (``weight``).
 
-    Within a stretch of decodes, every output follows that of the step before. The result therefore has one
-    row per step, weighted by the number of such requests, instead of one row per step and request.
+    Within a stretch of decodes, a request has an output in every step. Such times are therefore counted once
+    per step, weighted by the number of these requests, instead of once per step and request.
     """
     import numpy as np  # noqa: PLC0415  # as above
 
@@ -167,7 +164,7 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
     Args:
         timeline: Timeline of one engine.
         steps: Steps of the timeline, with ``output_us``.
-        ids: Ids of the requests.
+        ids: Ids of the requests; None for all.
     """
     stretches = timeline.measured_stretches
     if ids is not None:
@@ -214,7 +211,7 @@ TIMES_MEDIAN = 3.0
 LEAST_FRAC = 0.01
 """Minimum share of the difference that a part must have to be reported."""
 MOST_FRAC = 0.5
-"""Least share of the mean time to first token that a wait must take to be named."""
+"""Minimum share of the mean time to first token that a wait must take to be named."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +255,7 @@ def tails(timeline: Timeline) -> list[LatencyTail]:
 
 
 class FirstTokenWait(NamedTuple):
-    """Wait for one cause that takes most of the mean time to the first token."""
+    """Wait because of one cause, which takes most of the mean time to first token."""
 
     cause: str
     share_frac: float
@@ -342,7 +339,7 @@ def _parts(timeline: Timeline, group: pl.DataFrame, metric: _Metric) -> tuple[pl
 
 
 def _with_slow_steps(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``us``, the length of each row, and give the time in which the device took too long its own rows.
+    """Add ``us``, the length of each row, and move the time that the device took too long to rows of its own.
 
     ``interrupted_states`` leaves that time in the state of a computing request, because the request is in its
     own step and does not wait. Here it becomes a row of its own, in the state ``interrupted``.
@@ -437,7 +434,7 @@ def counted_s(engines: Iterable[pl.DataFrame]) -> dict[int | None, float]:
 
 
 def request_presence(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
-    """Return the time in which each request was in the scheduler, cut to the time between two moments."""
+    """Return the time span of each request in the scheduler, cut to the time between two moments."""
     there = trace.present.select("request_id", queued_us="at_us")
     begun = pl.concat([there, trace.arrivals[["request_id", "queued_us"]]])
     ended = trace.finishes.group_by("request_id").agg(end_us=pl.col("finished_us").max())
@@ -454,7 +451,7 @@ def request_presence(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
 def counted_time(run: RunReport) -> Message:
     """Return a note on the period that a run's throughput covers, if the run was idle for part of it.
 
-    ``while requests were present (38 of 57 s)``, ``over whole trials (57 s, requests for 38 s)``.
+    Examples: ``while requests were present (38 of 57 s)``, ``over whole trials (57 s, requests for 38 s)``.
     """
     trials = [trial for trial in run.trials if trial.throughput_s]
     counted = sum({trial.trial: trial.throughput_s or 0.0 for trial in trials}.values())

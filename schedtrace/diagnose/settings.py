@@ -1,7 +1,7 @@
 """Settings that affect scheduling: their values, the origin of each value, and what engines made of them.
 
-A value comes from the user, from vLLM's default or from other settings. It may differ from the user's, and
-some settings have no effect.
+A value comes from the user, from vLLM's default or from other settings. It may differ from the value that the
+user gave, and some settings have no effect.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,12 +39,12 @@ RETENTION = "cache_config.prefix_cache_retention_interval"
 
 
 def has_windows(header: Header) -> bool:
-    """Return whether the retention interval has an effect because there are groups that free blocks."""
+    """Return whether the retention interval has an effect: some cache groups free blocks behind a window."""
     return any(group.kind.startswith(("SlidingWindow", "Mamba")) for group in header.cache_groups)
 
 
 def keeps_windows(header: Header) -> bool:
-    """Return whether every block of a window stays cached, by the setting or because vLLM lacks it."""
+    """Return whether every block of a window stays cached: no retention interval is set, or vLLM lacks it."""
     return has_windows(header) and header.settings.get(RETENTION) is None
 
 
@@ -88,8 +88,7 @@ VALUES: dict[str, Value] = {
     "max_cudagraph_capture_size": _listed("compilation_config.max_cudagraph_capture_size"),
     "cudagraph_capture_sizes": _listed("compilation_config.cudagraph_capture_sizes"),
 }
-"""Function that returns each setting's value from the engine's header; None if this run or release lacks it.
-"""
+"""Function for each setting that returns its value from the engine's header; None if the header lacks it."""
 
 
 STRUCTURES = {
@@ -111,11 +110,11 @@ BY_CONTEXT = frozenset({"max_num_seqs", "max_num_batched_tokens"})
 AUTOMATIC = (None, -1, "auto")
 """Values that leave the choice to vLLM."""
 GIVEN = "(given)"
-"""Recorded text for a value that is not a plain value."""
+"""Text that is recorded in place of a structured value, such as a list."""
 
 
 def with_origin(name: str, value: Any, run: Run) -> EffectiveSetting:
-    """Return a setting of the run's engines, with the known origin of its value."""
+    """Return a setting of the run's engines, with the origin of its value, as far as it is recorded."""
     value_given, configured = _given(name, run), configured_by(run)
     if value_given is None:
         origin, why = _not_given(name, value, run)
@@ -174,7 +173,7 @@ def _not_given(name: str, value: Any, run: Run) -> tuple[Origin, Message]:
 
 
 def _reserved_for_drafts(header: Header) -> Message:
-    """Describe the tokens that speculative decoding reserves in a step; nothing without it."""
+    """Describe the tokens that speculative decoding reserves in a step; nothing without such decoding."""
     slots = header.settings.get("speculative_config.max_num_new_slots_for_drafting")
     batched, budget = header.scheduler_config.get("max_num_batched_tokens"), header.token_budget
     if not header.settings.get("speculative_config.num_speculative_tokens") or not batched or budget is None:
@@ -195,7 +194,7 @@ LOCAL_INTERVAL_SINCE = (0, 33)
 
 
 def why_inert(setting: EffectiveSetting, header: Header, configured: Configured | None) -> Message:
-    """Return why a setting has no effect; nothing if it has one, is at its default, or is switched off."""
+    """Return why a setting has no effect; nothing if it has an effect or its default value, or is off."""
     value, budget, blocks = setting.value, header.token_budget, header.kv_blocks_total
     number = value if isinstance(value, int | float) else 0
     limits, memory = header.scheduler_config, header.settings.get("cache_config.kv_cache_memory_bytes")
@@ -235,7 +234,7 @@ def _release(version: str) -> tuple[int, int] | None:
 
 
 LITTLE_USED = 0.5
-"""Share of a limit below which the peak use shows that the limit does not matter."""
+"""Maximum peak use, as a share of the limit, which shows that the limit does not matter."""
 FEWEST_STEPS = 100
 """Minimum number of steps with work for a statement that a limit was never reached."""
 FEWEST_REQUESTS = 10
@@ -245,7 +244,8 @@ FEWEST_REQUESTS = 10
 FEWEST_STEPS_OF_USE = 20
 """Minimum number of steps, or executed batches, that show the use of a setting."""
 MISSED_FRAC = 0.05
-"""Minimum share of the prompts' tokens in cache misses on shared prefixes for these to be reported."""
+"""Minimum share of the prompts' tokens that the prefix cache missed although earlier prompts began with them,
+for these misses to be reported."""
 
 
 class CappedSteps(NamedTuple):
@@ -274,7 +274,7 @@ class Reached:
     accepted: int = 0
     """Number of draft tokens of finished requests that were accepted."""
     round_us: float | None = None
-    """Time to verify the drafts of one decode, by the step-time model; None without a model."""
+    """Time to verify the drafts of one decode, as the step-time model estimates it; None without a model."""
     graph_steps: int = 0
     """Number of steps without prefill that fit into a captured graph."""
     graph_tokens: int = 0
@@ -286,14 +286,14 @@ class Reached:
     prompt_tokens: int = 0
     """Number of prompt tokens of all requests."""
     shareable_tokens: int = 0
-    """Number of prompt tokens in prefixes of earlier prompts."""
+    """Number of prompt tokens in prefixes that prompts share with earlier ones."""
     cached_tokens: int = 0
     """Number of prompt tokens found in the prefix cache."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """Peak use of each limit by one engine, and the number of observed steps."""
+    """Peak values that one engine reached, to compare with its limits, and the number of observed steps."""
 
     steps: int
     """Number of steps that scheduled something."""
@@ -371,7 +371,7 @@ def reached_by(timeline: Timeline) -> Reached:
 
 
 def use_of(timeline: Timeline) -> Use | None:
-    """Return the peak use of an engine; values that are not recorded are None."""
+    """Return the peak values that an engine reached; None if the trace lacks its queue or configuration."""
     if not {Fact.QUEUE, Fact.CONFIG} <= timeline.facts:
         return None
     steps = timeline.steps
@@ -468,7 +468,7 @@ def reached_message(setting: EffectiveSetting, engines: Sequence[Reached]) -> Me
 
 
 def _little(most: int, setting: EffectiveSetting, engines: Sequence[Use]) -> float | None:
-    """Return the peak use of a limit as a share, if the share is small and the run long enough."""
+    """Return the peak use as a share of a limit; None if the share is large or the run too short."""
     limit = setting.value
     if not isinstance(limit, int) or not limit or sum(engine.steps for engine in engines) < FEWEST_STEPS:
         return None
@@ -476,7 +476,7 @@ def _little(most: int, setting: EffectiveSetting, engines: Sequence[Use]) -> flo
 
 
 def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveSetting]:
-    """Return the settings of a run's engines, which are the same for all ranks, in the order of ``VALUES``.
+    """Return the settings that all engines of a run share, in the order of ``VALUES``.
 
     Args:
         run: Run; without a record of its front end, only the origin of values in the manifest is known.
@@ -501,7 +501,7 @@ def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveS
 
 
 def _says_something(setting: EffectiveSetting, header: Header) -> bool:
-    """Return whether to list a value, unless it is an empty list, a limit's second name, or replaced."""
+    """Return whether to list a setting: not an empty list, a limit's second name or a replaced default."""
     if setting.value == []:
         return False
     if setting.origin not in {"default", "derived", "unknown"}:
@@ -512,10 +512,10 @@ def _says_something(setting: EffectiveSetting, header: Header) -> bool:
 
 
 def without_followed(findings: list[Finding], settings: Sequence[EffectiveSetting]) -> list[Finding]:
-    """Remove advice to use a setting that the user set and vLLM overrode; return findings in order.
+    """Remove advice to use a value that the user already gave and vLLM overrode; keep the findings' order.
 
-    A finding that loses its first piece of advice also loses its gain, which belongs to it. If no advice is
-    left, the finding's ``refuted`` gives the reason.
+    A finding that loses its first piece of advice also loses its gain, which belongs to that advice. If no
+    advice is left, the finding's ``refuted`` gives the reason.
     """
     overridden = {setting.name: setting for setting in settings if setting.origin == "overridden"}
     revised = []

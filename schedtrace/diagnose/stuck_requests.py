@@ -12,7 +12,7 @@ FEWEST_REFUSALS = 10
 LONG_US = 1_000_000
 """Minimum time in microseconds after which even a few refusals prove that a request never fits."""
 FEWEST_PREEMPTIONS = 2
-"""Minimum number of preemptions of a request by itself while it was alone."""
+"""Minimum number of times that a request preempted itself while it was alone."""
 GONE = ("ABORTED", "IGNORED", "ERROR")
 """Names in ``RequestStatus`` of requests that ended without the requested output."""
 
@@ -23,12 +23,13 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
 
     Columns: ``request_id``, ``trial``, ``cause``, ``via``, ``location``, ``first_step`` and ``last_step``
     (that refused it), ``refusals``, ``blocks_needed`` (recorded with a refusal; null: none was), ``waiting``
-    (requests after the last refusal, itself included), ``prompt_tokens``, ``max_tokens``,
-    ``self_preemptions``, ``tokens`` (the most that it was refused room for). Without such requests, only
-    ``request_id`` and ``cause``.
+    (number of waiting requests after the last refusal, including this one), ``prompt_tokens``,
+    ``max_tokens``, ``self_preemptions``, ``tokens`` (the largest number for which room was refused). Without
+    such requests, only ``request_id`` and ``cause``.
 
-    A refusal for its size counts if nobody ran after that step, no load was parked, no finished request kept
-    blocks and all KV blocks were free; for KV blocks also if its prompt alone needs more than there are.
+    A refusal of a request for its size counts if, after that step, no request ran, no KV load was parked, no
+    finished request kept blocks and all KV blocks were free. A refusal for lack of KV blocks also counts if
+    the prompt alone needs more blocks than the cache has.
     """
     alone = pl.col("step").is_in(pl.lit(_alone(timeline)).implode())
     asked = timeline.started_requests
@@ -80,7 +81,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
 
 
 def _refusals(timeline: Timeline) -> pl.DataFrame:
-    """Return exits that refused, for its own size, a request that never got the requested output."""
+    """Return the exits that refused a request for its size, if it never got the requested output."""
     refused = timeline.exits.filter("refusal", pl.col("cause").is_in(list(OF_ITS_OWN_SIZE)))
     steps = timeline.steps[["step", "num_waiting_after", "end_us"]]
     if refused.is_empty():
@@ -119,17 +120,17 @@ def _too_long(timeline: Timeline, asked: pl.DataFrame) -> list[str]:
 
 
 FEWEST_STEPS = 10
-"""Fewest steps after which a ready request is parked; the next step promotes it, and more may be in
-flight."""
+"""Minimum number of steps after which a ready request counts as parked. The next step should promote the
+request, but further steps may already be in flight."""
 
 
 def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
-    """Return one row per reason and request that was ready but parked, the longest first.
+    """Return one row for each request and reason for which it stayed parked although ready, longest first.
 
     Columns: ``request_id``, ``trial``, ``cause`` (``grammar_pending`` or ``remote_kv_pending``),
-    ``ready_us``, ``parked_us`` (how long it was still in the queue for that cause, or while the engine
-    scheduled nothing at all), ``steps``, ``first_step`` and ``last_step`` of that, ``unended`` (no step
-    scheduled it later), ``hopeless`` likewise.
+    ``ready_us``, ``parked_us`` (how long it stayed in the queue for that cause, or while the engine scheduled
+    nothing at all), ``steps``, ``first_step`` and ``last_step`` of that time, ``unended`` (no step scheduled
+    the request later) and ``hopeless`` (the same as ``unended``).
     """
     ready = _ready(timeline)
     if ready.is_empty():
@@ -175,7 +176,7 @@ def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
 
 
 def _idle_us(timeline: Timeline) -> int:
-    """Return the start of the first step after which nothing more was scheduled."""
+    """Return the start in microseconds of the first step after the last one that scheduled something."""
     steps = timeline.steps[["start_us", "total_requests"]].sort("start_us")
     working = steps.filter(pl.col("total_requests") > 0)["start_us"].to_list()
     idle = steps.filter(pl.col("start_us") > working[-1]) if working else steps
@@ -183,7 +184,7 @@ def _idle_us(timeline: Timeline) -> int:
 
 
 def _with_first_step(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
-    """Add ``first_step``, the first step that began after the request was ready."""
+    """Add ``first_step``, the first step that began at or after ``begin_us``."""
     starts = timeline.steps.select("start_us", pl.col("step").cast(pl.Int64).alias("first_step"))
     return rows.sort("begin_us").join_asof(
         starts.sort("start_us"),
@@ -195,7 +196,7 @@ def _with_first_step(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
 
 
 def _ready(timeline: Timeline) -> pl.DataFrame:
-    """Return ``request_id``, ``own`` (the cause that is over) and ``ready_us``."""
+    """Return ``request_id``, ``own`` (the cause that no longer applies) and ``ready_us`` (when it ended)."""
     frames = [pl.DataFrame(schema={"request_id": pl.String, "own": pl.String, "ready_us": pl.Int64})]
     if "grammars" in timeline.lists:
         compiled = timeline.lists["grammars"].filter(~pl.col("failed"))
@@ -213,10 +214,11 @@ def _latest(rows: pl.LazyFrame, cause: Cause, ready: str) -> pl.DataFrame:
 
 
 TIMES_OVER = 2
-"""Minimum factor of its high-water mark that a request without progress recomputes."""
+"""Minimum number of tokens that a request without progress recomputes, as a multiple of its high-water mark.
+"""
 FEWEST_FRUITLESS = 2
 GAIN_FRAC = 0.1
-"""Share of the recomputed tokens below which a restart's progress counts as fruitless."""
+"""Maximum progress of a fruitless restart beyond the high-water mark, as a share of its recomputed tokens."""
 
 
 def no_progress(timeline: Timeline) -> pl.DataFrame:
@@ -225,11 +227,12 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
     Columns: ``request_id``, ``trial``, ``restarts``, ``fruitless`` (restarts that hardly passed the
     high-water mark before them), ``high_tokens`` (the most that it had computed before its last restart),
     ``recomputed_tokens``, ``first_step`` and ``last_step`` (from its first restart to its last),
-    ``unfinished``, ``hopeless``: only such requests got tokens after its first restart, so nothing that it
-    waits for can have become free.
+    ``unfinished`` and ``hopeless``: it is unfinished, and after its first restart only such requests got
+    tokens, so nothing that it waits for can have become free.
 
-    A restart is an admission, or a fall of its computed tokens by more than a block, after its first tokens.
-    Rejected draft tokens also reduce them, but never by so many. Tokens found in a cache are not recomputed.
+    A restart is an admission after the request's first tokens, or a fall of its computed tokens by more than
+    a block. Rejected draft tokens also reduce the computed tokens, but never by so many. Tokens found in a
+    cache are not recomputed.
     """
     block = steps_per_block(timeline)
     steps = pl.col("last_step") - pl.col("step") + 1

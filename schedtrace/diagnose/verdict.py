@@ -53,7 +53,7 @@ def unjudged(facts: frozenset[Fact], engines: int) -> list[NotJudged]:
 
 
 def cannot_tell(facts: frozenset[Fact]) -> Message:
-    """Return a sentence on the facts that a record lacks to show what limits the engine; nothing if none."""
+    """Name the missing facts that would show what limits the engine; return nothing if none is missing."""
     return say(
         "[This record cannot tell what limits the engine: it lacks {missing}.]",
         missing=", ".join(fact_names(SHOWS_LIMITS - facts)),
@@ -61,7 +61,7 @@ def cannot_tell(facts: frozenset[Fact]) -> Message:
 
 
 def left_open(facts: frozenset[Fact]) -> Message:
-    """Return a sentence on missing facts about what limits the engine; nothing if none is missing."""
+    """Name the facts that rules need and the record lacks; return nothing if it has them all."""
     needed = frozenset[Fact]().union(*(rule.needs for rule in RULES.values()))
     return say(
         "[This record lacks {missing}: what these would show is not judged.]",
@@ -91,7 +91,7 @@ def contents(timeline: Timeline) -> Message:
 
 
 def _ends(steps: pl.DataFrame, column: str) -> tuple[float | None, float] | None:
-    """Return the smallest and the largest value of a column (once if equal); None if not recorded."""
+    """Return the smallest value of a column (None if all are equal) and the largest; None if not recorded."""
     low, high = steps.select(low=pl.col(column).min(), high=pl.col(column).max()).row(0)
     return None if high is None else (low if low < high else None, high)
 
@@ -113,7 +113,8 @@ def _admissions(steps: pl.DataFrame) -> Message:
 
 
 SAID_FROM_FRAC = 0.05
-"""Minimum share of the requests' time at which the first sentence names a part."""
+"""Minimum share of the requests' time at which the verdict names a part, or that a root cause's advice must
+save to lead the verdict if nothing reaches its threshold."""
 STAYS_FRAC = 0.5
 EXPLAINS_FROM_FRAC = 0.10
 """Minimum share of the requests' time at which a finding without gain still explains the run."""
@@ -127,13 +128,13 @@ PARTS = {
 
 
 def leading(findings: list[Finding], before: str = "") -> list[Finding]:
-    """Return the root causes of the verdict, the first one first; empty if nothing limited the run.
+    """Return the root causes that the verdict names, the main one first; empty if nothing limited the run.
 
     Args:
         findings: Ranked findings.
-        before: Code of the previous verdict, for a watched engine. That finding stays first while no other is
-            twice as large and it still has half of the share needed to lead, so that nearly equal findings do
-            not alternate.
+        before: Code of the previous verdict's first finding, for a watched engine. This finding stays first
+            while no other is more than twice as large and it has at least half of the share needed to lead,
+            so that nearly equal findings do not alternate.
     """
     roots = [finding for finding in findings if finding.is_root]
     leads = [root for root in roots if root.leads or root.weight >= _from(root)]
@@ -179,11 +180,12 @@ class Unlimited:
     busy_us: int = 0
     idle_us: int = 0
     missing_us: int = 0
-    """Microseconds in which nothing is recorded, and the length of the whole trace."""
+    """Microseconds in which nothing is recorded."""
     missing_steps: int = 0
     length_us: int = 0
+    """Length of the whole trace in microseconds."""
     capped: Message = NOTHING
-    """Message on a threshold that held long prompts back, as intended; empty if none did."""
+    """Message on a threshold that held long prompts back, as it should; empty if none were held back."""
     nothing: Message = NOTHING
     load: OfferedLoad = field(default_factory=lambda: OfferedLoad("unknown", 0.0))
     stalled: Message = NOTHING
@@ -217,9 +219,9 @@ def unlimited(timeline: Timeline) -> Unlimited:
 def verdict(
     engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], before: str = ""
 ) -> list[Message]:
-    """Return at most three sentences on what limits the run, followed by what the record lacks.
+    """Return at most three sentences on what limits the run, then one on steps and time not recorded.
 
-    Engines that made no progress when their traces ended come first.
+    Sentences on engines that made no progress when their traces ended come before all others.
 
     Args:
         engines: ``unlimited`` of each engine.
@@ -315,7 +317,7 @@ def _nothing_leads(
 
 
 def _stretched_decodes(findings: list[Finding]) -> Message:
-    """State the share of prefills in the time between tokens, if it is large; otherwise, return nothing."""
+    """State the share of the time between tokens that prefills took, if it is large; else, return nothing."""
     for finding in chain(findings, *(root.symptoms for root in findings)):
         evidence = finding.evidence
         if isinstance(evidence, StretchedDecodes) and evidence.stretch_frac >= CRITICAL_FROM_FRAC:
@@ -343,7 +345,7 @@ def _stalled(timeline: Timeline) -> Message:
 
 
 def _least_saved_frac(root: Finding) -> float:
-    """Return the share of the requests' time that a finding's advice surely saves; 0.0 if unknown."""
+    """Return the share of the requests' time that a finding's advice saves at least; 0.0 if unknown."""
     gain = root.gain
     if gain is None or gain.low_frac is None or gain.high_frac is None or gain.low_frac * gain.high_frac <= 0:
         return 0.0
@@ -511,9 +513,9 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
 
 
 def _at_the_engine(timeline: Timeline, states: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows, each from the moment at which the engine's process received the request.
+    """Return the rows, each cut to begin when the engine's process received the request.
 
-    A row is empty if that moment is not recorded.
+    If that moment is not recorded, the row has no length.
     """
     received = timeline.first_arrivals[["request_id", "received_us"]]
     begin = pl.max_horizontal("begin_us", pl.min_horizontal("received_us", "end_us"))
@@ -525,7 +527,7 @@ STRIP_CELLS = 40
 
 
 def request_time(timeline: Timeline) -> list[RequestTime]:
-    """Return the time of all requests by state and cause, the longest first, with interruptions cut out."""
+    """Return the time of all requests by state and cause, the longest first; interruptions are separate."""
     states = timeline.interrupted_states.filter(RECORDED)
     total = total_us(states)
     if not total:
@@ -553,7 +555,7 @@ def request_time(timeline: Timeline) -> list[RequestTime]:
 
 
 def engine_time(timeline: Timeline) -> list[EngineTime]:
-    """Return the states of the engine that occurred."""
+    """Return the time of the engine in each state that occurred, in the order of ``STATES``."""
     spent = dict(timeline.engine_states.group_by("state").agg(LENGTH_US.sum().alias("us")).iter_rows())
     busy = sum(us for state, us in spent.items() if state in BUSY)
     return [

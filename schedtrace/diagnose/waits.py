@@ -24,7 +24,7 @@ from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
-"""Minimum share of the requests' time; less does not affect any of their latencies."""
+"""Minimum share of the requests' time for a finding; a smaller share hardly affects latencies."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Charged:
     share_frac: float
     """Share of all requests' time."""
     requests: int
-    """Number of requests that waited, or recomputed tokens, for the causes."""
+    """Number of requests that waited, or recomputed tokens, because of the causes."""
     longest_us: int
     longest_id: str
-    """Request that waited longest in total for the causes."""
+    """Request that waited longest in total because of the causes."""
     steps: pl.DataFrame
     """Steps of ``timeline.steps`` in which the requests waited."""
 
@@ -69,7 +69,7 @@ def totals(rows: pl.DataFrame, amount: str, by: str = "request_id") -> pl.DataFr
 
 
 class ClassTime(msgspec.Struct, kw_only=True):
-    """Time of one priority class in some steps."""
+    """Priority class, with the mean number of its requests that got tokens in some steps."""
 
     priority: int
     """Priority; lower is more urgent."""
@@ -106,31 +106,29 @@ def mean(rows: pl.DataFrame, value: pl.Expr) -> float | None:
 
 FEWEST_AT_ONCE = 8
 DENSER = 10
-"""Factor by which requests that arrive together are closer than all arrivals; in a Poisson stream, eight
-never are.
-"""
+"""Factor by which requests that arrive together are closer in time than all requests are on average; in a
+Poisson stream, eight requests are practically never so close."""
 LEAST_FRAC = 0.1
-"""Least share of the requests that must have the same adapter, priority, ... to form a kind. Of the requests
-that wait, as many must wait behind another kind.
-"""
+"""Minimum share of the requests with the same adapter, priority etc. for these to be a kind, and of the
+waiting requests that must wait behind the holders."""
 MOST_FRAC = 0.8
-"""Minimum share of the waiters' waiting time that they spent behind the holders."""
+"""Minimum share of the waiters' waiting time in that of all requests except the holders."""
 HALF = 0.5
-"""Minimum share of their whole time that the waiters spent behind the holders."""
+"""Minimum share of the waiters' whole time that they spent behind the holders."""
 
 ROOM: dict[str, Callable[[Timeline], int]] = {
     str(Cause.MAX_NUM_SEQS): lambda timeline: timeline.seats,
     str(Cause.TOKEN_BUDGET): lambda timeline: timeline.token_budget,
     str(Cause.KV_BLOCKS): lambda timeline: (timeline.header.kv_blocks_total or 0) - 1,
 }
-"""Total amount of each limit that requests share, by cause."""
+"""Function that returns the total amount of a resource that requests share, by the cause of waits for it."""
 OF_KIND = ("lora", "priority", "client_index", "prefix")
 OF_SIZE = ("prompt_tokens", "output_tokens")
 
 
 @dataclass(frozen=True)
 class Behind:
-    """Requests of a kind that waited behind another kind."""
+    """Requests of one kind that waited behind requests of another kind."""
 
     trait: str
     """Property that the holders have in common: ``at_once``, or a member of ``OF_KIND`` or ``OF_SIZE``."""
@@ -148,22 +146,22 @@ class Behind:
     """Median number of prompt tokens of a waiter."""
     holder_tokens: float
     endless: int = 0
-    """Number of holders that ended at their limit of output tokens, if most of them did and their limits do
-    not differ from other requests', so that their lengths could not be known at their arrival."""
+    """Number of holders that ended at their limit of output tokens; 0 if less than half of them did, or
+    if all holders had higher limits than the other requests, so that their lengths were foreseeable."""
     endless_tokens: int = 0
     """Median number of output tokens of the holders that ended at their limit."""
     longest_tokens: int = 0
     """Maximum number of output tokens of a request that is not a holder."""
     held_frac: float = 0.0
-    """Share of the time with running requests in which holders ran."""
+    """Share of all requests' running time that was the holders'."""
 
 
 def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
     """Return a division into two kinds, one of which explains most of the other's waiting; else None.
 
-    The waiters would have been served at once without the holders, because they are few or small enough: when
-    each of them arrived, the earlier waiters that would still have run left room for it. The holders arrived
-    together, or each of them needs at least four times as much.
+    Without the holders, the waiters would have been served at once, because they are few or small enough:
+    when each of them arrived, the earlier waiters that would still have run left room for it. The holders
+    arrived together, or need at least four times as much as the other requests, on average.
     """
     limits = waits.rows.filter(pl.col("charge").is_in([*ROOM]))["charge"]
     if limits.is_empty():
@@ -196,7 +194,10 @@ def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
 
 
 def _endless(requests: pl.DataFrame, holds: pl.Series) -> dict[str, Any]:
-    """Return the fields of ``Behind`` about holders that ended at their limit; empty if few did."""
+    """Return the fields of ``Behind`` about holders that ended at their limit; empty if few did.
+
+    Also empty if all holders had higher limits than the other requests.
+    """
     held, rest = requests.filter(holds), requests.filter(~holds)
     capped = held.filter("capped")
     limits = pl.concat([held, rest])["max_tokens"]
@@ -214,8 +215,8 @@ def _endless(requests: pl.DataFrame, holds: pl.Series) -> dict[str, Any]:
 def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFrame:
     """Return requests: traits, ``us`` (arrival), ``wait_us``, ``life_us``, ``runs_us``, ``demand``, ``work``.
 
-    ``demand`` is the amount of the limit that a request occupies for ``runs_us``; ``work`` is its need in
-    total.
+    ``demand`` is the amount of the limited resource that a request occupies for ``runs_us``; ``work`` is its
+    total need.
     """
     computes = pl.col("state").is_in(
         ["prefill", "recompute"] if limit == Cause.TOKEN_BUDGET else ["prefill", "recompute", "decode"]
@@ -262,7 +263,7 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
 
 
 def _kinds(requests: pl.DataFrame) -> Iterator[tuple[str, str | int | None, pl.Series]]:
-    """Yield each trait and value, with the requests that have it."""
+    """Yield each trait and value, with a mask of the requests that have this value."""
     # Requests that one step saw first, and that arrived much closer together than average.
     us = pl.col("us").max() - pl.col("us").min()
     usual_us = requests.select(us / pl.len()).item()
@@ -287,7 +288,7 @@ def _kinds(requests: pl.DataFrame) -> Iterator[tuple[str, str | int | None, pl.S
 
 
 def _long_from(tokens: pl.Series) -> int | None:
-    """Return the smallest large size, if the sizes form two groups; None otherwise."""
+    """Return the smallest size in the group of large sizes; None if the sizes do not form two groups."""
     values = tokens.drop_nulls().sort()
     if values.is_empty() or values[0] == values[-1]:
         return None
@@ -306,7 +307,7 @@ def _long_from(tokens: pl.Series) -> int | None:
 
 
 def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame, int] | None:
-    """Return the waiters behind the requests that hold the resource, and their total waiting time."""
+    """Return the waiters and their total waiting time; None if holders do not explain most of the waits."""
     held, rest = requests.filter("holds"), requests.filter(~pl.col("holds"))
     waited_us = int(rest["wait_us"].sum())
     if held.is_empty() or not waited_us:
@@ -327,7 +328,7 @@ def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame
 
 
 def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Finding:
-    """Add the requests that waited behind others to the finding: to its holders or, if most, to its verdict.
+    """Add a sentence about such waits to the finding: as its verdict if most waits are such, else its holder.
 
     The advice against such waits comes first if it concerns more of the requests' time than the limit's own
     advice would gain. No gain is stated for this advice.
@@ -347,7 +348,7 @@ def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Findin
 
 
 def sentence(behind: Behind) -> Message:
-    """Describe it: ``24 shorter requests waited 2.7 s on average behind 80 that came at once (...)``."""
+    """Describe such waits: ``24 shorter requests waited 2.7 s on average behind 80 that came at once``."""
     shorter = behind.waiter_tokens <= SHORT_FRAC * behind.holder_tokens
     return say(
         "{waiters} waited {time:us} on average behind {holders:n} {kind}"

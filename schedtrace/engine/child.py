@@ -1,9 +1,9 @@
 """The engine process of ``schedtrace run``: commands come in on stdin, events go out on a pipe.
 
-Requests reach vLLM's engine in one of two ways, as in vLLM itself: ``OfflineFrontEnd``, ``OnlineFrontEnd``.
+Requests reach vLLM's engine through one of two front ends, as in vLLM itself: ``OfflineFrontEnd`` or
+``OnlineFrontEnd``.
 
-stdout and stderr belong to vLLM's log. ``supervise`` starts this process below its guards
-(``process_guard``).
+stdout and stderr go to vLLM's log. ``supervise`` starts this process below its guards (``process_guard``).
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class _Tally:
 
 
 class OfflineFrontEnd(FrontEnd):
-    """Front end ``LLMEngine``, driven as by ``LLM.generate``: first all requests, then the outputs.
+    """Front end ``LLMEngine``, driven as in ``LLM.generate``: it gets all requests before the first step.
 
     Args:
         config: vLLM's resolved configuration.
@@ -156,14 +156,14 @@ class OfflineFrontEnd(FrontEnd):
 
 
 class OnlineFrontEnd(FrontEnd):
-    """Front end ``AsyncLLM``, used as by ``vllm serve``: requests come individually, at a rate.
+    """Front end ``AsyncLLM``, used as in ``vllm serve``: requests come one by one, at their times.
 
     Args:
         config: vLLM's resolved configuration.
         request_rate: Requests per second, for requests without their own time; None for all at once.
         burstiness: Shape of the gamma distribution of the gaps; 1 is a Poisson process, as in
             ``vllm bench serve``.
-        seed: Seed of the gaps.
+        seed: Random seed of the gaps.
     """
 
     def __init__(self, config: Any, *, request_rate: float | None, burstiness: float, seed: int) -> None:
@@ -243,7 +243,7 @@ def watch_engine_core(client: Any) -> None:
     """Raise ``EngineError`` in the main thread as soon as vLLM's client detects that its engine core is dead.
 
     Args:
-        client: vLLM's ``MPClient``; nothing is watched if it runs the engine in this process.
+        client: vLLM's ``MPClient``; nothing is watched if the client runs the engine in this process.
     """
     resources = getattr(client, "resources", None)
     if resources is None:
@@ -277,7 +277,7 @@ class _Stopped(BaseException):
 
 
 def run_commands(pipe: int) -> None:
-    """Start the engine as the first command requests, then obey commands until the end.
+    """Start the engine as the first command requests, then execute commands until one says to stop.
 
     Args:
         pipe: File descriptor of the pipe for events.
@@ -392,7 +392,7 @@ class EngineSession:
         send(self._ready(config, arguments, chosen, offline=offline))
 
     def measure(self, trial: int) -> Any:
-        """Run one trial; trial 0 is the warm-up and takes only its share of the requests."""
+        """Run one trial and return its result; trial 0 is the warm-up, with the first ``warmup`` requests."""
         reset = None
         for _ in range(0 if self._run.keep_prefix_cache else RESET_TRIES):
             if reset := self.front_end.reset_prefix_cache():

@@ -43,7 +43,7 @@ GPUS_S = 5.0
 URL_S = 5.0
 """Time limit in seconds for one answer over HTTP, from the connection to its last byte."""
 MOST_BYTES = 8 * 2**20
-"""Maximum number of bytes of an answer over HTTP that are read."""
+"""Maximum number of bytes to read of an answer over HTTP."""
 EXTRAS = {"textual": "watch", "perfetto": "export --to perfetto", "ray": "sweep on Ray"}
 """Optional packages, and the features that need them."""
 THERE = "run schedtrace doctor in its environment"
@@ -83,7 +83,7 @@ def _release(name: str, version: str, advice: str = "") -> Check:
 
 
 def _probe(scheduler: str | None) -> list[Check]:
-    """Return the checks that need vLLM, which another process makes."""
+    """Return the checks that need vLLM and therefore run in another process."""
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     own = {name: value for name, value in os.environ.items() if not name.startswith(switches.SWITCH)}
     with tempfile.TemporaryDirectory(prefix="schedtrace-doctor-") as folder:
@@ -274,7 +274,7 @@ def engine_checks(target: str) -> list[Check]:
 
 
 def _why_silent(target: str) -> str:
-    """Return which variable in a process's environment disables schedtrace; empty if unknown or none."""
+    """Return advice on a variable that disables schedtrace in a process; empty if none is found."""
     with suppress(OSError):
         pairs = Path(f"/proc/{target}/environ").read_bytes().decode(errors="replace").split("\0")
         values = dict(pair.partition("=")[::2] for pair in pairs)

@@ -38,17 +38,17 @@ class Observer(Protocol):
         """Report a phase of start-up or shutdown."""
 
     def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None:
-        """Report the number of finished requests of a trial (0 is the warm-up)."""
+        """Report the number of finished requests of a trial (trial 0 is the warm-up)."""
 
     def trial_done(self, plan: Plan, result: TrialResult) -> None:
         """Report that a trial is over."""
 
 
 def execute_plans(plans: list[Plan], observer: Observer, *, interleave: bool = True) -> None:
-    """Execute the runs; with ``interleave``, alternate their trials, so machine drift affects both.
+    """Execute the runs; with ``interleave``, alternate their trials, so that the machine's drift affects all.
 
     Raises:
-        SchedtraceError: If an engine did not start or died, or its trace is incomplete; the recording is
+        SchedtraceError: If an engine did not start or died, or its trace is incomplete; what was recorded is
             kept.
         KeyboardInterrupt: After the engines were shut down properly.
     """
@@ -202,7 +202,7 @@ _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
 def begun_traces(folder: Path) -> list[Path]:
-    """Return the traces that have begun; an engine writes the first line before it is ready."""
+    """Return the traces that have begun; an engine writes the first line of its trace before it is ready."""
     return [path for path in traces_in(folder) if any(file.stat().st_size for file in files_of(path))]
 
 
@@ -325,7 +325,7 @@ def _why(path: Path, log: Path) -> str | None:
 
 
 def _last_line(path: Path) -> dict[str, object]:
-    """Return the last line of a file if the line is complete."""
+    """Return the decoded last line of a trace; empty if it is missing or incomplete."""
     from schedtrace.read.decompress import ZstdFrames  # as _trace: not before it is needed
 
     try:

@@ -39,7 +39,7 @@ from schedtrace.model.printable import encodable, hide_in_text, without_secrets
 from schedtrace.version import __version__
 
 MAX_MEMORY_SHARE = 0.95
-"""Maximum share of a GPU's memory that the engines of both runs take together."""
+"""Maximum share of a GPU's memory that the engines of both runs may take together."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Given:
 
     arguments: list[str]
     place: str = ""
-    """Place, as the beginning of messages; empty for the command line."""
+    """Beginning of messages about these arguments, which names the place; empty for the command line."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Plan:
     label: str
     command: list[str]
     parts: list[Given] = field(default_factory=list)
-    """Arguments for vLLM by their place, which messages about a wrong argument name."""
+    """Arguments for vLLM, grouped by place, so that messages can name the place."""
     notes: list[str] = field(default_factory=list)
     """Notes on the workload."""
     manifest: Manifest = field(init=False)
@@ -96,7 +96,7 @@ class Plan:
 
 
 def check_arguments(parts: list[Given], own: Iterable[str] = OWN_OPTIONS) -> None:
-    """Refuse arguments that vLLM would refuse, if its options are known (``read_options``).
+    """Refuse arguments that vLLM would refuse, if vLLM's options are cached (``read_options``).
 
     Args:
         parts: vLLM's arguments.
@@ -141,9 +141,10 @@ def check_run(run: RunSpec) -> list[Message]:
 
 
 def both_fit(plans: list[Plan]) -> bool:
-    """Return whether both engines fit: always on a CPU or simulated, on a GPU by their memory shares.
+    """Return whether both engines fit on the device at the same time.
 
-    Each vLLM engine takes the share ``--gpu-memory-utilization`` of the device, by default nearly all of it.
+    On a CPU, or if both are simulated, they always do. On a GPU, each engine takes the share
+    ``--gpu-memory-utilization`` of the memory, by default nearly all of it.
     """
     if is_cpu_build() or all(plan.spec.executor == "simulated" for plan in plans):
         return True
@@ -255,7 +256,7 @@ def check_kv_blocks(arguments: list[str], config: dict[str, Any], *, longest: in
 
 
 def _least_bytes_per_token(arguments: list[str], config: dict[str, Any]) -> int | None:
-    """Return the minimum KV cache bytes per token; None if they depend on more than the tokens."""
+    """Return the minimum number of KV cache bytes per token; None if it depends on more than these inputs."""
     kv_dtype = option_of(arguments, "--kv-cache-dtype") or "auto"
     itemsize = 1 if kv_dtype.startswith("fp8") else 2 if kv_dtype in {"auto", "bfloat16", "float16"} else None
     sizes: list[Any] = [
@@ -294,7 +295,7 @@ _CHANGES_THE_MODEL = (
     *("--hf-overrides", "--hf-config-path", "--config-format", "--runner", "--disable-sliding-window"),
     *("--speculative-config", "-sc", "--spec-method"),
 )
-"""Options that change the length in ``config.json``."""
+"""Options that may override the length in ``config.json``."""
 
 _UNSCALED_ROPE = {"default", "llama3"}
 
@@ -307,7 +308,7 @@ class Limit(NamedTuple):
 
 
 def check_lengths(run: RunSpec, prompts: list[Prompt]) -> None:
-    """Refuse a run whose requests or engine cannot work.
+    """Refuse a run with lengths or limits that vLLM cannot serve.
 
     Raises:
         UsageError: If a length or a limit does not fit; the text states the origin of the limit and what to
@@ -340,12 +341,12 @@ def check_lengths(run: RunSpec, prompts: list[Prompt]) -> None:
 
 
 def _tokens(prompt: Prompt) -> int:
-    """Return a prompt's minimum number of tokens: 1 for a text, whose length only the tokenizer knows."""
+    """Return the minimum number of prompt and output tokens; a text, not yet tokenized, counts as 1."""
     return (prompt.input_len or 1) + (prompt.output_len or 1)
 
 
 def _check_longest(run: RunSpec, longest: Prompt, limit: Limit) -> None:
-    """Refuse a request over the limit: vLLM fails on its prompt, or silently cuts its output."""
+    """Refuse a request over the limit: vLLM would fail on its prompt, or silently cut its output."""
     if _tokens(longest) <= limit.tokens:
         return
     of_data, lower = f"{run.dataset}: ", "the lengths in it, or --output-len"

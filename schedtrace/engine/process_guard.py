@@ -89,7 +89,7 @@ def _guard(child: int, watched: Sequence[int]) -> NoReturn:
 
 
 def _end_when_left(child: int, watched: Sequence[int], ended: threading.Event) -> None:
-    """End the child when a process above has ended: properly or, if that takes long, at once."""
+    """End the child once a process above it has ended: by SIGTERM or, if that takes too long, SIGKILL."""
     _hung_up(watched, timeout_ms=None)
     if not ended.is_set():
         _send(child, signal.SIGTERM)

@@ -32,12 +32,13 @@ class Prompt(msgspec.Struct, kw_only=True):
     data_parallel_rank: int | None = None
     """Data-parallel rank that gets the request; None if vLLM's front end chooses."""
     at_s: float | None = None
-    """Time since the trial began at which the request is sent; None: ``request_rate`` determines it."""
+    """Seconds from the trial's beginning until the request is sent; None if ``request_rate`` determines this
+    time."""
     after: int | None = None
-    """Place of the request whose answer this one waits for, as a turn of a session; None: it waits for no
-    answer."""
+    """Index of the request whose answer this turn of a session waits for; None if this request waits for
+    none."""
     delay_s: float = 0.0
-    """Time from the answer to ``after`` until the request is sent."""
+    """Minimum number of seconds from the answer to the request ``after`` until this request is sent."""
 
 
 class PromptSet(NamedTuple):
@@ -111,7 +112,7 @@ def _refuse_options_of_files(spec: RunSpec) -> None:
 
 
 def _sent_by_length(spec: RunSpec, path: Path, kind: WorkloadFormat) -> PromptSet:
-    """Return the requests of a file with lengths, and when or after which answer each is sent."""
+    """Return the requests of a file with lengths, each with its time or with the answer that it waits for."""
     own_times = kind.timed and spec.request_rate is None and not spec.at_once and not spec.prequeue
     if spec.speedup is not None and not kind.timed:
         _refuse_options_of_files(spec)
@@ -189,18 +190,17 @@ class PromptRequest(msgspec.Struct):
     data_parallel_rank: int | None = None
     at_s: float | None = None
     after: int | None = None
-    """Place of the request whose answer this one waits for, before ``delay_s``; None: it waits for no answer.
-    """
+    """Index of the request whose answer this request waits for; None if it waits for none."""
     delay_s: float = 0.0
 
 
 def make_requests(
     prompts: list[Prompt], *, seed: int, vocab_size: int, tokenizer: Any
 ) -> list[PromptRequest]:
-    """Return the requests, with random tokens for lengths and texts unchanged.
+    """Return the requests: a text stays unchanged, and a length becomes that many random tokens.
 
-    Random prompts are token ids, each drawn independently, so lengths are exact and no two prompts share a
-    prefix. (vLLM's benchmark decodes and encodes its ids again, which may change a prompt's length.)
+    Token ids are drawn independently, so lengths are exact and prompts share a prefix only by chance. (vLLM's
+    benchmark decodes and encodes its ids again, which may change a prompt's length.)
 
     Raises:
         UsageError: If there is a text, but the engine has no tokenizer.

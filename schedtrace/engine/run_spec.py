@@ -36,8 +36,9 @@ class RunSpec(msgspec.Struct, kw_only=True):
     speedup: AboveZero | None = None
     """Factor by which the gaps between the file's own times are shortened."""
     time_unit: Literal["s", "ms", "us"] | None = None
-    """Unit of the file's times; None to infer it. ``prefix_block`` does the same for its block ids."""
+    """Unit of the file's times; None to infer it."""
     prefix_block: Positive | None = None
+    """Number of tokens of each block that has an id in the file; None to infer it."""
     burstiness: AboveZero = 1.0
     trials: Positive = 1
     warmup: Annotated[int, msgspec.Meta(ge=0)] = 1
@@ -46,14 +47,13 @@ class RunSpec(msgspec.Struct, kw_only=True):
     keep_prefix_cache: bool = False
     hash_ids: bool = False
     lines: Literal["delta", "full"] | None = None
-    """``full`` or ``delta``: how lines are written; None for the value of ``SCHEDTRACE_LINES``, or else
-    ``delta``."""
+    """Form of the trace's lines; None for the value of ``SCHEDTRACE_LINES``, by default ``delta``."""
     trace: str | None = None
     """Bounds of the trace, in the syntax of ``model.trace_bounds``; None for a plain file without bounds."""
     executor: Literal["simulated"] | None = None
     """Executor to use; None for vLLM's own, which runs the model."""
     gpu: str | None = None
-    """GPU of the simulated executor; the next two fields also refer to this executor."""
+    """Name of the GPU to simulate; this field and the next two apply only to the simulated executor."""
     step_times: str | None = None
     """File of saved step times."""
     noise: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0

@@ -58,7 +58,7 @@ class NoAnswerError(EngineError):
 
 @dataclass(frozen=True)
 class RunningEngine:
-    """Engine process that listens."""
+    """Engine process that listens on a socket."""
 
     socket: Path
     status: Status
@@ -72,7 +72,7 @@ class RunningEngine:
 
     @property
     def server(self) -> int:
-        """Process that started the engine, as returned by ``server_of``."""
+        """Id of the process that started the engine (``server_of``)."""
         return server_of(self.here) if self.here else self.status.pid
 
     def answer_to(self, question: AnyAsk, expected: type[_T], timeout_s: float | None = None) -> _T:
@@ -114,7 +114,7 @@ class Listening(NamedTuple):
     notes: list[str] = []  # noqa: RUF012  # never changed
     """Notes for the user on sockets that were left out, with the reasons."""
     silent_here: dict[int, int] = {}  # noqa: RUF012  # never changed
-    """Process ids, in this PID namespace, of the engines that do not answer."""
+    """Process ids of engines that do not answer, each with its process id in this PID namespace."""
 
     def with_pids(self, pids: Container[int]) -> "Listening":
         """Return the engines with these process ids."""
@@ -191,7 +191,7 @@ def _found(path: Path) -> _Found:
 
 
 def _stranger(path: Path, peer: Peer) -> str | None:
-    """Return why the listening process is not the one in the socket's name; None if it is.
+    """Return a note if the listening process is not the one in the socket's name; None if it is.
 
     A process in another PID namespace has a different id there, and may have no id here.
     """
@@ -209,7 +209,7 @@ def running_engines() -> list[RunningEngine]:
 
 
 def reached(target: str | None) -> list[RunningEngine]:
-    """Return the engines of ``chosen``, including those started without schedtrace if Python can reach them.
+    """Return the engines of ``chosen``, after making unprepared engines listen if Python can do so.
 
     Raises:
         UsageError: As for ``chosen``.
@@ -281,7 +281,7 @@ def find_engines(target: str | None) -> Listening:
 
 
 def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
-    """Return the waiting and running requests of the selected engines, and the silent engines.
+    """Return the waiting and running requests of the selected engines, and errors about the silent engines.
 
     Raises:
         InputError: As for ``reached``.
@@ -292,7 +292,7 @@ def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
 
 
 def queues_of(targets: Listening, *, glance: bool = True) -> tuple[EngineQueues, list[str]]:
-    """Return the engines' waiting and running requests, by rank, and the errors of the silent engines.
+    """Return the engines' waiting and running requests, by rank, and errors about the silent engines.
 
     Engines with an unexpected answer also count as silent.
 
@@ -317,7 +317,7 @@ def queues_of(targets: Listening, *, glance: bool = True) -> tuple[EngineQueues,
 def follow_queues(target: str | None, every_s: float) -> Iterator[EngineQueue]:
     """Yield the queue of each selected engine, repeatedly.
 
-    No engine is recorded for this, so causes are known only for engines that are being recorded or whose
+    This function starts no recording, so causes are known only for engines that are being recorded or whose
     metrics are on.
 
     Args:
@@ -341,7 +341,7 @@ def follow_queues(target: str | None, every_s: float) -> Iterator[EngineQueue]:
 
 
 def server_of(pid: int) -> int:
-    """Return the process that started an engine and the other ranks of the same server."""
+    """Return the id of the process that started the engine and all other ranks of its server."""
     return next(iter(above(pid)), pid)
 
 
@@ -400,13 +400,13 @@ class ProbedEngine(NamedTuple):
 
     @property
     def probe_line(self) -> str:
-        """Line for a person."""
+        """Line about the engine's health, for a person."""
         load = f"{self.running:,} running, {self.waiting:,} waiting"
         return f"{self.name}: {self.health.state}: {self.health.cause or load}"
 
 
 def probe_engines(target: str | None, *, timeout_s: float, engines: int) -> list[ProbedEngine]:
-    """Return the health of the selected engines, by process id.
+    """Return the health of the selected engines, in the order of their process ids.
 
     A silent process is queried repeatedly until the time is over, because on a saturated machine the thread
     that answers may get no processor time for a while.
@@ -414,7 +414,7 @@ def probe_engines(target: str | None, *, timeout_s: float, engines: int) -> list
     Args:
         target: Target as for ``running_engines.find_engines``.
         timeout_s: Seconds within which an engine must answer.
-        engines: Minimum number of engines; missing ones are dead.
+        engines: Expected minimum number of engines; missing ones count as dead.
 
     Raises:
         UsageError: If the target is not a process id, or does not identify one server.

@@ -1,4 +1,4 @@
-"""Start and end of recordings of running engines; run folders are named here and written by the engines."""
+"""Start and end of recordings of running engines, which write the run folders that this module names."""
 
 import re
 import time
@@ -77,7 +77,7 @@ def attach_to(
     Raises:
         EngineError: If an engine refuses, or does not answer.
         InputError: If there is no engine.
-        UsageError: If it is not clear which.
+        UsageError: If it is not clear which engines are meant.
     """
     answers: list[tuple[RunningEngine, Attached]] = []
     pending: RunningEngine | None = None
@@ -105,7 +105,7 @@ def _undone(
     Args:
         answers: Answers of engines that record.
         pending: Engine whose answer is unknown. It will read the command once it listens again, so its answer
-            is not awaited; an earlier recording of this engine continues.
+            is awaited only for ``STATUS_S``. If it was recorded before, that recording continues.
     """
     engines: list[tuple[RunningEngine, float | None]] = [(engine, None) for engine, _ in answers]
     if (
@@ -125,7 +125,7 @@ def _undone(
 
 
 def _with_folders(engines: Iterable[RunningEngine], parent: Path) -> Iterator[tuple[RunningEngine, Path]]:
-    """Yield each engine with its run folder; ranks of a server share one, with separate files."""
+    """Yield each engine with its run folder; ranks of a server share a folder, with separate files."""
     folders: dict[tuple[int, int], Path] = {}
     seen: dict[tuple[int, int], int] = {}
     """Number of engines so far, by server and rank, because a process may have several ``LLM`` objects."""
@@ -143,7 +143,7 @@ def _with_folders(engines: Iterable[RunningEngine], parent: Path) -> Iterator[tu
 
 
 def switch_metrics(target: str | None, address: str) -> Iterator[str]:
-    """Switch metrics of the selected engines on or off; return a line for each engine.
+    """Switch metrics of the selected engines on or off; yield a line for each engine.
 
     Args:
         target: Target as for ``running_engines.find_engines``.
@@ -152,7 +152,7 @@ def switch_metrics(target: str | None, address: str) -> Iterator[str]:
     Raises:
         EngineError: If an engine refuses, or does not answer; all other engines get the command nevertheless.
         InputError: If there is no engine.
-        UsageError: If it is not clear which.
+        UsageError: If it is not clear which engines are meant.
     """
     errors = []
     for engine in reached(target):
@@ -179,7 +179,7 @@ def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]
 
     Raises:
         InputError: If there is no engine.
-        UsageError: If it is not clear which.
+        UsageError: If it is not clear which engines are meant.
     """
     targets = find_engines(target)
     folders: dict[Path, None] = {}
@@ -195,13 +195,13 @@ def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]
 
 
 def detach_from(target: str | None) -> Iterator[str]:
-    """Detach from the selected engines; return a line for each engine that was attached to.
+    """Detach from the selected engines; yield a line for each engine that was attached to.
 
     Raises:
         EngineError: If an engine refuses, or does not answer; all other engines get the command nevertheless.
         RecordingError: If a recording is incomplete.
         InputError: If there is no engine.
-        UsageError: If it is not clear which.
+        UsageError: If it is not clear which engines are meant.
     """
     engines, silent, *_ = find_engines(target)
     attached = [engine for engine in engines if engine.status.attached]
@@ -221,7 +221,7 @@ def detached_after(attached: AttachedEngines, for_s: float) -> Iterator[str]:
 
 
 def _detached(engines: Iterable[RunningEngine], errors: list[str]) -> Iterator[str]:
-    """Return a line for each engine that detached, followed by the errors."""
+    """Detach from the engines; yield a line for each that detached, then raise the errors."""
     cut = []
     for engine in engines:
         try:

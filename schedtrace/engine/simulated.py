@@ -27,7 +27,7 @@ _DEPENDENT = {
 
 
 def model_folder(model: str) -> str:
-    """Return ``--model`` in a form that vLLM can read: for a known shape, as a folder created here.
+    """Return the model as a folder that vLLM can read; for a known shape, this function creates the folder.
 
     Raises:
         UsageError: If the model is neither a folder nor a known shape.
@@ -81,7 +81,7 @@ def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
     """Make vLLM resolve configurations with its defaults for the GPU, in a context.
 
     vLLM asks its platform for the device's memory and name, and its CPU platform overrides asynchronous
-    scheduling and the block size. Only these answers are replaced, and only in this context.
+    scheduling and the block size. Only these answers and overrides are replaced, and only in this context.
     """
     from vllm.engine import arg_utils
     from vllm.platforms import current_platform

@@ -151,7 +151,7 @@ class EngineProcess:
 
 
 def root_cause(lines: list[str]) -> tuple[str, int] | None:
-    """Return the error, with its line, that made an engine core or worker fail to start; None if unknown.
+    """Return the error that made an engine process fail to start, and its line's index; None if unknown.
 
     The front end's own exception only states "see root cause above".
     """

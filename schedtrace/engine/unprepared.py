@@ -18,8 +18,8 @@ from schedtrace.model import live
 from schedtrace.record.processes import above, age_s
 
 ENGINE, WORKER = re.compile(r"::\w*EngineCore"), re.compile(r"::Worker")
-"""Words in the process titles of vLLM's engines and workers: ``VLLM::EngineCore_DP0``, with another prefix if
-``VLLM_PROCESS_NAME_PREFIX`` is set, and ``ray::DPMoEEngineCoreActor``."""
+"""Patterns for the process titles of vLLM's engines and workers: ``VLLM::EngineCore_DP0``, with another
+prefix if ``VLLM_PROCESS_NAME_PREFIX`` is set, and ``ray::DPMoEEngineCoreActor``."""
 STARTS_S = 600.0
 """Seconds during which an engine may still be starting; it listens as soon as its loop begins."""
 LISTENS_S = 10.0
@@ -118,7 +118,8 @@ def _make_listen(engine: int, script: Path) -> None:
 def _withdraw(pids: list[int]) -> None:
     """Replace the script with a permanent empty file, for engines that may run it later.
 
-    If the script's folder were removed, any user could create a script of the same name in ``/tmp``.
+    Otherwise, once the script's folder is removed, any user could create a script of the same name in
+    ``/tmp``.
     """
     for pid in pids:
         if not _listens(pid):
@@ -188,7 +189,7 @@ def _user(pid: int) -> int:
 
 
 def _processes(title: re.Pattern[str]) -> Iterator[int]:
-    """Yield the ids of processes with such a title, with which vLLM replaces the command line."""
+    """Yield the ids of processes whose title matches; vLLM replaces their command lines with titles."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if title.search((process / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")):

@@ -47,7 +47,7 @@ _MOST_CHOICES = 12
 
 
 class Option(msgspec.Struct, kw_only=True):
-    """An option of vLLM."""
+    """Option of vLLM's command line."""
 
     names: list[str]
     values: int | str | None = None
@@ -127,10 +127,10 @@ def refuse(arguments: list[str], options: list[Option], *, own: Iterable[str] = 
 def refuse_setting(
     name: str, values: Iterable[Any], options: list[Option], *, own: Iterable[str] = (), where: str = ""
 ) -> None:
-    """Refuse a field of vLLM's ``EngineArgs`` as ``refuse`` does an option.
+    """Refuse a wrong field of vLLM's ``EngineArgs``, as ``refuse`` refuses a wrong option.
 
     Args:
-        name: Name of the field: the option's with underscores.
+        name: Name of the field: the option's name, with underscores.
         values: Decoded values to set; None is vLLM's default.
         options: Options of this vLLM.
         own: Names that are not fields, for suggestions.
@@ -387,7 +387,7 @@ MAX_MEMORY_SHARE = 0.4
 
 
 def is_cpu_build() -> bool:
-    """Return whether the installed vLLM is its CPU build: its own package, or selected by a variable."""
+    """Return whether the installed vLLM is a CPU build, or ``VLLM_TARGET_DEVICE`` selects the CPU."""
     if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
         return True
     names = {distribution.name for distribution in metadata.distributions()}
@@ -395,7 +395,9 @@ def is_cpu_build() -> bool:
 
 
 def size_kv_cache(config: Any, arguments: dict[str, Any], *, tokens: int) -> int | None:
-    """Set the size of the KV cache, which vLLM's CPU worker cannot profile; None if the user set it.
+    """Set the size of the KV cache, which vLLM's CPU worker cannot profile, unless the user set it.
+
+    Return the size in bytes; None if the user set it.
 
     The size suffices for ``tokens`` of the workload and for one request of the longest length. It is at least
     64 MiB and at most 40 % of the memory.
@@ -436,8 +438,8 @@ def keep_async_scheduling(config: Any, arguments: dict[str, Any]) -> dict[str, A
 def fork_workers() -> None:
     """Fork the engine's processes, so that they need not import everything again (8 s instead of 25 s).
 
-    The CPU platform overwrites vLLM's variable while the configuration is made, so it is set afterwards.
-    Forking is safe only as long as this process has no threads.
+    The CPU platform overwrites vLLM's variable while the configuration is made, so the variable is set
+    afterwards. Forking is safe only as long as this process has no threads.
     """
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 

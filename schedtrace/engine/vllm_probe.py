@@ -59,7 +59,7 @@ def vllm_checks(scheduler: str | None) -> list[Check]:
 
 
 def exit_checks(name: str) -> Iterator[Check]:
-    """Yield whether a scheduler class's source can be marked to record its exits, and unknown guards.
+    """Check whether a scheduler class's source can be marked to record its exits, and report unknown guards.
 
     Args:
         name: ``package.module.Class``.
@@ -94,7 +94,7 @@ def exit_checks(name: str) -> Iterator[Check]:
 
 
 def allocation_checks() -> Iterator[Check]:
-    """Yield whether the limit behind a failed allocation of KV blocks can be recorded."""
+    """Check whether the limit behind a failed allocation of KV blocks can be recorded."""
     from schedtrace.record.allocation import stand_in
 
     refused = stand_in(pkgutil.resolve_name(MANAGER)).refused
@@ -106,7 +106,7 @@ def allocation_checks() -> Iterator[Check]:
 
 
 def hook_checks() -> Iterator[Check]:
-    """Yield whether the wrappers around engine, worker and front end can be installed."""
+    """Check whether the wrappers around engine, worker and front end can be installed."""
     from schedtrace.record.engine_hooks import wrap_engine
     from schedtrace.record.front_end_hooks import wrap_front_end
     from schedtrace.record.worker_hooks import wrap_worker
@@ -125,9 +125,9 @@ def hook_checks() -> Iterator[Check]:
 
 
 def device_checks() -> Iterator[Check]:
-    """Yield vLLM's own name of its device.
+    """Yield vLLM's own name of its device, then give vLLM a platform if it has none.
 
-    Then give vLLM a platform if it has none, before the modules that the other checks import copy it.
+    The modules that later checks import copy the platform.
     """
     from vllm.platforms import current_platform
 
@@ -147,7 +147,7 @@ def device_checks() -> Iterator[Check]:
 
 
 def recording_checks() -> Iterator[Check]:
-    """Yield what the recording of a synthetic load contains, and whether the recording can be replayed."""
+    """Check what the recording of a synthetic load contains, and whether the recording can be replayed."""
     from schedtrace.read.run import read_run
     from schedtrace.simulate.replay import play_loads
     from schedtrace.step_times.constants import Constants

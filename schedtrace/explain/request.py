@@ -44,8 +44,8 @@ class RequestRows:
     finish: Row | None
     scheduled: list[Row]
     """Rows of the steps that scheduled the request, with ``work``, ``lost_tokens``, ``start_us``,
-    ``output_us`` and ``outputs``: whether the step produced a token, because the request had nothing left to
-    compute before it."""
+    ``output_us`` and ``outputs`` (whether the step produced a token, because no other tokens were left to
+    compute)."""
     preemptions: list[Row]
     """Preemptions of the request, with ``start_us`` of their steps."""
     set_aside: list[Row]
@@ -354,7 +354,7 @@ def _admitted(rows: RequestRows, wait: Wait | None, *, again: bool) -> Message:
 
 
 def _causes_of(wait: Wait) -> Message:
-    """Describe a wait's causes: ``3 steps kv_blocks (9 ms)``; empty if the wait covers no step."""
+    """Describe a wait's causes, as ``3 steps kv_blocks (9 ms)``; empty if it has none."""
     if not wait.causes:
         return NOTHING
     parts = [

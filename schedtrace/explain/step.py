@@ -1,4 +1,4 @@
-"""Explanation of a step: arrivals, each request's tokens, refusals and causes, what else would have fit."""
+"""Explanation of a step: arrivals, requests' tokens, refusals and causes, and what else would have fitted."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -55,9 +55,9 @@ Row = dict[str, Any]
 
 
 def rank_turns(traces: Sequence[Trace], row: Row) -> list[RankTurn]:
-    """Return each rank's work in the same common step, in the order of the ranks.
+    """Return each rank's work in the pass that contains a step, in the order of the ranks.
 
-    The list is empty for a single rank, or if the ranks have no such step in common.
+    The list is empty for a single rank, or if the step belongs to no common pass.
 
     Args:
         traces: Traces of all ranks.
@@ -412,7 +412,7 @@ def preemption_message(row: Row, values: Values) -> Message:
 
 
 def preempted_for(row: Row, request: Value) -> Message:
-    """Return the request for which a preemption (a row of ``timeline.preemptions``) made room."""
+    """Return why, or for which request, a preemption happened (a row of ``timeline.preemptions``)."""
     if not row["in_schedule"]:
         return say("outside schedule(), in a reset of the prefix cache")
     if row["for_request_id"] == row["request_id"]:
@@ -439,7 +439,7 @@ MISSES = {
 
 
 def fact_entries(timeline: Timeline, name: str, which: pl.Expr) -> list[Row]:
-    """Return the entries of one of the trace's lists of facts."""
+    """Return the entries of one of the trace's lists of facts that meet the condition ``which``."""
     table = timeline.lists.get(name)
     return [] if table is None else table.filter(which).collect().to_dicts()
 
@@ -465,7 +465,7 @@ def _refusals(timeline: Timeline, row: Row) -> Iterator[Message]:
 
 
 def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
-    """Return the names of the holders of KV blocks, the largest first."""
+    """Yield a sentence that names the holders of KV blocks, the largest first."""
     held = [sum(blocks) for blocks in zip(*(group for group in refusal["held"] if group), strict=True)]
     if not held:
         return

@@ -98,7 +98,7 @@ def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name:
 
 
 def known_need(timeline: Timeline) -> AdmissionNeed | None:
-    """Return the function for a request's need; None if blocks cannot be derived from tokens."""
+    """Return what a request needs to be admitted; None if blocks cannot be derived from tokens."""
     need = need_of(timeline, timeline.refused_heads)
     if need is None:
         return None
@@ -154,7 +154,7 @@ class Question:
         return "max_num_scheduled_tokens" if configured else "max_num_batched_tokens"
 
     def cut_by(self, cap: str) -> list[Scheduled]:
-        """Return the requests whose chunk this limit was the last to make smaller."""
+        """Return the requests whose chunk was last made smaller by this limit."""
         return [request for request in self.scheduled if request.caps and request.caps[-1] == cap]
 
     def more_blocks(self, requests: list[Scheduled], tokens: int) -> int:
@@ -183,7 +183,7 @@ def what_if(
     Args:
         timeline: Timeline of the engine.
         row: Row of the step in ``timeline.steps``.
-        need: Function for the room that a request needs (``known_need``).
+        need: Resources that a request needs (``known_need``); None if unknown.
         waiting: Requests that waited after the step, in order; empty if unknown.
         scheduled: Tokens that each scheduled request got.
         stops: Exits of the step.
@@ -281,7 +281,7 @@ def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
 
 
 def _more_blocks(asked: Question) -> Iterator[WhatIf]:
-    """Yield how many more blocks the refused request needed, if ``scheduler_reserve_full_isl`` is set."""
+    """Yield the effect of more free blocks, and of no ``scheduler_reserve_full_isl`` if that refused it."""
     stop, head, need = asked.loop_exit, asked.waiting[0], asked.need
     if stop is None or stop.blocks_needed is None or stop.blocks_free is None:
         return

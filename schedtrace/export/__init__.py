@@ -1,4 +1,4 @@
-"""Export of a run to other tools' formats: tables, the full trace, traces for viewers, and its load."""
+"""Export of a run to other tools' formats: tables, the full trace, traces for viewers, and the load."""
 
 from enum import StrEnum
 

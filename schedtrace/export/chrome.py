@@ -16,8 +16,8 @@ from schedtrace.read.run import Run
 from schedtrace.version import __version__
 
 TIDS = 1000
-"""Number above which thread numbers begin, and below which process numbers stay, because viewers treat a
-thread with its process's number as the main one."""
+"""Number that all thread numbers exceed but no process number does, because viewers treat a thread with its
+process's number as the main thread."""
 LEVEL = 3
 """Compression level of gzip, chosen for speed."""
 

@@ -1,4 +1,4 @@
-"""Files of ``schedtrace export``, which never replace existing files unless asked to."""
+"""Files that ``schedtrace export`` writes; existing files are replaced only if the user asks for it."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -58,7 +58,7 @@ NEEDS = {
     "request_states": SHOWS_LIMITS,
     "engine_states": frozenset({Fact.TIMES}),
 }
-"""Facts that a trace must contain for certain tables to be written."""
+"""Facts that a trace must contain, by the name of the table that needs them."""
 
 
 def export_tables(run: Run) -> dict[str, pl.LazyFrame]:
@@ -66,7 +66,7 @@ def export_tables(run: Run) -> dict[str, pl.LazyFrame]:
 
     Columns are those of the trace format. ``steps`` lacks its lists, which are separate tables. ``present``
     is left out if no request was present when a trace began, ``gaps`` if no step is missing, and any table
-    whose facts the trace lacks (``NEEDS``), because an empty table would mean that there were none.
+    whose facts the trace lacks (``NEEDS``), because an empty table would mean that nothing happened.
     ``request_states`` and ``engine_states`` divide the time (``timeline/``).
     """
     of_traces = [(trace.header.engine_rank, _tables(trace)) for trace in run.traces]
@@ -137,10 +137,10 @@ def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
 
 
 def write_exports(run: Run, folder: Path, *, kind: ExportKind, force: bool = False) -> dict[Path, int]:
-    """Write one file per table, one per trace for ``ExportKind.JSONL``, or one for a viewer, into ``folder``.
+    """Write files into ``folder``: one per table, trace (JSONL) or trial (Mooncake), or one for a viewer.
 
     Args:
-        run: A run.
+        run: Run to export.
         folder: Folder, created if needed.
         kind: Format of the files.
         force: Whether to replace existing files.
@@ -201,7 +201,7 @@ def _files(run: Run, folder: Path, kind: ExportKind) -> dict[Path, Callable[[Pat
 
 
 def _require_traces(run: Run, files: Iterable[Path]) -> None:
-    """Raise UsageError unless each file can be written from a separate trace."""
+    """Raise UsageError if a trace is a foreign log, or if a file would replace a trace."""
     foreign = [trace for trace in run.traces if trace.facts != ALL_FACTS]
     if foreign:
         msg = f"{foreign[0].path}: --to jsonl expands traces of schedtrace, and this is a {foreign[0].record}"

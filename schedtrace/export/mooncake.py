@@ -76,7 +76,7 @@ def mooncake_notes(load: Workload) -> Iterator[Message]:
 
 
 def _hash_ids(requests: Iterable[LoadRequest], recorded: int) -> Iterator[list[int]]:
-    """Yield each request's numbers of blocks, which are numbered in order of first appearance.
+    """Yield the numbers of each request's blocks; blocks are numbered in the order of their first appearance.
 
     A block with unknown content gets a unique number.
 

@@ -19,12 +19,12 @@ from schedtrace.model import safe_files
 from schedtrace.read.run import Run
 
 _SEQUENCE = 1
-"""Number of the only sequence of packets, so that packets with equal times keep their order in the file."""
+"""Number of the only packet sequence; within it, packets with equal times keep their order in the file."""
 _CHUNK = 10_000
 """Number of packets that are written together."""
 _PROCESS_BITS, _SERIES_BITS, _GROUPS = 40, 36, 1 << 32
-"""Layout of track ids: the process above 40 bits, a counter's series above 36, groups from 2^32, other tracks
-below."""
+"""Layout of track ids: the process from bit 40 on, a counter's series from bit 36 on, groups from 2^32 on,
+other tracks below."""
 
 
 def write_perfetto(run: Run, file: Path) -> int:

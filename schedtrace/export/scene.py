@@ -2,8 +2,8 @@
 
 Both viewers' formats are written from it. Times are microseconds on the clock of the run's first trace.
 
-Spans have ``begin_us`` and ``end_us`` in microseconds of the trace's clock, ``name``, and facts in further
-columns. Viewers get Unix time in nanoseconds, as in torch's profiles.
+A table of spans has the columns ``begin_us`` and ``end_us`` (in microseconds of the trace's clock) and
+``name``, and further columns for facts. Viewers get Unix time in nanoseconds, as in torch's profiles.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,9 +28,11 @@ class TraceClock(NamedTuple):
     """Conversion of a run's times, in microseconds of its first trace's clock, to Unix time."""
 
     wall_ns: int
-    """Time of ``CLOCK_REALTIME`` at 0; 0 for a foreign log without a wall clock."""
+    """Reading of ``CLOCK_REALTIME``, in nanoseconds, when the trace's time is 0; 0 for a foreign log, whose
+    time zone is unknown."""
     monotonic_ns: int | None
-    """Time of ``CLOCK_MONOTONIC`` at 0; None if not recorded, or for a simulation's virtual time."""
+    """Reading of ``CLOCK_MONOTONIC``, in nanoseconds, when the trace's time is 0; None if not recorded, or
+    for a simulation's virtual time."""
 
     def ns(self, us: int) -> int:
         """Return the Unix time in nanoseconds, at least 0."""
@@ -38,7 +40,7 @@ class TraceClock(NamedTuple):
 
     @property
     def torch_base_ns(self) -> int:
-        """Origin ``baseTimeNanoseconds`` of a torch profile from the same time.
+        """Origin (``baseTimeNanoseconds``) of a torch profile that was recorded at the same time.
 
         Kineto counts from a multiple of three months since 1970 (its class ``ChromeTraceBaseTime``), so that
         microseconds fit into a JSON number and profiles agree.
@@ -53,7 +55,7 @@ def clock_of(header: Header) -> TraceClock:
 
 
 def step_spans(timeline: Timeline) -> pl.DataFrame:
-    """Return a row per step with the columns of ``per_step``, named by number and cause of the last exit."""
+    """Return a row per step, named by its number and the reason why requests waited, and a row per gap."""
     cause = pl.concat_str(pl.lit(": "), "cause").fill_null("")
     name = pl.concat_str(pl.lit("step "), pl.col("step").cast(pl.String), cause)
     missing = timeline.gaps.select(
@@ -112,9 +114,9 @@ def request_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def in_lanes(spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield spans in the fewest parts without overlaps; there is at least one part.
+    """Yield the spans in as few tables without overlaps as possible, and in at least one.
 
-    Steps overlap with asynchronous scheduling; on a single track, viewers would nest them.
+    With asynchronous scheduling, steps overlap each other; on a single track, viewers would nest them.
     """
     free_us: list[int] = []
     lanes: list[int] = []
@@ -212,7 +214,7 @@ class ProcessTracks:
 
 
 def process_tracks(run: Run) -> Iterator[ProcessTracks]:
-    """Yield the engines of a run, including the warm-up."""
+    """Yield the tracks of each engine of a run, including the warm-up."""
     for number, trace in enumerate(run.traces, 1):
         timeline = make_timeline(trace, run.manifest, whole=True)
         offset_us = offset(trace.header, run.traces[0].header).us
@@ -256,7 +258,7 @@ def _later(spans: pl.DataFrame, us: int) -> pl.DataFrame:
 
 
 def _counters(timeline: Timeline, offset_us: int) -> dict[str, pl.DataFrame]:
-    """Return counters from each step's beginning on; 0 while the engine has no request."""
+    """Return the counters' values from each step's beginning on; 0 while the engine has no request."""
     steps = per_step(timeline, offset_us).rename({"begin_us": "us"}).drop_nulls("us")
     zeros = [pl.lit(0).alias(name) for name in (*COUNTERS["token budget"].values(), "running", "waiting")]
     idle = timeline.engine_states.filter(pl.col("state") == "idle")

@@ -1,4 +1,4 @@
-"""Time to first token of requests that one engine prefills and another decodes, and blocks of transfers."""
+"""Time to first token, and held blocks, of requests that one engine prefills and another decodes."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ HELD_WORDS: dict[TransferPartName, str] = {
     "transfer": "in the transfer to {other_engine:code}",
 }
 MOSTLY_FRAC = 0.5
-"""Share of a part's total above which a pair of engines is named with the part."""
+"""Share of a part's total from which a pair of engines is named together with the part."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ def disaggregated(engines: Mapping[str, EngineSummary]) -> Disaggregated | None:
 
 
 def place_request(request: MatchedRequest, offset: ClockOffset) -> PlacedRequest:
-    """Divide a complete request's time to first token.
+    """Divide a complete request's time to first token into its parts.
 
     Parts within one engine are exact. The handover needs both clocks. If the decode engine may get a request
-    before the prefill is done, the time on the decode engine until then is no part of its own, because the
-    prefill engine's parts cover it. The length of that time also depends on both clocks.
+    before the prefill is done, the request's time on the decode engine until then does not count, because the
+    prefill engine's parts cover it. The length of that time depends on both clocks, too.
     """
     prefill, decode = request.prefill.row, request.decode.row
     scheduled, output = prefill.scheduled_us or 0, prefill.first_token_us or 0
@@ -138,7 +138,7 @@ def _total(placed: Sequence[PlacedRequest], part: TransferPartName) -> float:
 
 
 def _leading(placed: Sequence[PlacedRequest]) -> TransferPartName | None:
-    """Return the part with the largest total; None if the clocks' errors leave it open."""
+    """Return the part with the largest total; None if the clocks' errors leave open which it is."""
     if not placed:
         return None
     totals = {part: _total(placed, part) for part in PARTS}
@@ -224,7 +224,7 @@ def _held(
     fleet: MatchedFleet,
     offsets: Mapping[tuple[str, str], ClockOffset],
 ) -> Iterator[HeldBlocks]:
-    """Yield the largest number of blocks that transfers hold at once on each engine, by the other engine."""
+    """Yield the most blocks that transfers hold at once on each engine, by the engine at the other end."""
     of_prefill = {id(request.prefill.row): request for request in fleet.requests}
     of_decode = {id(request.decode.row): request for request in fleet.requests}
     for name, summary in engines.items():
@@ -273,7 +273,7 @@ def _at_peak(holders: Sequence[_Holder]) -> list[_Holder]:
 
 
 def _waits_for(requests: Sequence[MatchedRequest], offset: ClockOffset | None) -> TransferPartName | None:
-    """Return the part in which requests spent most of the time between prefill and end of the load."""
+    """Return the part in which requests spent most of the time from their prefill to the transfer's end."""
     totals: dict[TransferPartName, float] = defaultdict(float)
     for request in requests if offset is not None else ():
         if offset is not None and request.is_complete:

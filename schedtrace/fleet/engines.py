@@ -64,13 +64,13 @@ def read_fleet(
     cache: SummaryCache | None = None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> FleetSummaries:
-    """Return the summaries of all engines that can be read; none is counted twice.
+    """Return the summaries of all engines that can be read; no engine is counted twice.
 
     Args:
         inputs: Engines.
         pool_of: Function that starts processes for a number of engines; not called if all summaries are in
             the cache.
-        window: Part of each recording; None for all.
+        window: Part of each recording to read; None for the whole recording.
         tenant_key: Property by which to divide the summaries among tenants; None for no division.
         cache: Cache of summaries.
         progress: Function that is called with the number of engines done and the total number.

@@ -31,7 +31,8 @@ class EngineSource:
     name: str
     """Name in the report: the run folder relative to the path that the user named."""
     address: str
-    """Path or address of the trace, as a user would write it; in parts, with ``*`` for the numbers."""
+    """Path or address of the trace, as a user would write it; if the trace is in parts, with ``*`` for their
+    numbers."""
     parts: tuple[SourceFile, ...]
     """Files of the trace, in order."""
     beside: tuple[SourceFile, ...]
@@ -41,7 +42,7 @@ class EngineSource:
 
     @property
     def trace_name(self) -> str:
-        """Name of the trace's file; in parts, with ``*`` for their numbers."""
+        """Name of the trace's file; if the trace is in parts, with ``*`` for their numbers."""
         return (
             trace_of(Path(self.parts[0].file_name)).name if len(self.parts) > 1 else self.parts[0].file_name
         )
@@ -98,7 +99,7 @@ def find_fleet(addresses: Sequence[str]) -> FleetInputs:
 
 
 def _add(inputs: FleetInputs, address: str) -> None:
-    """Add the engines at an address, and what else is there.
+    """Add the engines at an address, and list everything else there as left out.
 
     Raises:
         InputError: If there is nothing to add.

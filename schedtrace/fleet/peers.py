@@ -22,9 +22,9 @@ from schedtrace.model.say import say
 FEWEST_PEERS = 5
 """Minimum number of engines in a group for a comparison."""
 DEVIATIONS = 6.0
-"""Robust standard deviations from the median above which a measure differs."""
+"""Minimum distance from the median, in robust standard deviations, of a measure that differs."""
 LEAST_FRAC = 0.05
-"""Minimum share of an engine's request time beyond its peers' share."""
+"""Minimum excess of a part's share of an engine's request time over the peers' median share."""
 UNEXPLAINED_DEVIATIONS, UNEXPLAINED_FRAC = 10.0, 0.15
 """Stricter bounds for a wait without any other difference, because waits have long tails."""
 SLOW_RATIO, LOAD_RATIO = 1.05, 1.25
@@ -130,7 +130,7 @@ def step_time_ratios(peers: Summaries) -> dict[str, float]:
 
 
 def request_time_shares(summary: EngineSummary) -> dict[Key, float]:
-    """Return the shares of an engine's request time by which it may differ, by part and cause.
+    """Return those shares of an engine's request time that are compared with its peers', by part and cause.
 
     Waiting and stalling for the same cause count together, and a pause counts as an interruption.
     """
@@ -165,7 +165,7 @@ def peer_measures(name: str, values: Mapping[str, float], floor: float) -> dict[
 
 
 def _ratio_measure(name: str, values: Mapping[str, float]) -> dict[str, PeerMeasure]:
-    """Return the deviations of the logarithms of values above 0."""
+    """Return the measures of the values above 0, with the deviations of their logarithms."""
     positive = {engine: value for engine, value in values.items() if value > 0}
     logarithms = {engine: math.log(value) for engine, value in positive.items()}
     measures = peer_measures(name, logarithms, FLOORS[name])

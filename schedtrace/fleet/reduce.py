@@ -1,4 +1,4 @@
-"""Fleet's report, made from the summaries of its engines."""
+"""Report of a fleet, made from the summaries of its engines."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

@@ -55,7 +55,7 @@ class StoreListing:
     files: list[SourceFile]
     left_out: list[LeftOut]
     of_files: bool
-    """Whether the user named single files, beside which no other files are listed."""
+    """Whether the user named individual files; if so, other files in their folders are not listed."""
 
 
 class TraceStore(Protocol):
@@ -68,8 +68,8 @@ class TraceStore(Protocol):
         """Copy a file, or its beginning, to a local path.
 
         Raises:
-            FileNotFoundError: If it is gone.
-            OSError: If it cannot be read.
+            FileNotFoundError: If the file is gone.
+            OSError: If the file cannot be read.
         """
 
     def location(self, path: str) -> str:
@@ -138,7 +138,7 @@ def _fixed_part(pattern: str) -> str:
 
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""Protocols of the stores for which there is an extra; the extra ``remote`` installs only fsspec."""
+"""Extra for each protocol that has one of its own; the extra ``remote`` installs only fsspec."""
 
 
 class RemoteStore:
@@ -237,7 +237,7 @@ def needed_parts(begins: Sequence[int | None], window: Window) -> list[int]:
 
     Args:
         begins: Beginning of each part in microseconds on the trace's clock; None if unknown.
-        window: Window to cover; if it has a length but no end, it is counted back from the beginning of the
+        window: Window to cover; a window with a length but no end is counted back from the beginning of the
             last part.
     """
     begun = [us for us in begins if us is not None]

@@ -1,4 +1,4 @@
-"""Summary of one engine's trace, which remains after the engine's timeline is released.
+"""Summary of one engine's trace, kept after the engine's timeline is released.
 
 Latencies remain as mergeable sketches (DDSketch), whose percentiles have a bounded relative error.
 """
@@ -201,7 +201,7 @@ def _value(decoded: Any) -> Any:
 
 
 ERROR_FRAC = 0.01
-"""Relative error of a percentile of a merged sketch, compared with the exact value."""
+"""Maximum relative error of a percentile of a merged sketch, compared with the exact value."""
 
 
 def sketch_of(metric: str, values_ms: Iterable[float]) -> SummarySketch | None:

@@ -27,7 +27,7 @@ INDEX = "files.json"
 KEPT_S = 30 * 24 * 3600
 """Seconds after which an unused summary is removed."""
 MOST_SUMMARIES = 20_000
-"""Maximum number of summaries that stay; the most recently used ones do."""
+"""Maximum number of summaries; those that were used most recently stay."""
 
 
 def _dtype(hint: Any) -> pl.DataType:
@@ -102,7 +102,7 @@ def content_hash(
 class SummaryCache:
     """Summaries by content in a folder, and an index of the hashes of unchanged files.
 
-    A summary does not depend on the path of its trace, so commands that read copies of it can share the
+    A summary does not depend on the path of its trace, so commands that read copies of a trace can share the
     folder.
 
     Args:
@@ -166,7 +166,7 @@ class SummaryCache:
 def summaries_folder(folder: Path | None) -> Path | None:
     """Return the folder for summaries: the one that a user named, or one in the user's cache.
 
-    None if no folder can be created that only this user may enter.
+    Return None if no folder that only this user may enter can be created.
 
     Raises:
         InputError: If the named folder cannot be created.

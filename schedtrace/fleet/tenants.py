@@ -1,4 +1,4 @@
-"""Usage of engines by tenant: time, tokens and device time of its requests, and waits between tenants.
+"""Usage of engines by tenant: time, tokens and device time of requests, and waits between tenants.
 
 A tenant is identified by a recorded property of requests: their priority, their adapter, or a part of their
 id. Every figure is divided so that the tenants' parts add up to the whole in microseconds and tokens.
@@ -40,7 +40,8 @@ NONE, UNKNOWN, FURTHER, NOBODY = "(none)", "(unknown)", "(further)", "(nobody)"
 HASHED_IDS = "(hashed ids)"
 """Tenant of all requests whose recorded ids are hashes, if ids name the tenants."""
 MOST_TENANTS = 50
-"""Maximum number of tenants of one engine, by the time of their requests; the rest is ``FURTHER``."""
+"""Maximum number of an engine's tenants that keep their names, by request time; the others are ``FURTHER``.
+"""
 RUNS = ("prefill", "decode", "recompute")
 HOLDS_SEAT = (*RUNS, "stalled")
 US_PER_HOUR = 3.6e9
@@ -57,7 +58,7 @@ RESOURCES: dict[str, str] = {
     LONG_PROMPT: "tokens",
     IDLE_HOLDERS: "idle blocks",
 }
-"""Column of the steps by whose shares a wait with this charge or cause is divided among the holders."""
+"""Resource of each charge or cause; a wait is divided among the holders by their shares of this resource."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class TenantKey:
     """Property of a request that names its tenant."""
 
     field: str
-    """``priority``, ``adapter`` or ``id``."""
+    """Name of the property: ``priority``, ``adapter`` or ``id``."""
     pattern: str = ""
     """Regular expression whose first group matches the tenant in an id."""
     is_hashed: bool = False
@@ -243,8 +244,8 @@ class _Division:
         """Return the device time of each tenant; the sum equals that of ``engine_states``.
 
         A step's time is divided in proportion to the times that the step-time model gives for each tenant's
-        tokens and context, and for its share of the step's requests in the constant part; without a model, in
-        proportion to the scheduled tokens.
+        tokens and context, plus the tenant's part of the constant time, which is divided by numbers of
+        requests. Without a model, a step's time is divided in proportion to the scheduled tokens.
         """
         engine = self.timeline.engine_states.filter(pl.col("state") == DEVICE)
         spans = merged(device_spans(self.timeline.steps))

@@ -19,8 +19,8 @@ from schedtrace.model.fleet import EngineSummary
 from schedtrace.timeline.timeline import Timeline
 
 MOST_TRANSFERS = 20_000
-"""Maximum number of requests of an engine in its summary; of more requests, a sample that is the same on all
-engines."""
+"""Maximum number of requests in an engine's summary; if there are more, it contains a sample, for which all
+engines choose the same requests."""
 ONE_SIDED = ("kv_producer", "kv_consumer")
 """Roles of engines whose requests all cross to or from another engine."""
 _PREFIX = re.compile(r"^(?:cmpl|chatcmpl|generate-tokens)-")
@@ -95,7 +95,7 @@ def engine_transfers(timeline: Timeline) -> list[SummaryTransfer]:
 
 
 def _loads(timeline: Timeline) -> pl.DataFrame:
-    """Return ``request_id``, ``load_begun_us``, ``load_ended_us`` and ``load_blocks`` of each first load."""
+    """Return ``load_begun_us``, ``load_ended_us`` and ``load_blocks`` of each request's first load."""
     none: dict[str, Any] = {
         "request_id": pl.String,
         "event": pl.String,
@@ -161,7 +161,7 @@ class MatchedRequest:
 
     @property
     def in_order(self) -> bool:
-        """Whether the decode engine gets the request only after its prefill, whose output contains the id."""
+        """Whether the decode engine gets the request only after its prefill, which gives it the id."""
         return self.key == "remote_request_id"
 
     @property
@@ -198,9 +198,10 @@ class MatchedFleet:
 def match_requests(engines: Mapping[str, EngineSummary]) -> MatchedFleet:
     """Match the requests that one engine prefills and another decodes.
 
-    A decode request that names its id on the prefill engine is matched by that id; otherwise by the
-    transfer's id, or by request ids without prefix and random suffix. Children of one request may share their
-    prefill. If several requests fit, none is matched.
+    A decode request is matched by its transfer's id or, if it has none, by its id on the prefill engine. If
+    that is not recorded either, request ids are compared without prefix and random suffix. If several
+    requests fit, none is matched. Children of one request may share their prefill, unless only request ids
+    match.
     """
     fleet = MatchedFleet()
     bounds = [each.transfers_below for each in engines.values() if each.transfers_below is not None]
@@ -257,9 +258,9 @@ class ClockOffset:
     recorded clocks are right."""
     basis: ClockBasis
     least_us: float | None
-    """Smallest time by which the decode engine's clock is ahead."""
+    """Lower bound of the time by which the decode engine's clock is ahead; None if unknown."""
     most_us: float | None
-    """Largest time by which the decode engine's clock is ahead."""
+    """Upper bound of the time by which the decode engine's clock is ahead; None if unknown."""
     out_of_order: int = 0
     """Number of requests whose times contradict the order of events."""
 
@@ -272,7 +273,7 @@ class ClockOffset:
 
     @property
     def half_us(self) -> float:
-        """Maximum error of the middle."""
+        """Maximum error of ``middle_us``; 0 if a bound is missing."""
         if self.least_us is None or self.most_us is None:
             return 0.0
         return (self.most_us - self.least_us) / 2

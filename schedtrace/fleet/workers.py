@@ -1,4 +1,4 @@
-"""Pools of processes, on this machine or a Ray cluster, which read fleets and replay for sweeps.
+"""Pools of processes, on this machine or a Ray cluster, for reading fleets and for replays of sweeps.
 
 A process that ends unexpectedly loses only the calls that it was running. ``call_outcomes`` repeats each of
 these calls once, alone; if that process also ends, the call has failed. No result of a lost process is
@@ -54,7 +54,7 @@ class CallOutcome(Generic[_A, _R]):
 
     Args:
         argument: Argument of the call.
-        value: Result of the call, or the error that it raised.
+        value: Result of the call, the error that it raised, or ``Lost``.
         again: Whether a first process ended before it had a result.
     """
 
@@ -270,7 +270,7 @@ class RayTasks:
         """Do nothing: Ray replaces its workers."""
 
     def close(self) -> None:
-        """Leave the cluster, which ends what it still does for us."""
+        """Leave the cluster, which then ends the remaining tasks of this command."""
         self._ray.shutdown()
 
 

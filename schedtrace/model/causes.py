@@ -1,8 +1,8 @@
-"""The one table of causes: why a ``schedule()`` call stops or skips, and all texts about each reason.
+"""Table of all causes: the reasons why ``schedule()`` stops or skips a request, and all texts about them.
 
-A row defines its word: ``Cause.KV_BLOCKS`` is the word ``kv_blocks`` with its ``Entry``. Texts name settings
-of vLLM in backticks and figures of the engine in braces, which ``reason`` and ``cause_advice`` fill in. The
-tables of ``docs/causes.md`` are generated from this module.
+Each row defines a word: ``Cause.KV_BLOCKS`` is the word ``kv_blocks`` with its ``Entry``. In the texts,
+settings of vLLM are in backticks; braces stand for figures of the engine, which ``reason`` and
+``cause_advice`` fill in. The tables of ``docs/causes.md`` are generated from this module.
 """
 
 import re
@@ -22,38 +22,39 @@ PAGE = "docs/causes.md"
 class Entry:
     """Texts and properties of a cause, of one detail of a cause, or of a cap.
 
-    Fields that a detail leaves empty are those of its cause.
+    Where a detail has no reason, setting or advice of its own, that of its cause applies.
     """
 
     word: str = ""
     """Word of the entry; empty for a detail, whose word is its key in ``details``."""
     meaning: str = field(kw_only=True)
     waiting: str = ""
-    """Reason, in a sentence, why the waiting loop ends or skips a request; empty if this cause never ends it.
-    """
+    """Clause that states why the waiting loop ended, or skipped a request; empty if this cause never has this
+    effect."""
     running: str = ""
-    """Reason, in a sentence, why the running loop ends or skips a request; empty if this cause never ends it.
-    """
+    """Clause that states why the running loop ended, or skipped a request; empty if this cause never has this
+    effect."""
     title: str = ""
-    """Title of a finding about waits for this cause; empty if another rule has its own title."""
+    """Title of a finding about waits with this cause; empty if the cause has a rule with its own title, or
+    needs none."""
     setting: str = ""
     """vLLM's setting behind the cause; empty if there is none."""
     advice: str = ""
     refusal: bool = True
-    """Whether the cause refuses a request; if not, the waiting loop ends without a refusal."""
+    """Whether an exit with this cause refuses a request."""
     requested: bool = False
     """Whether a client asked for the refusal, which is then reported, but not as a problem of the
     configuration."""
     own_size: bool = False
-    """Whether the cause refuses a request for its size, so that a smaller request may still fit."""
+    """Whether the cause refuses a request because of its size, so that a smaller request may still fit."""
     statuses: tuple[str, ...] = ()
-    """``RequestStatus`` names (their numbers shift between vLLM releases) of requests that wait for this
-    cause."""
+    """Names of ``RequestStatus`` that mark requests waiting with this cause; names, because the numbers vary
+    between vLLM releases."""
     details: Mapping[str, "Entry"] = field(default_factory=dict)
     """Values of ``Exit.detail`` that change the meaning, each with its own entry."""
 
     def reason(self, loop: str) -> str:
-        """Return the reason why the cause stops the ``running`` or ``waiting`` loop; empty if it does not."""
+        """Return the reason for an exit from the ``running`` or ``waiting`` loop; empty if there is none."""
         return self.running if loop == "running" else self.waiting
 
 
@@ -447,7 +448,7 @@ CAPS: dict[str, Cap] = {cap.value: cap for cap in Cap}
 
 
 def entries(cause: str, detail: str | None) -> list[Entry]:
-    """Return the entries of a cause's detail and of the cause; empty if this version lacks the cause."""
+    """Return the entry of a cause's detail and that of the cause; empty if this version lacks the cause."""
     if cause not in CAUSES:
         return []
     entry = CAUSES[cause].entry
@@ -465,13 +466,14 @@ def reason_text(cause: str, detail: str | None, loop: str) -> str:
 
 
 NOT_A_REFUSAL = frozenset(cause for cause in Cause if not cause.entry.refusal)
-"""Causes with which a waiting loop ends although no request was refused."""
+"""Causes of exits that refuse no request."""
 
 ASKED_FOR = frozenset(cause for cause in Cause if cause.entry.requested)
-"""Refusals that a client asked for, which are reported, but not as a problem of the configuration."""
+"""Causes of refusals that a client asked for; these are reported, but not as a problem of the configuration.
+"""
 
 OF_ITS_OWN_SIZE = tuple(cause for cause in Cause if cause.entry.own_size)
-"""Causes that refuse a request for its size, so that a smaller request may still fit."""
+"""Causes that refuse a request because of its size, so that a smaller request may still fit."""
 
 CONNECTOR_CAUSES = frozenset(
     {
@@ -481,7 +483,7 @@ CONNECTOR_CAUSES = frozenset(
         Cause.ENCODER_TRANSFER_PENDING,
     }
 )
-"""Refusals that only a KV or encoder connector can end."""
+"""Causes of refusals that only a KV or encoder connector can end."""
 
 WAITING_STATUS_CAUSES = {status: cause for cause in Cause for status in cause.entry.statuses}
 """Cause for each ``RequestStatus`` name of a request that is not ready."""
@@ -506,12 +508,12 @@ _NAME = re.compile(r"`([^`]+)`")
 
 
 def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Message:
-    """Return a phrase for the reason why a loop ended or skipped a request.
+    """Return a phrase that states why a loop ended, or skipped a request.
 
     Args:
         header: Header of the trace, with the engine's limits and the causes that other packages register.
         loop: ``waiting`` or ``running``.
-        cause: A word of ``Cause`` or any other.
+        cause: Word of ``Cause``, or one that this version does not know.
         detail: Detail of the exit.
     """
     if text := reason_text(cause, detail, loop):
@@ -523,7 +525,7 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
 
 
 def cause_advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
-    """Return the advice against a cause; for a cause outside the table, where it is documented."""
+    """Return the advice about a cause; without advice in the table, return where the cause is documented."""
     for row in entries(cause, detail):
         if row.advice:
             return _filled(header, row.advice)
@@ -538,7 +540,7 @@ def interruption(kind: str | None) -> str:
 
 
 def reasoned_details(cause: Cause, loop: str) -> list[str]:
-    """Return the details with a reason of their own, by which advice differs if limits share a cause."""
+    """Return the details that state their own reason in a loop: each is a separate limit behind the cause."""
     return [detail for detail, entry in cause.entry.details.items() if entry.reason(loop)]
 
 

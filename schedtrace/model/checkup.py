@@ -10,7 +10,7 @@ State = Literal["ok", "note", "wrong"]
 
 
 class Check(msgspec.Struct, kw_only=True):
-    """Fact that determines what can be recorded."""
+    """Check of a fact that determines what can be recorded."""
 
     name: str
     """Subject of the check: ``vllm``, ``exits``, ``allocations``, ``hooks``, ``recording``, ``replay``,
@@ -37,5 +37,5 @@ class Checkup(msgspec.Struct, kw_only=True):
 
     @property
     def is_healthy(self) -> bool:
-        """Return whether no check found anything wrong."""
+        """Whether no check found anything wrong."""
         return all(check.state != "wrong" for check in self.checks)

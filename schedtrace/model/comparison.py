@@ -11,7 +11,7 @@ COMPARISON_SCHEMA_VERSION = 4
 
 
 class ConfigChange(msgspec.Struct, kw_only=True):
-    """A setting that differs between the two runs."""
+    """Setting that differs between the two runs."""
 
     name: str
     base: Any
@@ -19,8 +19,8 @@ class ConfigChange(msgspec.Struct, kw_only=True):
     given: bool
     """Whether a user set the value on either side; otherwise vLLM resolved it differently."""
     base_origin: Message = NOTHING
-    """Origin of the value: ``given``, ``default for LLM_CLASS``, ``derived``, ...; empty: unknown, or a
-    setting that does not affect scheduling."""
+    """Origin of the base's value: ``given``, ``default for LLM_CLASS``, ``derived``, ...; empty: unknown, or
+    a setting that does not affect scheduling."""
     new_origin: Message = NOTHING
 
 
@@ -31,8 +31,8 @@ class Sample(msgspec.Struct, kw_only=True):
     """Values by trial, in order."""
     count: int
     effective_count: float
-    """Number of independent trials with as much information; it is lower if slow phases of the machine
-    affected consecutive trials."""
+    """Number of independent trials that would carry as much information; lower than ``count`` if slow phases
+    of the machine affected consecutive trials."""
     mean: float
     min: float
     max: float
@@ -51,7 +51,7 @@ class Outcome(StrEnum):
     """Significant after correction, and an improvement."""
     WORSE = "worse"
     DIFFERS = "differs"
-    """Significant after correction, but neither better nor worse by itself, or ranks and means disagree."""
+    """Significant after correction, but neither direction is better, or ranks and means disagree."""
     EXACT = "differs exactly"
     """The same value in every base trial and another value in every new trial, so no test is needed."""
     NONE_FOUND = "no difference found"
@@ -62,7 +62,7 @@ class Outcome(StrEnum):
 
 
 class MetricChange(msgspec.Struct, kw_only=True):
-    """A metric on both sides."""
+    """Values of one metric on both sides, and the result of comparing them."""
 
     name: str
     unit: str
@@ -96,7 +96,7 @@ class MetricChange(msgspec.Struct, kw_only=True):
     """Smallest change that would be significant in 4 of 5 cases, with this number of trials and their spread.
     """
     trials_needed: int | None
-    """Trials per side for a noise floor of 5 %; None if the spread is unknown."""
+    """Number of trials per side that would give a noise floor of 5 %; None if the spread is unknown."""
 
     @property
     def worsened(self) -> bool:
@@ -107,7 +107,7 @@ class MetricChange(msgspec.Struct, kw_only=True):
 
 
 class FindingChange(msgspec.Struct, kw_only=True):
-    """Kind of finding (code and cause), compared between both sides."""
+    """Kind of finding (code and cause) on both sides of the comparison."""
 
     code: str
     cause: str | None
@@ -120,8 +120,8 @@ class FindingChange(msgspec.Struct, kw_only=True):
     base_trials: list[int]
     new_trials: list[int]
     base_frac: float | None = None
-    """Share on which the finding in the base depends, the largest if there are several findings; None without
-    the finding."""
+    """Share that is compared with the threshold; the largest, if the base has several such findings; None
+    without one, or if its finding does not depend on a share."""
     new_frac: float | None = None
     threshold_frac: float | None = None
     """Threshold for ``base_frac`` and ``new_frac``."""
@@ -130,7 +130,7 @@ class FindingChange(msgspec.Struct, kw_only=True):
 
 
 class CauseChange(msgspec.Struct, kw_only=True):
-    """Numbers of one kind of refusal in both runs."""
+    """Frequency of one kind of refusal in both runs."""
 
     loop: str
     cause: str
@@ -172,8 +172,8 @@ class Divergence(msgspec.Struct, kw_only=True):
 
     trial: int | None
     at: int
-    """Number of steps before it that both sides decided identically, without steps that had nothing to
-    decide."""
+    """Number of steps before this one that both sides decided identically; steps that had nothing to decide
+    do not count."""
     base: DecidedStep | None
     """Step of the base; None if the base had no further step."""
     new: DecidedStep | None
@@ -184,7 +184,7 @@ class Divergence(msgspec.Struct, kw_only=True):
 
 
 class Decisions(msgspec.Struct, kw_only=True):
-    """Agreement of both runs' schedulers: engine 0, trial by trial, from the first step."""
+    """Agreement of both runs' schedulers on engine 0, trial by trial from the first step."""
 
     trials_compared: int
     """Number of trials that both sides have; a trace without trials counts as one."""
@@ -230,7 +230,7 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     @property
     def undecided(self) -> bool:
-        """Whether some figures might differ, but there are too few trials to judge any of them."""
+        """Whether some figures might differ, but there are too few trials, or requests, to judge them."""
         if self.compared_by == "requests":
             return not self.tests
         return any(metric.outcome is Outcome.TOO_FEW for metric in self.metrics)

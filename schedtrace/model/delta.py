@@ -24,16 +24,16 @@ EVENT_FIELDS = frozenset(
         "set_aside",
     }
 )
-"""Fields of a step that belong to this step alone; a field that is absent from a delta has its default."""
+"""Fields about one step alone; if absent from a delta, they have their defaults."""
 BEFORE_FIELDS = {
     "num_running_before": "num_running_after",
     "num_waiting_before": "num_waiting_after",
     "kv_blocks_free_before": "kv_blocks_free_after",
 }
-"""Fields that, if absent from a delta, have the value of the named other field in the step before."""
+"""Fields that, if absent from a delta, have the value that the named other field has in the step before."""
 OUTPUT_FIELDS = frozenset({"output_us", "update_us", "output_tokens", "execute_after_us", "execute_us"})
-"""Fields about the output; if absent from a delta, the output is not back, or the field is unknown. If only
-``output_tokens`` is absent, it equals ``total_requests``."""
+"""Fields about the output; if they are absent from a delta, the output is not back, or the fields are
+unknown. If only ``output_tokens`` is absent, its value is that of ``total_requests``."""
 OWN_FIELDS = frozenset({"step", "start_us", "schedule_us"})
 """Fields that every delta contains."""
 CARRIED_FIELDS = tuple(
@@ -41,7 +41,7 @@ CARRIED_FIELDS = tuple(
     for name in Step.__struct_fields__
     if name not in {*EVENT_FIELDS, *BEFORE_FIELDS, *OUTPUT_FIELDS, *OWN_FIELDS, "requests", "changes"}
 )
-"""Fields that, if absent from a delta, have the value of the step before."""
+"""Fields that, if absent from a delta, have the same value as in the step before."""
 
 
 def _delta() -> type[msgspec.Struct]:
@@ -63,8 +63,8 @@ def _delta() -> type[msgspec.Struct]:
 
 
 Delta = _delta()
-"""A ``schedule()`` call, as the difference from the step before, whose number is lower by 1.
+"""A ``schedule()`` call, as the difference from the step with the preceding number.
 
-``changes`` lists the requests' differences; if absent, there are none. The sets above define the other
-fields.
+``changes`` lists the requests' differences; if absent, there are none. The constants above state what the
+absence of any other field means.
 """

@@ -37,19 +37,19 @@ class SummaryTransfer(msgspec.Struct, kw_only=True):
     transfer_id: str | None
     """Id of the transfer, equal on both engines."""
     arrived_us: int
-    """Arrival at the front end."""
+    """Time of arrival at the front end."""
     scheduled_us: int | None
     """Beginning of the first step that scheduled the request."""
     first_token_us: int | None
-    """Output with the request's first token."""
+    """Time of the output with the request's first token."""
     load_begun_us: int | None
-    """Beginning of the load of the request's KV cache from elsewhere."""
+    """Time at which the load of the request's KV cache from elsewhere began."""
     load_ended_us: int | None
-    """End of the load of the request's KV cache from elsewhere."""
+    """Time at which the load of the request's KV cache from elsewhere ended."""
     load_blocks: int | None
-    """KV blocks that the request holds during the load."""
+    """Number of KV blocks that the request holds during the load."""
     kept_us: int | None
-    """End of the request, after which its KV blocks stay until they are sent."""
+    """Time at which the request ended; its KV blocks stay until they are sent."""
     sent_us: int | None
     """Time at which the last of the kept KV blocks was sent."""
     kept_blocks: int | None
@@ -79,7 +79,7 @@ class TransferPair(msgspec.Struct, kw_only=True):
     requests: int
     """Number of matched requests with all times."""
     mean_ms: float
-    """Mean over the matched requests of the sum of the known parts."""
+    """Mean sum of the known parts of a request, over the matched requests."""
     leading: TransferPartName
     """Part with the largest total."""
     leading_frac: float
@@ -92,11 +92,12 @@ class TransferPair(msgspec.Struct, kw_only=True):
     ahead_most_ms: float | None
     """Largest time by which the decode engine's clock is ahead of the prefill engine's; null: not bounded."""
     out_of_order: int
-    """Requests whose recorded times contradict the order of events, such as an arrival before its prefill."""
+    """Number of requests whose recorded times contradict the order of events, such as an arrival at the
+    decode engine before the prefill."""
 
 
 class HeldBlocks(msgspec.Struct, kw_only=True):
-    """KV blocks of an engine that transfers hold, at the moment when they hold the most."""
+    """KV blocks that transfers hold on one engine, at the moment when they hold the most."""
 
     engine: str
     """Engine whose blocks are held."""
@@ -110,7 +111,7 @@ class HeldBlocks(msgspec.Struct, kw_only=True):
     blocks: int
     """Number of KV blocks that transfers hold."""
     blocks_total: int | None
-    """KV blocks of the engine."""
+    """Number of KV blocks of the engine."""
     waits_for: TransferPartName | None
     """Part in which these requests spent most of the time while they held blocks; null: not known."""
     message: Message
@@ -121,12 +122,12 @@ UnmatchedReason = Literal["no_prefill", "no_decode", "ambiguous", "incomplete"]
 
 
 class UnmatchedRequests(msgspec.Struct, kw_only=True):
-    """Requests of prefill or decode engines that are in no figure."""
+    """Requests of prefill or decode engines that no figure includes."""
 
     reason: UnmatchedReason
-    """``no_prefill``: no engine here prefilled it under this id. ``no_decode``: no engine here decoded it.
-    ``ambiguous``: several requests have its id. ``incomplete``: matched, but a time is missing, because it
-    was aborted, never got a token, or lies at the edge of a recording."""
+    """``no_prefill``: no engine among the inputs prefilled the request under this id. ``no_decode``: none
+    decoded it. ``ambiguous``: several requests have its id. ``incomplete``: matched, but a time is missing,
+    because the request was aborted, never got a token, or lies at the edge of a recording."""
     requests: int
     """Number of requests."""
     example: str
@@ -148,16 +149,17 @@ class Disaggregated(msgspec.Struct, kw_only=True):
     """Number of matched requests without a recorded transfer: the whole prompt was cached, or the connector
     loads within the first step."""
     unmatched: list[UnmatchedRequests]
-    """Requests that are in no figure, by reason."""
+    """Requests that no figure includes, by reason."""
     sampled: bool
-    """Whether an engine has so many requests that the figures are from a sample of them, the same on all
-    engines; ``held`` is then empty."""
+    """Whether the figures are from a sample of the requests, the same on all engines, because an engine has
+    very many; ``held`` is then empty."""
     verdict: Message = NOTHING
-    """Sentence about the part that takes most of the time; empty if the clocks' errors leave it open."""
+    """Sentence about the part that takes most of the time; empty if the clocks' errors leave open which part
+    does."""
     leading: TransferPartName | None = None
     """Part that the verdict names."""
     parts: list[TransferPart]
-    """Parts in the order of time."""
+    """Parts in chronological order."""
     total: Distribution | None
     """Distribution of the sum of the parts, in ms, over requests whose parts are all known."""
     pairs: list[TransferPair]

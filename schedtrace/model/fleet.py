@@ -13,23 +13,23 @@ SUMMARY_VERSION = 2
 
 
 class SummaryTime(msgspec.Struct, kw_only=True):
-    """Time of one engine's requests in one part of ``time_split``."""
+    """Time that one engine's requests spent in one part of ``time_split``."""
 
     part: str
     """Part of the requests' time, as in ``time_split`` of a report."""
     cause: str | None
     """Cause of a wait; null for the other parts."""
     us: int
-    """Total over the requests."""
+    """Total over the requests, in microseconds."""
 
 
 class SummaryState(msgspec.Struct, kw_only=True):
-    """Time of the engine itself in one state."""
+    """Time that the engine itself spent in one state."""
 
     state: str
     """State, as in ``engine_time`` of a report."""
     us: int
-    """Sum of the time in this state."""
+    """Total time in this state, in microseconds."""
 
 
 class SummarySketch(msgspec.Struct, kw_only=True):
@@ -70,7 +70,7 @@ class SummaryFinding(msgspec.Struct, kw_only=True):
 
 
 class SummaryPace(msgspec.Struct, kw_only=True):
-    """Time of an engine's steps with about the same work."""
+    """Times of an engine's steps with about the same work."""
 
     work: str
     """Class of the work: tokens of prefill, of decode and of context, each within a factor of about 1.4."""
@@ -88,11 +88,11 @@ class SummaryTenant(msgspec.Struct, kw_only=True):
     requests: int
     """Number of requests that arrived."""
     waiting_us: int
-    """Time of the tenant's requests in the queue, or running without getting tokens."""
+    """Time that the tenant's requests spent in the queue, or running without getting tokens."""
     running_us: int
-    """Time of the tenant's requests in prefill, decode and recomputation."""
+    """Time that the tenant's requests spent in prefill, decode and recomputation."""
     front_end_us: int
-    """Time of the tenant's requests on the way to the scheduler."""
+    """Time that the tenant's requests spent on the way to the scheduler."""
     prompt_tokens: int
     """Prompt tokens of the requests that arrived."""
     output_tokens: int
@@ -104,7 +104,7 @@ class SummaryTenant(msgspec.Struct, kw_only=True):
 
 
 class SummaryTenantWait(msgspec.Struct, kw_only=True):
-    """Time that one tenant's requests waited, by the tenant whose requests held the resource."""
+    """Time that one tenant's requests waited for a resource held by the same or another tenant's requests."""
 
     waiter: str
     """Tenant of the waiting requests."""
@@ -120,7 +120,7 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     summary_version: int = SUMMARY_VERSION
     """Version of these columns; 2."""
     content: str
-    """Hash of the content that was read, of the window and of the version of schedtrace."""
+    """Hash of the content that was read, the window and schedtrace's version."""
     window: str
     """Part of the recording, such as ``--last 600s``; empty for all of it."""
     host: str
@@ -147,8 +147,8 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     monotonic_begin_us: int | None = None
     """Time at which the first step began, by the machine's monotonic clock; null if not recorded."""
     clock_error_us: int | None
-    """Maximum error of ``begin_unix_us``: from reading both clocks, plus from the host's NTP; null if
-    unknown."""
+    """Maximum error of ``begin_unix_us``: the error from reading two clocks plus that of the host's NTP; null
+    if unknown."""
     token_budget: int | None
     """Token budget of a step."""
     max_num_seqs: int | None
@@ -166,7 +166,7 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     busy_us: int
     """Time of the engine without idle time."""
     missing_us: int
-    """Time in which nothing is recorded."""
+    """Time for which nothing is recorded."""
     requests_us: int
     """Total time of all requests; shares refer to it."""
     requests: int
@@ -182,7 +182,7 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     quiet_us: int
     """Longest time between two arrivals."""
     quiet_begin_us: int
-    """Beginning of ``quiet_us``, counted from the beginning of the first step."""
+    """Beginning of the longest time between two arrivals, counted from the beginning of the first step."""
     arrivals: list[int]
     """Arrivals in each of 40 equal parts of the recording."""
     times: list[SummaryTime]
@@ -200,11 +200,12 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     problems: list[str]
     """Problems of the trace, each as JSON of a message."""
     gpus: int | None = None
-    """GPUs of the engine, by its parallel settings; null if these are not recorded."""
+    """Number of the engine's GPUs, according to its parallel settings; null if these are not recorded."""
     tenant_key: str = ""
     """Property that names the tenants (``--tenant``); empty if the figures are not divided by tenant."""
     divided_by: str = ""
-    """Weights by which a step's device time was divided: ``step-time model`` or ``scheduled tokens``."""
+    """Weights by which a step's device time was shared out among the tenants: ``step-time model`` or
+    ``scheduled tokens``."""
     tenants: list[SummaryTenant] = []
     """Usage of the engine by tenant."""
     tenant_waits: list[SummaryTenantWait] = []
@@ -212,18 +213,17 @@ class EngineSummary(msgspec.Struct, kw_only=True):
     transfers: list[SummaryTransfer] = []
     """Requests whose KV cache goes to another engine or comes from one."""
     transfers_below: int | None = None
-    """Hash below which an id's hash must be for the request to be in ``transfers``; null: all requests are.
-    """
+    """Limit: only requests whose id has a hash below it are in ``transfers``; null: all requests are."""
 
 
 FaultKind = Literal[
     "interrupted", "slow-steps", "slow-host-work", "smaller-limit", "more-load", "no-arrivals", "unexplained"
 ]
 """``interrupted``: the engine was paused, hung or did something else. ``slow-steps``: its device takes longer
-for the same work. ``slow-host-work``: processes on its host take longer. ``smaller-limit``: a setting is
-lower than its peers', and its requests wait for this limit. ``more-load``: the router sends it more.
-``no-arrivals``: no request arrived for a long time. ``unexplained``: its requests wait longer, and nothing
-else differs."""
+for the same work. ``slow-host-work``: processes on its host take longer. ``smaller-limit``: one of its
+settings is lower than its peers', and its requests wait for this limit. ``more-load``: the router sends it
+more. ``no-arrivals``: no request arrived for a long time. ``unexplained``: its requests wait longer, and
+nothing else differs."""
 
 
 class PeerMeasure(msgspec.Struct, kw_only=True):
@@ -287,7 +287,7 @@ class PeerGroup(msgspec.Struct, kw_only=True):
 
 
 class FleetTimePart(msgspec.Struct, kw_only=True):
-    """Part of the time of all requests of all engines."""
+    """Part of the time that the requests of all engines took."""
 
     part: str
     """Part, as in a report of one run."""
@@ -306,7 +306,7 @@ class FleetTimePart(msgspec.Struct, kw_only=True):
 
 
 class FleetLatency(msgspec.Struct, kw_only=True):
-    """Latency of all requests of all engines."""
+    """Latency over the requests of all engines."""
 
     metric: str
     """``queue``, ``ttft``, ``tpot`` or ``e2e``."""
@@ -340,7 +340,8 @@ class FleetRootCause(msgspec.Struct, kw_only=True):
     saved_frac: float | None
     """Estimated share of the whole fleet's request time that its advice saves; null without an estimate."""
     most: str
-    """Engine in which the root cause explains the most."""
+    """Engine on which the advice saves the most time or, where there is no estimate, the root cause explains
+    the most."""
     title: Message
     """Title of the finding on that engine."""
     holder: Message
@@ -355,7 +356,7 @@ class FleetHost(msgspec.Struct, kw_only=True):
     engines: int
     """Number of engines on the host."""
     step_time_ratio: float | None
-    """Median, over the host's engines, of step time relative to the peers' for the same work."""
+    """Median over the host's engines of the ratio of their step time to their peers', for the same work."""
     is_slow: bool
     """Whether all engines on the host are slow."""
 
@@ -374,7 +375,7 @@ class FleetEngine(msgspec.Struct, kw_only=True):
     output_tokens_per_s: float | None
     """Output tokens per second over the recording."""
     step_time_ratio: float | None
-    """Step time relative to the peers' for the same work; null if no work is comparable."""
+    """Ratio of the engine's step time to its peers', for the same work; null if no work is comparable."""
     waiting_frac: float
     """Share of the engine's request time spent waiting or stalled."""
     ttft_p99_ms: float | None
@@ -393,7 +394,8 @@ class FleetTenant(SummaryTenant, kw_only=True):
     device_frac: float
     """Share of the devices' time."""
     gpu_us: int | None
-    """Device time of the tenant, times the GPUs of each engine; null if the GPUs of an engine are unknown."""
+    """The tenant's device time on each engine times the engine's number of GPUs, added up over the engines;
+    null if that number is unknown for any engine."""
     cost: float | None = None
     """``gpu_us`` at the price that the user stated; null without a price."""
 
@@ -404,25 +406,26 @@ class FleetTenants(msgspec.Struct, kw_only=True):
     key: str
     """Property that names the tenants (``--tenant``)."""
     tenants: list[FleetTenant]
-    """Tenants, by device time."""
+    """Tenants; those with the most device time come first."""
     waits: list[SummaryTenantWait]
     """Waiting time by tenant of the waiting requests and tenant of the holders, the longest first."""
     by_model: int
-    """Number of engines whose device time was divided by a fitted step-time model; on all others, scheduled
-    tokens divide it."""
+    """Number of engines whose device time a fitted step-time model shares out among the tenants; on all
+    others, scheduled tokens do."""
     price_per_gpu_hour: float | None = None
     """Price per GPU and hour that the user stated."""
     gpu_us: int | None
-    """Length of all recordings, times the GPUs of each engine; null if the GPUs of an engine are unknown."""
+    """Length of each engine's recording times the engine's number of GPUs, added up over the engines; null if
+    that number is unknown for any engine."""
     idle_cost: float | None = None
     """Cost of the time in which the devices executed no batch; null without price."""
 
 
 class ClockSpread(msgspec.Struct, kw_only=True):
-    """Largest difference between the clocks of two engines."""
+    """Uncertainty of time differences between the engines."""
 
     hosts: int
-    """Hosts of the fleet."""
+    """Number of hosts in the fleet."""
     unknown: int
     """Number of engines whose clock error is not recorded."""
     apart_us: int | None
@@ -455,7 +458,7 @@ class EngineRead(msgspec.Struct, kw_only=True):
     cached: bool
     """Whether the engine's summary came from the cache."""
     problems: list[Message] = []
-    """Problems of the trace, despite which the rest of it is in the figures."""
+    """Problems of the trace; the rest of the trace is in the figures nevertheless."""
 
 
 class FleetManifest(msgspec.Struct, kw_only=True):
@@ -466,7 +469,7 @@ class FleetManifest(msgspec.Struct, kw_only=True):
     left_out: list[LeftOut]
     """Inputs that are not in the figures, with the reason."""
     redone: int = 0
-    """Engines that were read a second time because the process that read them ended."""
+    """Number of engines that were read a second time because the process that read them ended."""
 
 
 class FleetReport(msgspec.Struct, kw_only=True):
@@ -493,7 +496,7 @@ class FleetReport(msgspec.Struct, kw_only=True):
     hosts: list[FleetHost]
     """Hosts, the slowest first."""
     engines: list[FleetEngine]
-    """Engines: those that differ first, then by waiting share."""
+    """Engines: first those that differ from their peers, then by waiting share."""
     tenants: FleetTenants | None = None
     """Usage by tenant; null without ``--tenant``."""
     clocks: ClockSpread

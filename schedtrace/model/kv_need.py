@@ -13,7 +13,7 @@ from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import CacheGroup
 
 _FULL = frozenset({"FullAttention", "MLAAttention", "SinkFullAttention", "HiddenStateCache"})
-"""Kinds of groups that keep the blocks of every token."""
+"""Kinds of groups that keep the KV blocks of every token."""
 _REFERENCE = "RSWA"
 """Kind of group that keeps the prompt and a window; the prompt's length determines which blocks it frees."""
 _WINDOW = frozenset({"SlidingWindow", "SlidingWindowMLA"})
@@ -33,7 +33,7 @@ class KvNeed:
     max_model_len: int | None = None
 
     def held(self, computed: int, tokens: int) -> list[int] | None:
-        """Return the blocks that a request holds after a step, by group, without null blocks; None: unknown.
+        """Return how many blocks a request holds after a step, by group, without null blocks; None: unknown.
 
         For a request with no computed tokens, these are the blocks that vLLM requests for its first chunk.
         Blocks that only rejected drafts needed, or that a batch in flight still reads, are not counted.
@@ -48,7 +48,7 @@ class KvNeed:
         return _known(_held(group, computed, tokens, slots) for group in self.groups)
 
     def sequence(self, tokens: int) -> list[int] | None:
-        """Return the free blocks, by group, that vLLM requires to admit a whole sequence; None if unknown.
+        """Return how many free blocks, by group, vLLM requires to admit a whole sequence; None if unknown.
 
         Follows the check of ``scheduler_reserve_full_isl``: a group that frees blocks during the sequence
         counts with the largest number that it holds at once (``admission_cap``).
@@ -59,7 +59,7 @@ class KvNeed:
         return _known(count if count is None or cap is None else min(count, cap) for count, cap in counts)
 
     def peak_blocks(self, tokens: int) -> list[int] | None:
-        """Return the most blocks that a request holds until it has this many tokens; None if unknown.
+        """Return a request's peak number of blocks, by group, up to this many tokens; None if unknown.
 
         An aligned Mamba group temporarily holds one more state whenever it starts a block.
         """
@@ -70,9 +70,10 @@ class KvNeed:
         ]
 
     def cached(self, tokens: int) -> tuple[int, int] | None:
-        """Return the blocks of a prompt's beginning that stay cached: all, and only those at a window's end.
+        """Return two numbers of blocks that a prompt's first tokens leave in the cache; None if unknown.
 
-        vLLM keeps only the latter with ``prefix_cache_retention_interval`` 0. None if unknown.
+        The first number counts all blocks. In the second, a windowed group counts only the blocks in the
+        window of the last token: vLLM keeps no others with ``prefix_cache_retention_interval`` 0.
         """
         ends, windows = self.held(tokens, tokens), [group.kind in _WINDOW for group in self.groups]
         if ends is None or not all(group.kind in {*_FULL, *_WINDOW} for group in self.groups):
@@ -83,7 +84,7 @@ class KvNeed:
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether ``sequence`` and ``peak_blocks`` bound a request's blocks in any case."""
+        """Whether ``sequence`` and ``peak_blocks`` are upper bounds for every request."""
         windowed = (group for group in self.groups if group.kind in {*_WINDOW, _CHUNK})
         return all(group.admission_cap is not None for group in windowed)
 

@@ -20,7 +20,7 @@ MOST_ENTRIES = 10_000
 
 
 class QueueEntry(msgspec.Struct, kw_only=True):
-    """A request between two steps."""
+    """Request as it is between two steps."""
 
     request_id: str
     state: str
@@ -28,21 +28,21 @@ class QueueEntry(msgspec.Struct, kw_only=True):
     age_s: float
     """Time since the request's arrival."""
     refused_for: str | None = None
-    """Reason why the engine's latest step scheduled none of its tokens: the cause of the skip that named
-    the request or, if none did, of the exit that ended the waiting loop. Null: the request got tokens, or the
-    cause is not known."""
+    """Reason why the engine's latest step scheduled none of the request's tokens: the cause of the skip that
+    named the request or, if none did, of the exit that ended the waiting loop. Null: the request got tokens,
+    or the cause is not known."""
     prompt_tokens: int
     computed_tokens: int
     output_tokens: int
     blocks: int
-    """KV blocks that the request holds in all cache groups."""
+    """Number of KV blocks that the request holds in all cache groups."""
     num_preemptions: int | None = None
     priority: int = 0
     lora: str | None = None
 
 
 class EngineQueue(msgspec.Struct, kw_only=True):
-    """An engine between two of its steps."""
+    """State of an engine between two of its steps."""
 
     rank: int
     pid: int
@@ -60,7 +60,7 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     """Maximum number of running requests."""
     token_budget: int
     blocks_usable: int | None
-    """KV blocks without the null block; null if the pool is not vLLM's."""
+    """Number of KV blocks without the null block; null if the pool is not vLLM's."""
     blocks_free: int | None
     pause: Literal["PAUSED_NEW", "PAUSED_ALL"] | None = None
     running: list[QueueEntry]
@@ -69,12 +69,12 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     """Waiting requests in the order in which the scheduler takes them; requests from a queue whose order
     cannot be read come last."""
     input_requests: int | None = None
-    """Requests that the engine's process has received but its main thread has not taken; they are in neither
-    list. Null if not known. Requests in sockets between front end and engine are invisible."""
+    """Number of requests that the engine's process has received but its main thread has not taken; they are
+    in neither list. Null if not known. Requests in sockets between front end and engine are invisible."""
     more_running: int = 0
-    """Running requests beyond those in ``running``, which holds at most 10,000."""
+    """Number of running requests beyond those in ``running``, which holds at most 10,000."""
     more_waiting: int = 0
-    """Waiting requests beyond those in ``waiting``, which holds at most 10,000."""
+    """Number of waiting requests beyond those in ``waiting``, which holds at most 10,000."""
     exits: list[Exit]
     """Exits of the latest step: where ``schedule()`` stopped or skipped; empty if not known."""
 
@@ -90,7 +90,7 @@ class EngineQueue(msgspec.Struct, kw_only=True):
 
 
 def within_bounds(queue: EngineQueue) -> EngineQueue:
-    """Return a copy whose lists have at most ``MOST_ENTRIES`` entries; further entries are counted."""
+    """Return a copy whose lists have at most ``MOST_ENTRIES`` entries each; the rest is only counted."""
     return msgspec.structs.replace(
         queue,
         running=queue.running[:MOST_ENTRIES],
@@ -112,7 +112,7 @@ FOLDER = Path("/tmp")  # noqa: S108  # below it a folder that only its owner may
 
 
 class SquattedError(OSError):
-    """Error: something else is in the place of a user's socket folder; the text states what."""
+    """Error raised if something else is in the place of a user's socket folder; the text states what."""
 
 
 def socket_folder(user: int) -> Path:
@@ -176,7 +176,7 @@ class AskStatus(Ask, tag="status"):
 
 
 class AskAttach(Ask, tag="attach"):
-    """Command to record from now on."""
+    """Command to begin a recording."""
 
     run_dir: str
     """Absolute path of the run folder."""
@@ -203,11 +203,11 @@ class AskQueue(Ask, tag="queue"):
     """Question about the waiting and running requests."""
 
     glance: bool = True
-    """Whether to record briefly, to find the causes, if nothing is being recorded."""
+    """Whether to record for a moment, to find the causes, if nothing is being recorded."""
 
 
 class AskSnapshot(Ask, tag="snapshot"):
-    """Command to write the trace that is kept in memory to disk."""
+    """Command to write to disk the trace that is kept in memory."""
 
     run_dir: str
     """Absolute path of the run folder."""
@@ -245,7 +245,7 @@ class Status(Answer, tag="status"):
     running: int = 0
     waiting: int = 0
     recording: str | None = None
-    """Trace being written."""
+    """Path of the trace that is being written; null: none."""
     keeps: str | None = None
     """Description of the trace kept in memory: contents and bounds."""
     attached: bool = False
@@ -253,7 +253,7 @@ class Status(Answer, tag="status"):
     stopped: str | None = None
     """Reason why the recording ended without a command."""
     left_s: float | None = None
-    """Time until the recording ends by itself."""
+    """Seconds until the recording ends by itself."""
     stalled_s: float | None = None
     """Seconds without progress of any step, if the watchdog has reported a stall."""
     stall: str | None = None
@@ -265,7 +265,8 @@ class Status(Answer, tag="status"):
     paused: str | None = None
     """Sentence stating that the scheduler was paused or put to sleep."""
     input_requests: int | None = None
-    """Requests that the process has received and its thread has not read; null if not known."""
+    """Number of requests that the process has received and its main thread has not taken; null if not known.
+    """
     measured: str | None = None
     """Address at which metrics are served; null if they are off."""
 
@@ -303,11 +304,11 @@ class Health(NamedTuple):
 
 
 class Attached(Answer, tag="attached"):
-    """Confirmation that the engine records."""
+    """Confirmation that the engine is being recorded."""
 
     path: str
     present: int
-    """Number of requests that were present."""
+    """Number of requests in the scheduler when the recording began."""
     held_us: float
     """Time for which the engine was held up."""
 
@@ -327,7 +328,7 @@ class Detached(Answer, tag="detached"):
     path: str
     held_us: float
     stopped: str | None = None
-    """Reason why the recording had ended before, or is incomplete; null if it is complete."""
+    """Reason why the recording had already ended, or is incomplete; null if it is complete."""
 
 
 class QueueNow(Answer, tag="queue"):

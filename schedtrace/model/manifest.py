@@ -21,7 +21,7 @@ _PART = re.compile(r"(engine-[^.]*)\.(\d{6,}|\*)\.jsonl\.zst")
 
 
 def plain_name(rank: int) -> str:
-    """Return the file of an engine whose trace is one plain file."""
+    """Return the file name of an engine's trace that is one plain file."""
     return f"engine-{rank}.jsonl"
 
 
@@ -102,7 +102,7 @@ class RunWorkload(msgspec.Struct, kw_only=True, omit_defaults=True):
     input_len: int | None = None
     output_len: int | None = None
     range_ratio: float = 0.0
-    """Share by which random lengths vary around ``input_len`` and ``output_len``."""
+    """Share by which random lengths may be above or below ``input_len`` and ``output_len``."""
     request_rate: float | None = None
     """Requests per second; None if all requests are sent at once, or at the file's times."""
     own_times: bool = False
@@ -205,7 +205,7 @@ OFFLINE_CONTEXT = "LLM_CLASS"
 
 
 class Configured(msgspec.Struct, omit_defaults=True, tag="configured", tag_field="type", kw_only=True):
-    """Configuration of an engine that vLLM made from its arguments."""
+    """Configuration that vLLM made from the arguments of an engine."""
 
     at_unix_us: int
     usage_context: str | None = None
@@ -213,7 +213,7 @@ class Configured(msgspec.Struct, omit_defaults=True, tag="configured", tag_field
     given: dict[str, Any] = {}
     """Arguments that differ from vLLM's default; secrets are hidden, and structured values are not shown."""
     derived: dict[str, Any] = {}
-    """Arguments that were not set, with the values that vLLM chose, for the scheduler and the cache."""
+    """Arguments of the scheduler and the cache that were not set, with the values that vLLM chose."""
     context_defaults: dict[str, dict[str, int]] = {}
     """Defaults of ``max_num_seqs`` and ``max_num_batched_tokens`` on this platform, by usage context (vLLM
     0.12 and newer). vLLM adapts these to the model and to other arguments.

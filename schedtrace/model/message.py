@@ -93,7 +93,7 @@ class Code(msgspec.Struct, frozen=True, tag_field="is", tag="code"):
 
 
 class Slot(msgspec.Struct, frozen=True, tag_field="is", tag="slot"):
-    """Place of an argument in a sentence that is filled in later, usually many times."""
+    """Place in a sentence for an argument that is filled in later, usually many times."""
 
     name: str
     kind: str
@@ -154,7 +154,7 @@ NOTHING = Message("")
 
 
 def given(value: float) -> Number:
-    """Return a number that a user chose, as an ``int`` if it is whole but an option made it a ``float``."""
+    """Return a number that a user chose, as an ``int`` if it is whole, even if parsed as a ``float``."""
     return Number(int(value) if float(value).is_integer() else value)
 
 

@@ -2,7 +2,10 @@
 
 
 def settled(value: float, decimals: int) -> float:
-    """Round a value, first to four more digits, so that noise in the last bits changes no digit or sign."""
+    """Round a value to this many decimals.
+
+    The value is rounded to four more decimals first, so that noise in the last bits changes no digit or sign.
+    """
     return round(round(value, decimals + 4), decimals) + 0.0
 
 
@@ -21,12 +24,12 @@ def counted(count: int, noun: str) -> str:
 def number(value: float | None, decimals: int | None = None) -> str:
     """Format a count (``1,234``), or a measured number with three significant digits; ``-`` if unknown.
 
-    The type, ``int`` or ``float``, determines the format, even if a float is whole: ``5``, but ``5.00``,
-    ``12.0``, ``1,234``. Numbers below 0.1 get at most two digits: ``0.05``.
+    The type determines the format: the ``int`` 5 becomes ``5``, but the floats 5, 12 and 1234 become
+    ``5.00``, ``12.0`` and ``1,234``. Floats below 0.1 get at most two significant digits: ``0.05``.
 
     Args:
         value: The number.
-        decimals: Number of decimals, instead of the significant ones.
+        decimals: Number of decimals; None: by the rule above.
     """
     if value is None:
         return "-"
@@ -57,7 +60,7 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
 
 
 def duration(us: float) -> str:
-    """Format a duration: ``0.42 ms``, ``12.3 ms``, ``1,234 ms``, ``12.3 s`` (in seconds from 10 s)."""
+    """Format a duration: ``0.42 ms``, ``12.3 ms``, ``1,234 ms``, ``12.3 s`` (in seconds from 10 s on)."""
     if round(us, 1) >= 9_999_500:  # noqa: PLR2004  # from where milliseconds would be written as 10,000
         return f"{number(us / 1e6)} s"
     return f"{number(us / 1e3)} ms"

@@ -1,4 +1,4 @@
-"""Conversion of values to text that is safe to print: untrusted data, and commands without secrets.
+"""Conversion of untrusted data, and of commands with secrets, to text that is safe to print.
 
 Request ids, LoRA names, model names, labels and paths come from clients, traces and logs. Printed unchanged,
 they could move the cursor, change colours, reverse the order of what follows or add lines, so invisible
@@ -49,12 +49,12 @@ def printable(document: _T) -> _T:
 
 
 def json_of(document: Any) -> bytes:
-    r"""Encode JSON with visible characters only, which decodes to exactly the same texts.
+    r"""Encode a document as JSON with visible characters only; it decodes to exactly the same texts.
 
     A lone surrogate, which JSON cannot carry, becomes its escape as text: ``\udcff``.
 
     Raises:
-        TypeError: If msgspec cannot encode it.
+        TypeError: If msgspec cannot encode the document.
     """
     try:
         encoded = msgspec.json.encode(document)
@@ -64,7 +64,7 @@ def json_of(document: Any) -> bytes:
 
 
 def visible_json(encoded: bytes) -> bytes:
-    """Escape invisible characters in the strings of JSON, which still decodes to the same texts."""
+    """Escape invisible characters in JSON; its strings still decode to the same texts."""
     if encoded.isascii() and b"\x7f" not in encoded:
         return encoded  # JSON itself escapes the other control characters
     return _SUSPECT_IN_JSON.sub(lambda match: _json_escape(match[0]), encoded.decode()).encode()
@@ -195,7 +195,7 @@ def without_secrets(command: list[str]) -> list[str]:
 
 
 def hide_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with secrets hidden, also inside texts; unset values stay unset."""
+    """Return settings with secrets hidden, including those within texts; unset values stay unset."""
     return {
         name: HIDDEN
         if value and is_secret(name)

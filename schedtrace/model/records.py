@@ -1,8 +1,8 @@
 """Statements of ``schedtrace analyze`` about records with less data than a trace: vLLM's log and metrics.
 
-Such a record contains snapshots and totals but no steps. Its statements therefore name the snapshots that
-they rest on and their own certainty; they never contain shares of time or gains. A fact that the record lacks
-is null.
+Such a record contains snapshots and totals but no steps. Each statement therefore gives its own certainty
+and the number of snapshots behind it; none contains shares of time or gains. A fact that the record lacks is
+null.
 """
 
 from typing import Literal
@@ -14,8 +14,8 @@ from schedtrace.model.message import NOTHING, Message
 RECORDS_SCHEMA_VERSION = 1
 
 Certainty = Literal["recorded", "likely", "possible"]
-"""Certainty of a statement: the record itself states it, nothing in the record contradicts it, or other
-causes would look the same."""
+"""``recorded``: the record itself contains the statement. ``likely``: nothing in the record contradicts it.
+``possible``: other causes would look the same."""
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class ConsoleSnapshots(msgspec.Struct, kw_only=True):
     deferred: Range | None = None
     """Number of waiting requests that more capacity would not help; null: no line reports them."""
     kv_cache_usage_frac: Range | None = None
-    """KV cache usage in the lines."""
+    """Lowest and highest KV cache usage in the lines."""
     prompt_tokens_per_s: Range
     """Prompt tokens per second. vLLM counts a prompt when its last token is computed."""
     generation_tokens_per_s: Range
@@ -103,7 +103,7 @@ class DumpedRequest(msgspec.Struct, kw_only=True):
     is_new: bool
     """Whether the request is scheduled for the first time."""
     is_resumed: bool
-    """Whether the request was preempted before and continues in this step."""
+    """Whether the request had been preempted and continues in this step."""
 
 
 class DumpedStep(msgspec.Struct, kw_only=True):
@@ -214,7 +214,7 @@ class Statement(msgspec.Struct, kw_only=True):
     """Statement that a record supports."""
 
     code: str
-    """Kind of statement."""
+    """Name of the kind of statement."""
     certainty: Certainty
     """Certainty of the statement."""
     at: int | None = None

@@ -33,8 +33,8 @@ class EffectiveSetting(msgspec.Struct, kw_only=True):
     inert: bool = False
     """Whether the user set the value although it has no effect in this release or configuration."""
     explanation: Message = NOTHING
-    """Sentence about the origin of the value, about effects that it lacks, and about how much of it this run
-    used."""
+    """Phrases about the origin of the value, about why the value has no effect (if it has none), and about
+    how close this run came to the limit."""
 
 
 REPORT_SCHEMA_VERSION = 5
@@ -62,7 +62,7 @@ class Advice(msgspec.Struct, kw_only=True):
     value: int | float | bool | str | None = None
     """Proposed value, which vLLM accepts in this configuration; None if no particular value is proposed."""
     costs: Message = NOTHING
-    """Cost elsewhere, as a sentence."""
+    """Sentence about what the advice costs elsewhere."""
     proven: bool = False
     """Whether a contract test runs vLLM's scheduler with this advice and verifies that the wait becomes
     shorter."""
@@ -71,7 +71,7 @@ class Advice(msgspec.Struct, kw_only=True):
 
 
 class Gain(msgspec.Struct, kw_only=True):
-    """Gain of a finding's first piece of advice on this load, estimated from the trace."""
+    """Gain that a finding's first piece of advice would bring on this load, estimated from the trace."""
 
     metric: str
     """``output_tokens_per_s``, ``ttft_p50_ms`` or another figure of the report."""
@@ -82,7 +82,7 @@ class Gain(msgspec.Struct, kw_only=True):
     """Interval of the change, from ``low_frac`` to ``high_frac``; None if not known."""
     before: float | None = None
     after: float | None = None
-    """Value of the metric with the advice, in its unit; ``before``: without it."""
+    """Value of the metric with the advice, in the metric's unit; ``before``: without the advice."""
     saved_frac: float
     """Share of the requests' time on all engines that the advice saves; findings are ranked by it."""
     method: str
@@ -100,12 +100,13 @@ class Finding(msgspec.Struct, kw_only=True):
     title: Message = NOTHING
     """Title of a few words; empty for a symptom."""
     verdict: Message = NOTHING
-    """First sentence about the run if this finding leads: what limited it, and by how much."""
+    """First sentence about the run if this finding leads: what limited the run, and by how much."""
     share_frac: float | None = None
     """Share of the requests' time on all engines that the finding explains; None if the finding is not about
     the requests' time."""
     holder: Message = NOTHING
-    """Holder of the resource."""
+    """Sentence about the holder of the resource or, for some findings, about the circumstances; empty if
+    there is none."""
     gain: Gain | None = None
     """Estimated gain; None if the trace allows no estimate."""
     leads: bool = False
@@ -128,7 +129,7 @@ class Finding(msgspec.Struct, kw_only=True):
     trials: list[int]
     """Trials that show the finding; empty for a trace without trials."""
     steps: list[int]
-    """Numbers of the first ``MAX_STEPS`` of these steps."""
+    """Numbers of the steps that show the finding, at most the first ``MAX_STEPS``."""
     tokens: int
     """Number of tokens, as defined on the finding's page."""
     message: Message
@@ -148,8 +149,7 @@ class Finding(msgspec.Struct, kw_only=True):
     cost_of: str = "busy time"
     """``busy time`` (the engine's time without idle time) or ``run`` (from its first step to its last)."""
     tail: Message = NOTHING
-    """Latency of the requests that the finding slows, and of comparable requests; empty if less than three
-    times as long.
+    """Comparison of the latency of slowed requests with that of others; empty below a factor of three.
 
     If there is a tail, the finding is on the first screen, however small its share.
     """
@@ -165,10 +165,10 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def weight(self) -> float:
-        """Weight for ranking: the share of the requests' time that is gained or else explained.
+        """Weight for ranking: the share of the requests' time that the advice saves or the finding explains.
 
-        If a finding lengthens the run, the share of the run counts if it is larger, because a tail costs
-        little of the requests' time.
+        Without an estimated gain, a finding that lengthens the run has its share of the run as its weight, if
+        that is larger: a tail costs little of the requests' time.
         """
         if self.gain:
             return self.gain.saved_frac
@@ -198,14 +198,15 @@ class TrialReport(msgspec.Struct, kw_only=True):
     """Time from the start of the first step to the last output."""
     first_step_requests: int | None
     first_step_tokens: int | None
-    """Requests and tokens of the first step that scheduled anything."""
+    """Number of tokens in the first step that scheduled anything; ``first_step_requests``: number of its
+    requests."""
     new_per_step: list[int] | None
-    """Requests newly scheduled in each successive step that scheduled any; None if not recorded."""
+    """Number of new requests in each step that scheduled any, in order; None if not recorded."""
     budget_use_frac: float | None
     """Mean share of the token budget used, over steps that scheduled anything."""
     budget_use_waiting_frac: float | None
     """Mean share of the token budget used, over steps after which requests still waited; None if there were
-    none."""
+    no such steps."""
     preemptions: int | None
     """Number of preemptions; None if they cannot be recorded for this scheduler."""
     requests_finished: int | None
@@ -235,14 +236,14 @@ class TrialReport(msgspec.Struct, kw_only=True):
     e2e_ms: Percentiles | None
     """Time from arrival at the front end to the last token's output in the engine, over finished requests."""
     iteration_ms: Percentiles | None = None
-    """vLLM's own "iteration elapsed time" over steps: mostly waiting for the model's result; only from
-    its iteration lines."""
+    """vLLM's own "iteration elapsed time" of the steps: mostly time spent waiting for the model's result.
+    Only vLLM's iteration lines contain it."""
     kv_cache_usage_max_frac: float | None = None
     """Highest KV cache usage in an iteration line (vLLM 0.26 and newer)."""
 
 
 class StripCell(msgspec.Struct):
-    """Column of the strip of budget use: an equal share of the steps."""
+    """Column of the strip that shows the use of the budget; all columns cover equal shares of the steps."""
 
     use_frac: float
     """Highest share of the budget that a step of the column used."""
@@ -262,7 +263,8 @@ class CauseRow(msgspec.Struct, kw_only=True):
     """``file:line`` in the installed vLLM; None for inferred exits."""
     via: str
     refusal: bool
-    """Whether the exit refused or skipped a request; if not, the loop ended because no request was left."""
+    """Whether the exit refused or skipped a request; if not, no request was left, or an asynchronous KV load
+    began."""
     exits: int
     """Number of times that the exit was taken."""
     steps: int
@@ -290,7 +292,7 @@ class CapRow(msgspec.Struct, kw_only=True):
 
 
 class RequestTime(msgspec.Struct, kw_only=True):
-    """Time of one engine's requests in one state with one cause."""
+    """Time that one engine's requests spent in one state with one cause."""
 
     engine_rank: int
     state: str
@@ -301,16 +303,16 @@ class RequestTime(msgspec.Struct, kw_only=True):
     the kind of the event. None for states without a cause.
     """
     time_ms: float
-    """Total over the requests."""
+    """Total over the requests, in milliseconds."""
     share_frac: float
     """Share of all requests' time; the shares of an engine add up to 1."""
     requests: int
     strip: list[float]
-    """Shares of the requests' time in this state, over equal parts of the run's steps."""
+    """Share of the requests' time spent in this state, for each of several equal parts of the run's steps."""
 
 
 class EngineTime(msgspec.Struct, kw_only=True):
-    """Time of one engine in one state."""
+    """Time that one engine spent in one state."""
 
     engine_rank: int
     state: str
@@ -321,7 +323,7 @@ class EngineTime(msgspec.Struct, kw_only=True):
 
 
 class StepExcess(msgspec.Struct, kw_only=True):
-    """Excess of one part of the slow steps of an engine: time beyond what the step's work explains."""
+    """Time that an engine's slow steps spent in one part beyond what their work explains."""
 
     engine_rank: int
     """Data-parallel rank."""
@@ -329,11 +331,11 @@ class StepExcess(msgspec.Struct, kw_only=True):
     """``execution``, ``schedule`` (``schedule()``), ``update`` (``update_from_output()``) or ``between`` (two
     steps)."""
     steps: int
-    """Number of steps that were examined: all, or evenly spaced blocks of them."""
+    """Number of examined steps: all steps, or those in evenly spaced blocks."""
     slow_steps: int
-    """Number of steps among them that took far longer than their work explains."""
+    """Number of examined steps that took far longer than their work explains."""
     excess_ms: float
-    """Total excess of all examined steps."""
+    """Total excess of the slow steps; if only some blocks of steps were examined, scaled up to all steps."""
     unexplained_frac: float
     """Share of the excess that no feature in this trace explains."""
     model_error_frac: float
@@ -344,10 +346,10 @@ class TimePart(msgspec.Struct, kw_only=True):
     """Part of the requests' time, over all engines; the parts add up to 1."""
 
     part: str
-    """Parts on the client's side come first: ``front_end``; ``next_step`` (no step could see them yet);
-    ``waiting`` and ``stalled`` with a cause; ``prefill``, ``decode``, ``recompute``; ``between_steps`` (of
-    these three, while the device waited for the engine); ``interrupted`` (the engine was paused, did not
-    step, or its processes lacked processors: the device's time that this took is in it)."""
+    """Parts on the client's side come first: ``front_end``; ``next_step`` (no step could see the requests
+    yet); ``waiting`` and ``stalled`` with a cause; ``prefill``, ``decode``, ``recompute``; ``between_steps``
+    (time in these three states while the device waited for the engine); ``interrupted`` (the engine was
+    paused, did not step, or its processes lacked processors; the device's time lost to this is included)."""
     cause: str | None
     """A word of ``docs/causes.md``, for ``waiting`` and ``stalled``."""
     time_ms: float
@@ -380,7 +382,7 @@ class LatencyTail(msgspec.Struct, kw_only=True):
     slowest: int
     """Number of slowest requests: a hundredth of all, at least one."""
     slowest_request: str
-    """The slowest request of all."""
+    """Id of the slowest request."""
     slowest_ms: float
     """Mean latency of the slowest requests."""
     median_ms: float
@@ -389,15 +391,15 @@ class LatencyTail(msgspec.Struct, kw_only=True):
     """Parts of the latency in which the slowest requests spent more time than the tenth of the requests
     around the median, the largest first; parts under 1 % are left out."""
     first_step: int | None
-    """First step in which the slowest requests spent time in the largest of these parts; null: they spent it
-    in no step."""
+    """First step in which the slowest requests spent time in the largest of these parts; null if they spent
+    this time outside steps."""
     last_step: int | None
-    """Last step in which the slowest requests spent time in the largest part; null: as ``first_step``."""
+    """Last step in which the slowest requests spent time in the largest part; null as for ``first_step``."""
     prefill_tokens: float | None
     """Mean number of the slowest requests' prompt tokens that had to be computed, because no cache or KV
     connector had them."""
     usual_prefill_tokens: float | None
-    """The same mean of the requests around the median latency."""
+    """The same mean for the requests around the median latency."""
     output_tokens: float | None
     """Mean output length of the slowest requests."""
     usual_output_tokens: float | None
@@ -408,7 +410,7 @@ class NotJudged(msgspec.Struct, kw_only=True):
     """Rule that could not be evaluated, because the record lacks facts."""
 
     code: str
-    """Name of the page in ``docs/findings/``."""
+    """Name of the rule's page in ``docs/findings/``."""
     missing: list[str]
     """Facts that the rule needs and the record lacks."""
 
@@ -445,7 +447,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     engine_time: list[EngineTime]
     """States in which the engines spent time."""
     step_excess: list[StepExcess] = []
-    """Excess of slow steps by part, for parts with at least a hundredth of the busy time."""
+    """Excess of slow steps by part, for parts in which it exceeds a hundredth of the engine's busy time."""
     strip: list[StripCell]
     statistics: Statistics | None = None
     """Latency by class, prefix cache, drafts, outcomes, durations, sums over engines."""

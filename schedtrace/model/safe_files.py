@@ -84,7 +84,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a private folder, with parents of the usual mode; leave an existing folder as it is."""
+    """Create a private folder, and its parents with the usual mode; leave an existing folder as it is."""
     path.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
 
 
@@ -118,7 +118,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def user_cache() -> Path:
-    """Return the folder for files that can be made again: ``$XDG_CACHE_HOME/schedtrace``, or in ``~/.cache``.
+    """Return the folder for files that can be made again, in ``$XDG_CACHE_HOME`` or else ``~/.cache``.
 
     Raises:
         OSError: If the user has no home.

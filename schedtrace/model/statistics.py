@@ -36,8 +36,8 @@ class ClassLatency(msgspec.Struct, kw_only=True):
     """Number of requests that were aborted before their first token, or had none when the trace ended; only
     their queue times count."""
     waiting_frac: float | None
-    """Share of the requests' time in the scheduler spent in the waiting queue, including unfinished
-    requests."""
+    """Share of their time in the scheduler that the requests spent in the waiting queue; unfinished requests
+    count, too."""
     queue_ms: Distribution | None
     """Time from arrival at the scheduler to the first step that scheduled the request, including unfinished
     requests.
@@ -83,12 +83,12 @@ class DraftUse(msgspec.Struct, kw_only=True):
     accepted_frac: float
     """``accepted`` as a share of ``drafts``."""
     wasted_frac: float | None
-    """Rejected drafts as a share of all scheduled tokens; for unfinished requests, at the same rate of
-    acceptance."""
+    """Rejected drafts as a share of all scheduled tokens; unfinished requests are assumed to have the same
+    rate of acceptance."""
 
 
 class Outcomes(msgspec.Struct, kw_only=True):
-    """Numbers of requests by how they ended."""
+    """Numbers of requests by the way in which they ended."""
 
     arrived: int
     """Number of requests that reached the scheduler."""
@@ -101,21 +101,21 @@ class Outcomes(msgspec.Struct, kw_only=True):
     unfinished: int
     """Number of requests still in the scheduler when the trace ended."""
     unrecorded: int | msgspec.UnsetType = msgspec.UNSET
-    """Number of requests that left, or may have left, while steps are missing, and were not seen afterwards.
+    """Number of requests that left, or may have left, during missing steps and were not seen afterwards.
     Absent if there are none."""
     by_scheduler: int = 0
-    """Number of requests in ``errored`` that the scheduler itself ended, which vLLM's own scheduler never
+    """Number of the ``errored`` requests that the scheduler itself ended, which vLLM's own scheduler never
     does."""
     present: int | msgspec.UnsetType = msgspec.UNSET
-    """Number of requests in the scheduler when the trace began, not counted in ``arrived``; absent if none.
-    """
+    """Number of requests in the scheduler when the trace began; ``arrived`` does not include them. Absent if
+    there are none."""
 
 
 class Durations(msgspec.Struct, kw_only=True):
     """Durations of steps, and times between a request's outputs."""
 
     device_ms: Distribution | None
-    """Time from when the device could begin a step with tokens to its output."""
+    """Time from the moment when the device could begin a step with tokens until the step's output."""
     start_to_start_ms: Distribution | None
     """Time from the start of a step with tokens to the start of the next, while there were requests."""
     inter_token_ms: Distribution | None
@@ -133,7 +133,8 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     requests_finished: int | None
     """Number of requests that finished normally; None if not recorded."""
     output_tokens_per_s: float | None
-    """Output tokens by the trace, over the ``throughput_s`` of all trials and of all engines together."""
+    """Output tokens in the trace, per second of the ``throughput_s`` of all trials, counted over all engines
+    together."""
     total_tokens_per_s: float | None
     """Prompt and output tokens per second."""
     preemptions: int | None
@@ -144,14 +145,15 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     mean_waiting: float | None
     """Mean number of requests in the waiting queue; with several engines, only refused requests."""
     dummy_batches: int | None
-    """Batches run only because another rank had work. With ranks in lock-step: between the first and the last
-    common step of a wave in which any rank computed; otherwise all that steps report. None: not recorded."""
+    """Number of batches run only because another rank had work. With ranks in lock-step: between the first
+    and the last common step of a wave in which any rank computed; otherwise all that the steps report. None:
+    not recorded."""
     dummy_ms: float | None
     """Time of the dummy batches."""
     kv_used_frac: float | None = None
     """Mean share of the KV blocks in use after a step, over all engines' steps; None if not recorded."""
     stalled_ms: float | None = None
-    """Time in which the engine only decoded and waited for prefills of other ranks in lock-step; for all
+    """Time that the engine, while it only decoded, waited for prefills of other ranks in lock-step; for all
     ranks, the sum. None if not in lock-step, or not known."""
 
 
@@ -165,7 +167,7 @@ class Statistics(msgspec.Struct, kw_only=True):
     drafts: DraftUse | None
     """Use of drafts; None if there is no speculative decoding, or its drafts are not recorded."""
     outcomes: Outcomes | None
-    """Numbers of requests by how they ended; None if not recorded."""
+    """Numbers of requests by the way in which they ended; None if not recorded."""
     durations: Durations
     """Durations of steps, and times between tokens."""
     engines: list[EngineFigures]

@@ -50,7 +50,7 @@ class Scheduled(msgspec.Struct, kw_only=True):
 
 
 class Stop(msgspec.Struct, kw_only=True):
-    """Place where the step stopped or skipped; successive exits of the same kind are one entry."""
+    """Place at which the step stopped, or skipped requests; successive exits of one kind share an entry."""
 
     loop: str
     kind: str
@@ -91,13 +91,13 @@ class Waiter(msgspec.Struct, kw_only=True):
     since_step: int
     """First step after which the request still waited."""
     waited_ms: float | None
-    """Time from being queued or preempted to the end of ``schedule()``."""
+    """Time from when the request was queued or preempted to the end of ``schedule()``."""
     preempted: bool
     """Whether the request had run before and lost its KV blocks."""
 
 
 class RankTurn(msgspec.Struct, kw_only=True):
-    """Part of a rank in a common step of ranks in lock-step."""
+    """Part that one rank had in a common step of ranks in lock-step."""
 
     engine_rank: int
     step: int | None
@@ -125,7 +125,7 @@ class WhatIf(msgspec.Struct, kw_only=True):
     now: int | None
     """Value of the limit in the step; for ``kv_blocks``, the number of free blocks."""
     then: int | None
-    """Assumed value of the limit."""
+    """Value of the limit that is assumed instead."""
     request_ids: list[str]
     """Waiting or shortened requests that would have got more tokens."""
     tokens: int
@@ -145,7 +145,7 @@ class StepStory(msgspec.Struct, kw_only=True):
     trial: int | None
     start_us: int
     into_recording_us: int
-    """Same time on the clock of the run's first trace, to which ``--from`` and ``--to`` refer."""
+    """Start of the step on the clock of the run's first trace, to which ``--from`` and ``--to`` refer."""
     schedule_us: int
     output_us: int | None
     output_tokens: int | None
@@ -153,7 +153,7 @@ class StepStory(msgspec.Struct, kw_only=True):
     """Token budget that ``schedule()`` worked with."""
     remaining_budget: int
     token_budget_set: int | None = None
-    """Token budget of the settings, if ``schedule()`` worked with a smaller one."""
+    """Token budget according to the settings, if ``schedule()`` worked with a smaller one."""
     seats: int
     """Maximum number of running requests (``max_num_seqs``)."""
     num_running_before: int
@@ -169,7 +169,7 @@ class StepStory(msgspec.Struct, kw_only=True):
     finished: list[Leaver]
     """Requests that left the scheduler since the step before."""
     interruptions: list[Message]
-    """Interruptions of the engine's usual steps right before, during and right after this step."""
+    """Phrases about interruptions of the engine right before, during and right after this step."""
     late: list[Newcomer]
     """Requests that reached the front end before the step's output, but reached the scheduler only after the
     step began."""
@@ -187,7 +187,7 @@ class StepStory(msgspec.Struct, kw_only=True):
     what_if_assumes: list[Message]
     """Assumptions behind ``what_if``."""
     problems: list[Message] = []
-    """Sentences about gaps of the trace, in which requests and steps may be missing from this story."""
+    """Sentences about gaps in the trace; requests and steps in these gaps may be missing from this story."""
     facts: list[Message] = []
     """Recorded facts other than decisions: holders of KV blocks, cache hits, execution by the worker,
     requests neither running nor waiting.
@@ -210,10 +210,10 @@ class LifeState(msgspec.Struct, kw_only=True):
     """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted``, ``set_aside`` or
     ``stalled``; ``interrupted`` while the engine was paused, did something else, or took far too long for a
     step; ``not_recorded`` where steps or parts of the trace are missing; ``unrecorded`` before the recording
-    of a request that was there when it began."""
+    began, if the request was already there."""
     cause: str | None
-    """Cause of the wait, or of tokens kept from it: a word of ``docs/causes.md``, or ``next_step``; of
-    ``interrupted`` the ``kind`` of the finding ``interruption``."""
+    """Cause of the wait, or of tokens withheld from the request: a word of ``docs/causes.md``, or
+    ``next_step``; for ``interrupted``, the ``kind`` in the finding ``interruption``."""
     from_ms: float
     to_ms: float
     first_step: int | None
@@ -241,7 +241,7 @@ class LifeEvent(msgspec.Struct, kw_only=True):
     at_ms: float
     what: str
     """``arrived``, ``queued``, ``scheduled``, ``chunk``, ``first_token``, ``decode``, ``preempted``,
-    ``resumed``, ``waited`` (in vain), ``interrupted`` (while it ran) or ``finished``; where the trace has it
+    ``resumed``, ``waited`` (in vain), ``interrupted`` (while it ran) or ``finished``; if the trace has them,
     ``present`` (present when the recording began), ``received``, ``asked``, ``grammar``, ``kv_load``,
     ``cached``, ``abort``, ``drafts``."""
     step: int | None
@@ -252,7 +252,7 @@ class LifeEvent(msgspec.Struct, kw_only=True):
 
 
 class Gap(msgspec.Struct, kw_only=True):
-    """Time between two consecutive outputs of a request."""
+    """Time between two consecutive outputs of one request."""
 
     step: int
     """Step whose output ended the gap."""
@@ -298,7 +298,7 @@ class Life(msgspec.Struct, kw_only=True):
     gaps: list[Gap]
     """The longest gaps, at most ``MOST_GAPS``."""
     problems: list[Message] = []
-    """Sentences about gaps of the trace, some of which may concern this request."""
+    """Sentences about gaps in the trace, some of which may concern this request."""
 
 
 MOST_GAPS = 5

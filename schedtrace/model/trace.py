@@ -1,8 +1,9 @@
-"""The lines of ``engine-<rank>.jsonl``; the format's page is ``docs/trace-format.md``.
+"""Lines of ``engine-<rank>.jsonl``; ``docs/trace-format.md`` describes the format.
 
-Every line is one of the tagged structs below (key ``type``). Times end in ``_us``: microseconds of the
-engine's monotonic clock since the header was written, so a front-end arrival may be negative. Fields at
-their default are left out of the line. Evolution: fields are added with a default, never renamed or retyped.
+Every line is one of the tagged structs below (key ``type``). Names of times and durations end in ``_us``
+(microseconds). A time counts from the moment when the header was written, by the engine's monotonic clock, so
+the time of an arrival at the front end may be negative. Fields at their default are left out of the line.
+Evolution: fields are added with a default, never renamed or retyped.
 """
 
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ class Line(msgspec.Struct, omit_defaults=True, tag_field="type"):
 class Header(Line, tag="header", kw_only=True):
     """First line, which makes the file readable on its own.
 
-    Fields that may be null but have no default are null only for a foreign log.
+    A field without a default is null only if the header was made for a log in another format.
     """
 
     schema_version: int
@@ -55,8 +56,8 @@ class Header(Line, tag="header", kw_only=True):
     device: str
     pid: int | None
     first_step: int = 0
-    """Number of the first step; earlier steps are in another file, or lost, because the recorder began this
-    file during the recording."""
+    """Number of the first step. If it is not 0, the recorder began this file during the recording, and
+    earlier steps are in another file, or lost."""
     engine_rank: int
     """Data-parallel rank of this engine."""
     wall_anchor_us: int
@@ -71,7 +72,7 @@ class Header(Line, tag="header", kw_only=True):
     exactly.
     """
     clock_id: str | None = None
-    """Hash of boot and time namespace, equal in traces from machines with the same monotonic clock."""
+    """Hash of the machine's boot and time namespace; traces with the same hash share a monotonic clock."""
     clock: Literal["monotonic", "virtual"] = "monotonic"
     """``virtual``: the clock of a simulation, in which a model sets the durations of steps."""
     scheduler_class: str
@@ -104,14 +105,14 @@ class Header(Line, tag="header", kw_only=True):
     scheduler_config: dict[str, Any] = {}
     """Every field of vLLM's ``SchedulerConfig``."""
     cache_groups: list[CacheGroup] = []
-    """KV cache groups of the layers, in vLLM's order, which all lists by cache group have."""
+    """KV cache groups of the layers, in vLLM's order; all lists by cache group are in this order."""
     batches_in_flight: int | None = None
     """Maximum number of ``schedule()`` calls before the first output comes back (``max_concurrent_batches``).
     """
     pipeline_parallel_size: int | None = None
     """Number of pipeline stages."""
     data_parallel_size: int | None = None
-    """Number of ranks in lock-step; 1 if this engine is independent, as is each rank of a dense model since
+    """Number of ranks in lock-step; 1 if this engine is independent, as each rank of a dense model is since
     vLLM 0.14."""
     grammar_threads: int | None = None
     """Number of threads that compile grammars; null if there are none."""
@@ -152,7 +153,7 @@ class AlsoSkipped(msgspec.Struct, array_like=True, gc=False):
 
 
 class Exit(msgspec.Struct, omit_defaults=True):
-    """Place at which ``schedule()`` stopped or skipped a request."""
+    """Place at which ``schedule()`` stopped, or skipped a request."""
 
     loop: Loop
     kind: ExitKind
@@ -163,8 +164,8 @@ class Exit(msgspec.Struct, omit_defaults=True):
     """Token budget left when the exit was taken."""
     detail: str | None = None
     guard: str | None = None
-    """Guard of an exit for ``other``: the condition, or its decisive part, and the values of its flags; or
-    the reason why they are unknown."""
+    """Guard of an exit with cause ``other``: the condition, or its decisive part, and the values of its
+    flags; or the reason why they are unknown."""
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM (only if ``via`` is ``source``)."""
     via: Via = "inferred"
@@ -172,9 +173,10 @@ class Exit(msgspec.Struct, omit_defaults=True):
     """Number of exits that this entry stands for: after 64 exits with the same cause and place in a call, the
     rest share one entry."""
     blocks_needed: int | None = None
-    """Number of blocks that the refused allocation of an exit for ``kv_blocks`` asked for, if known."""
+    """Number of blocks that the refused allocation asked for, at an exit with cause ``kv_blocks``; None if
+    unknown."""
     blocks_free: int | None = None
-    """Number of free blocks at an exit for ``kv_blocks``."""
+    """Number of free blocks, at an exit with cause ``kv_blocks``."""
     values: str | None = None
     """Values that the condition compared, for cause ``other``: ``len(self.running) = 3; cap = 3``."""
     also: list[AlsoSkipped] = []
@@ -184,7 +186,7 @@ class Exit(msgspec.Struct, omit_defaults=True):
 
 
 def one_by_one(exits: Sequence[Exit]) -> list[Exit]:
-    """Return each exit in a line as a separate entry, in the order in which the exits were taken."""
+    """Return every exit of a step as a separate entry, in the order in which the exits were taken."""
     separate = []
     for exit_ in exits:
         if not exit_.also:
@@ -206,13 +208,14 @@ class ChunkCap(msgspec.Struct, omit_defaults=True):
     cap: str
     """A ``Cap``; newer versions may use caps that this version does not know."""
     wanted_tokens: int
-    """Number of tokens before this limit."""
+    """Number of tokens before this limit was applied."""
     capped_tokens: int
-    """Number of tokens after this limit; another limit may follow, and the allocation may still fail."""
+    """Number of tokens after this limit was applied; another limit may follow, and the allocation may still
+    fail."""
     location: str | None = None
     """``file:line`` in the installed vLLM."""
     statement: str | None = None
-    """Statement of a cap for ``other``."""
+    """Source text of the statement that cut the chunk, for the cap ``other``."""
 
 
 class Preemption(msgspec.Struct, omit_defaults=True):
@@ -220,18 +223,18 @@ class Preemption(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     lost_tokens: int
-    """Computed tokens that have to be computed again, unless the prefix cache still has them."""
+    """Number of computed tokens that have to be computed again, unless the prefix cache still has them."""
     for_request_id: str | None = None
     """Request whose allocation failed; None if not visible."""
     num_preemptions: int | None = None
     """Number of this request's preemptions so far, including this one."""
     in_schedule: bool = True
-    """Whether ``schedule()`` preempted it; false if a reset of the prefix cache did."""
+    """Whether ``schedule()`` preempted the request; false if a reset of the prefix cache did."""
     blocks_needed: int | None = None
     """Number of new blocks that the failed allocation asked for."""
     blocks_freed: int | None = None
-    """Number of blocks that became free immediately, without shared blocks and blocks that are freed later.
-    """
+    """Number of blocks that became free immediately; shared blocks, and blocks that are freed later, do not
+    count."""
     policy: str | None = None
     """``fcfs`` or ``priority``."""
 
@@ -271,23 +274,25 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     logit_bias: int = 0
     """Number of tokens whose logits the request shifts."""
     sibling_index: int | None = None
-    """Number of a child of a request with ``n`` > 1, taken from its id ``<number>_<parent>``."""
+    """Number of this request among the children of a request with ``n`` > 1, from its id
+    ``<number>_<parent>``."""
     parent: str | None = None
     """Hash of the parent's id, salted per trace: equal for the children of one request."""
     remote: RemoteSide | None = None
     """Work that another engine does for the request (``kv_transfer_params``). ``prefill``: its KV cache comes
-    from there; ``decode``: this engine only prefills it. Null: nothing, or the connector does not state it.
-    """
+    from that engine; ``decode``: this engine only prefills it. Null: none, or the connector does not state
+    any."""
     remote_request_id: str | None = None
     """Id of the request on the other engine (``remote_request_id`` in ``kv_transfer_params``)."""
     transfer_id: str | None = None
     """Id of the transfer, equal on both engines (``transfer_id`` in ``kv_transfer_params``)."""
     prefix_hashes: str | None = None
     """Marks of the prompt's prefix, 4 characters each. Each of the first 256 full blocks has a mark, then
-    every 2nd to block 512, every 4th to block 1,024, and so on. Two prompts begin alike up to mark k if these
-    texts share their first 4k characters. A mark is a hash of vLLM's block hashes or, if vLLM makes none
-    (without prefix caching and KV connector), of the blocks' tokens, salted with random bytes per trace that
-    are written nowhere. Null before vLLM 0.10.2, and for an image or embeddings without prefix caching."""
+    every 2nd up to block 512, every 4th up to block 1,024, and so on. Two prompts begin alike up to mark k if
+    these texts share their first 4 * k characters. A mark is a hash of vLLM's block hashes or, if vLLM makes
+    none (without prefix caching and KV connector), of the blocks' tokens, salted with random bytes per trace
+    that are written nowhere. Null before vLLM 0.10.2, and for an image or embeddings without prefix caching.
+    """
 
 
 class Finish(msgspec.Struct, omit_defaults=True):
@@ -311,8 +316,8 @@ class Finish(msgspec.Struct, omit_defaults=True):
     cached_tokens: int = 0
     """Prompt tokens found in a cache when the request was first scheduled."""
     abort_us: int | None = None
-    """Time at which the engine's input thread received the client's abort (before vLLM 0.13: at which the
-    engine acted on it). The scheduler acted on it at ``finished_us``."""
+    """Time at which the engine's input thread received the client's abort (before vLLM 0.13: time at which
+    the engine acted on it). The scheduler acted on it at ``finished_us``."""
     drafts: int | None = None
     """Number of speculative tokens scheduled for the request; null without speculative decoding."""
     drafts_accepted: int | None = None
@@ -366,7 +371,7 @@ class Present(msgspec.Struct, omit_defaults=True):
 
 
 class RowChange(msgspec.Struct, array_like=True, gc=False):
-    """Request that did not get what is expected: ``[place, computed, scheduled, drafts]``."""
+    """Request whose row is not the expected one: ``[place, computed, scheduled, drafts]``."""
 
     place: int
     """Place in the list of requests, counted from 0, after the requests in ``gone`` are removed."""
@@ -378,8 +383,8 @@ class RowChange(msgspec.Struct, array_like=True, gc=False):
 class RowChanges(msgspec.Struct, omit_defaults=True, gc=False):
     """Differences between the requests of a step and those of the next.
 
-    Every request is expected to have the same place, ``computed_tokens`` plus ``scheduled_tokens`` of the
-    step before as its computed tokens, one scheduled token, no drafts, and the phase ``running``.
+    Every request is expected to keep its place and the phase ``running``, to have as many computed tokens as
+    ``computed_tokens`` plus ``scheduled_tokens`` of the step before, and to get one token and no drafts.
     """
 
     gone: list[int] = []
@@ -409,7 +414,8 @@ class Step(Line, tag="step", kw_only=True):
     worker's clock (vLLM 0.12 and newer). Null outside an engine, or if that worker is on another host."""
     execute_us: int | None = None
     """Time from the beginning of the execution until the output was ready, including sampling. With
-    asynchronous scheduling, it includes the wait for the batch before, which the device still executes."""
+    asynchronous scheduling, it includes the wait for the previous batch, if the device still executes that.
+    """
     token_budget: int
     remaining_budget: int
     """``token_budget`` minus the tokens scheduled in this step."""
@@ -421,10 +427,9 @@ class Step(Line, tag="step", kw_only=True):
     num_waiting_before: int
     num_waiting_after: int
     num_not_ready_after: int = 0
-    """Waiting requests that vLLM keeps apart because they wait for something other than the scheduler (a
-    grammar, a remote KV transfer) or, since vLLM 0.31, exceed ``max_loras``. 0 before vLLM 0.18, which keeps
-    none apart.
-    """
+    """Number of waiting requests that vLLM keeps apart because they wait for something other than the
+    scheduler (a grammar, a remote KV transfer) or, since vLLM 0.31, because they would exceed ``max_loras``.
+    0 before vLLM 0.18, because those releases keep none apart."""
     waiting_tokens_after: int | None = None
     """Number of tokens that the waiting requests need; None if the recorder's own count disagrees with
     vLLM's."""
@@ -466,8 +471,8 @@ class Step(Line, tag="step", kw_only=True):
     kv_loads_parked: int | None = None
     """Number of requests that wait for KV blocks from elsewhere; null without a KV connector."""
     wave: int | None = None
-    """Wave of data-parallel ranks in lock-step, which all ranks begin and end together (vLLM 0.10.2 and
-    newer)."""
+    """Number of the wave: the period of work that all data-parallel ranks in lock-step begin and end together
+    (vLLM 0.10.2 and newer)."""
     step_counter: int | None = None
     """Number of passes of this wave so far, including dummy batches; the same on all ranks. A call that
     schedules nothing is followed by a dummy batch of the same pass or, after the end of a wave, belongs to no
@@ -488,7 +493,7 @@ class Step(Line, tag="step", kw_only=True):
     dummy_batches: int = 0
     """Number of dummy batches that this data-parallel rank executed since the last line."""
     dummy_us: int = 0
-    """Total duration of the dummy batches since the last line."""
+    """Total duration of the dummy batches since the last line, in microseconds."""
     dummies: list[DummyBatch] = []
     """Dummy batches since the last line, one entry each."""
     syncs: list[RankSync] = []
@@ -496,12 +501,13 @@ class Step(Line, tag="step", kw_only=True):
     controls: list[Control] = []
     """Calls to the engine since the last line: pauses, cache resets, sleep, calls to the workers."""
     kv_sends: list[KvSend] = []
-    """Events, since the last line, of blocks that finished requests keep until the blocks are sent."""
+    """Events since the last line that concern the KV blocks that finished requests keep until these are sent.
+    """
     admitted: list[Admission] = []
     """Cache hits of requests that were scheduled for the first time."""
     refusals: list[HeadRefusal] = []
-    """Refusals of KV blocks to a different request than before, with the blocks that it needs and the
-    holders."""
+    """Refusals of KV blocks to a request other than the one refused last, with the blocks that the request
+    needs and the holders of blocks."""
     kv_loads: list[KvLoad] = []
     """Events of KV loads since the last line."""
     grammars: list[Grammar] = []
@@ -511,8 +517,8 @@ class Step(Line, tag="step", kw_only=True):
     blocks.
     """
     changes: RowChanges | None = None
-    """Content that a delta would have instead of ``requests``, to check rebuilt steps; None if a delta cannot
-    express it."""
+    """Differences that a delta would contain instead of ``requests``, for checking rebuilt steps; None if a
+    delta cannot express them."""
 
 
 class Output(Line, tag="output", kw_only=True):
@@ -533,8 +539,8 @@ class Events(Line, tag="events", kw_only=True):
     trial: int | None = None
     """Trial, as in ``Step``."""
     present: list[Present] = []
-    """Requests in the scheduler when this file began, in a line before the first step: running ones first,
-    then waiting ones, in the scheduler's order."""
+    """Requests in the scheduler when this file began: running ones first, then waiting ones, in the
+    scheduler's order. Only a line before the first step has them."""
     arrived: list[Arrival] = []
     finished: list[Finish] = []
     dummy_batches: int = 0
@@ -555,9 +561,9 @@ class Events(Line, tag="events", kw_only=True):
 
 
 class Cpu(Line, tag="cpu", kw_only=True):
-    """Times that the threads of engine, workers and front end ran, or waited for a processor.
+    """Processor times of the threads of engine, workers and front end: running, and waiting for a processor.
 
-    The times are from Linux's ``/proc/<pid>/task/<tid>/schedstat``, once a second.
+    The times are read once a second from Linux's ``/proc/<pid>/task/<tid>/schedstat``.
     """
 
     at_us: int

@@ -18,10 +18,11 @@ EXPECTED = (
 LEAST_BYTES = 2**20
 LEAST_S = 60.0
 PARTS = 16
-"""Number of parts per bound; because only whole parts are deleted, a bound is kept to within a sixteenth."""
+"""Number of parts per bound; only whole parts are deleted, so a bound is kept to within a sixteenth."""
 PART_BYTES = 64 * 2**20
 PART_S = 600.0
-"""Maximum bytes and seconds of a part, so that a reader of the last minutes needs only one or two parts."""
+"""Maximum seconds of a part; ``PART_BYTES``: its compressed bytes. A reader of the last few minutes therefore
+needs only one or two parts."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def size_of(text: str) -> int:
 
 
 def _quantity(text: str, units: dict[str, float] | dict[str, int]) -> float:
-    """Parse a number with a unit; raises ValueError."""
+    """Parse a number with a unit, such as ``1.5G``."""
     match = re.fullmatch(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)([{''.join(units)}])", text)
     if match is None:
         raise ValueError(EXPECTED)

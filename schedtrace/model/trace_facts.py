@@ -1,4 +1,4 @@
-"""Facts in a trace line other than decisions: KV block holders, cache hits, prefixes, controls, times.
+"""Facts other than decisions in a trace's lines: KV block holders, cache hits, prefixes, controls, times.
 
 A field is absent where the running vLLM does not have the fact; a count of 0 is written as such.
 """
@@ -25,11 +25,11 @@ class CacheGroup(msgspec.Struct, omit_defaults=True):
     kind: str
     """vLLM's class of the group's spec, without ``Spec``: FullAttention, SlidingWindow, Mamba, ..."""
     block_size: int
-    """Tokens in a block of this group."""
+    """Number of tokens in a block of this group."""
     layers: int
     """Number of layers in the group; their names are not recorded."""
     window: int | None = None
-    """Sliding window, or attention chunk, in tokens."""
+    """Length of the sliding window, or of the attention chunk, in tokens."""
     speculative_blocks: int | None = None
     """Number of state blocks that a Mamba group keeps for drafts."""
     cache_mode: str | None = None
@@ -59,8 +59,8 @@ class Admission(msgspec.Struct, omit_defaults=True):
     """Whether the request has a cache salt: only prompts with the same salt can share blocks with it."""
     miss: Miss | None = None
     """Reason for a miss. ``skipped``: vLLM does no look-up for such a request (prompt logprobs, some
-    pooling); ``short``: the prompt is no longer than one block; ``not_cached``: the first block is in no
-    cache group; ``other_group``: the first block is in some cache groups only; null: a hit, or no prefix
+    pooling); ``short``: the prompt is no longer than one block; ``not_cached``: no cache group has the
+    first block; ``other_group``: only some cache groups have the first block; null: a hit, or no prefix
     caching."""
     longest_tokens: int | None = None
     """Largest number of cached tokens in a cache group, if another group had fewer: a hit is as long as the
@@ -68,7 +68,7 @@ class Admission(msgspec.Struct, omit_defaults=True):
 
 
 class HeadRefusal(msgspec.Struct, omit_defaults=True):
-    """Refusal of KV blocks to a request at the head of the waiting queue that was not refused before."""
+    """Refusal of KV blocks to the head of the waiting queue, if that is not the request refused last."""
 
     request_id: str
     blocks_needed: list[int] = []
@@ -98,12 +98,12 @@ class KvLoad(msgspec.Struct, omit_defaults=True):
     at_us: int
     """End of the step for ``begun``; otherwise the time at which the scheduler learned of the event."""
     blocks: list[int] | None = None
-    """Number of blocks that the request holds while it waits, by cache group; a windowed group's null blocks
-    count."""
+    """Number of blocks that the request holds while it waits, by cache group, including the null blocks of a
+    windowed group."""
 
 
 class KvSend(msgspec.Struct, omit_defaults=True):
-    """Event of the KV blocks that a finished request keeps until a KV connector has sent them."""
+    """Event that concerns the KV blocks that a finished request keeps until a KV connector has sent them."""
 
     request_id: str
     event: KvSendEvent
@@ -112,7 +112,8 @@ class KvSend(msgspec.Struct, omit_defaults=True):
     at_us: int
     """Time of the event, as the scheduler sees it."""
     blocks: list[int] | None = None
-    """Number of blocks that the request keeps, by cache group; a windowed group's null blocks count."""
+    """Number of blocks that the request keeps, by cache group, including the null blocks of a windowed group.
+    """
 
 
 class Grammar(msgspec.Struct, omit_defaults=True):
@@ -135,8 +136,8 @@ class DummyBatch(msgspec.Struct, omit_defaults=True):
     began_us: int
     """Time at which ``EngineCore.execute_dummy_batch`` was called."""
     took_us: int
-    """Time until the call returned. On a GPU this is the launch, which waits for the other ranks' launches.
-    """
+    """Time until the call returned. On a GPU, the call launches the batch and waits for the other ranks'
+    launches."""
     wave: int | None = None
     """Wave, as in ``Step``."""
     step_counter: int | None = None
@@ -153,7 +154,7 @@ class RankSync(msgspec.Struct, omit_defaults=True):
     wave: int
     """Wave, as in ``Step``."""
     step_counter: int
-    """Step counter of the pass that ended with it, as in ``Step``."""
+    """Step counter of the pass that ended with this all-reduce, as in ``Step``."""
     wave_ended: bool = False
     """Whether no rank had requests, so that all ranks become idle and the next wave begins with counter 0."""
 
@@ -187,8 +188,8 @@ class Control(msgspec.Struct, omit_defaults=True):
     detail: str | None = None
     """``pause_state``: the new state; ``collective_rpc``: the workers' method."""
     running: int | None = None
-    """Number of requests that ran at the operation; a reset of the prefix cache may preempt them (see
-    ``preempted``)."""
+    """Number of requests that were running at the time of the operation; a reset of the prefix cache may
+    preempt them (see ``preempted``)."""
     prefix_keys: int | None = None
     """Number of block hashes in the cache before a ``reset_prefix_cache``; null without prefix caching."""
     failed: bool = False
@@ -205,7 +206,7 @@ class SetAside(msgspec.Struct, omit_defaults=True):
     request_id: str
     """Request that was removed."""
     wanted_tokens: int
-    """Number of tokens of the request that are not computed."""
+    """Number of tokens of the request that are not computed yet."""
     blocks_held: int | None = None
     """Number of KV blocks that the request keeps, in all cache groups; null if the cache manager is not
     vLLM's."""
@@ -243,8 +244,8 @@ class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
 class Fact(StrEnum):
     """Kind of facts that a record can contain, in the words with which a report names missing facts.
 
-    ``Trace.facts`` holds the facts of a record, which every sentence, figure and exit code about the record
-    consults.
+    ``Trace.facts`` holds the kinds that a record contains; every sentence, figure and exit code about the
+    record depends on them.
     """
 
     REQUESTS = "what each request got"
@@ -279,7 +280,7 @@ FIRST_BLOCKS = 256
 _PER_DOUBLING = 128
 """Number of marks for each doubling of the prefix's length."""
 _DOUBLINGS = 16
-"""Number of doublings beyond the first blocks that have marks."""
+"""Number of doublings of the prefix's length, beyond the first blocks, for which there are marks."""
 MARK_CHARACTERS = 4
 """Number of characters in ``Arrival.prefix_hashes`` per mark: three bytes in Base64."""
 
@@ -301,5 +302,5 @@ def marks_within(blocks: int) -> int:
 
 
 def blocks_until(marks: int) -> int:
-    """Return the number of blocks that this many marks cover; more marks than the maximum cover no more."""
+    """Return the number of blocks that this many marks cover; marks beyond the last possible one add none."""
     return MARKED_BLOCKS[min(marks, len(MARKED_BLOCKS)) - 1] if marks else 0

@@ -26,8 +26,8 @@ class Objective(StrEnum):
 
 
 CONCURRENCY = "max_concurrency"
-"""Name of a change to the clients of a closed loop, taken from vLLM's benchmark client: the number of clients
-with one open request each."""
+"""Setting for the number of clients in a closed loop, each with one open request; the name is that of vLLM's
+benchmark client."""
 OF_RANKS: dict[str, tuple[Any, ...]] = {
     "router": ("vllm", "round-robin", "least-running", "least-tokens"),
     "balance_ranks": (True, False),
@@ -56,7 +56,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadPart(msgspec.Struct, kw_only=True):
-    """Part of a recorded load that is replayed if the whole would take too long."""
+    """Part of a recorded load, replayed alone because the whole load would take too long."""
 
     requests: int
     """Number of requests that are replayed."""
@@ -69,7 +69,7 @@ class LoadPart(msgspec.Struct, kw_only=True):
 
     @property
     def words(self) -> str:
-        """Describe the part for use within a sentence."""
+        """Phrase about the part, for use within a sentence."""
         seconds = f"{number(self.begin_s)} to {number(self.end_s)} s"
         return f"{self.requests:,} of this load's {self.whole_requests:,} requests ({seconds})"
 
@@ -101,7 +101,8 @@ class Baseline(msgspec.Struct, kw_only=True):
     """Comparison of the recording with its replay, whose figures are in the ``recorded`` configuration."""
 
     judged_by: str | None = None
-    """Figure by which the replay is compared with the recording; null: saved step times are not judged."""
+    """Figure by which the replay is judged against the recording; null: not judged, as with step times from
+    another source."""
     misfit_frac: float | None = None
     """Difference in the figure of ``judged_by``: 0.03 is 3 % more in the replay than recorded."""
     part: LoadPart | None = None
@@ -149,7 +150,7 @@ class Configuration(msgspec.Struct, kw_only=True):
     figures: list[Figure] = []
     """Figures of the load; for ``advise``, only the proposals and the recorded configuration have them."""
     finished: int | None = None
-    """Number of requests that finished, that is, were not aborted."""
+    """Number of requests that finished without being aborted."""
     too_long: int | None = None
     """Number of requests that vLLM's front end rejects because their prompt fills ``max_model_len``."""
     steps: int | None = None
@@ -157,7 +158,7 @@ class Configuration(msgspec.Struct, kw_only=True):
     preemptions: int | None = None
     """Number of preemptions in ``schedule()`` in all trials; null: not recorded."""
     extrapolated_frac: float | None = None
-    """Share of the steps outside the range that the step times were fitted to; null: not fitted."""
+    """Share of the steps that lie outside the range to which the step times were fitted; null: not fitted."""
     bounds_ms: list[float | None] = []
     """Values of the latencies that ``slo`` bounds, in the order of ``slo``, over the requests of all trials.
     """
@@ -168,16 +169,16 @@ class Configuration(msgspec.Struct, kw_only=True):
     bounds or figures.
     """
     pareto: bool | None = None
-    """Whether no other configuration is better in one of ``objectives`` and at least as good in the
-    others; null: only ``sweep`` compares them."""
+    """Whether no other configuration is better in one of ``objectives`` and at least as good in the others;
+    null: not compared, as for all commands but ``sweep``."""
     place: int | None = None
     """Place among the advised configurations, where 1 is the best; null: not advised."""
     removed: list[str] | None = None
-    """Codes of root causes in the replay of the recorded configuration that are absent from this one; null:
-    not compared."""
+    """Codes of root causes that the replay of the recorded configuration has and this one lacks; null: not
+    compared."""
     appeared: list[str] | None = None
-    """Codes of root causes in the replay of this configuration that are absent from that of the recorded one;
-    null: not compared."""
+    """Codes of root causes that this replay has and that of the recorded configuration lacks; null: not
+    compared."""
     folder: str | None = None
     """Run folder of the replay, if it was kept."""
 
@@ -198,8 +199,8 @@ class Replays(msgspec.Struct, kw_only=True):
     step_times: str
     """Source of the step times, as a sentence."""
     settings: dict[str, Any]
-    """Every setting that some configuration varies or sets, before any change; null: vLLM's default, which
-    the trace does not name."""
+    """Every setting that a configuration varies or sets, with its value before any change; null: vLLM's
+    default, which the trace does not name."""
     baseline: Baseline | None = None
     """Replay of the recorded configuration, compared with the recording; null: none was recorded."""
     objective: str | None = None
@@ -221,7 +222,7 @@ class Replays(msgspec.Struct, kw_only=True):
 
     @property
     def recorded_configuration(self) -> Configuration | None:
-        """The replayed recorded configuration; None if nothing was recorded."""
+        """Recorded configuration, as replayed; None if nothing was recorded."""
         return next((configuration for configuration in self.configurations if configuration.recorded), None)
 
 
@@ -244,8 +245,8 @@ class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     preemptions: int | None = None
     """Number of preemptions in ``schedule()``; None if not recorded."""
     extrapolated_steps: int | None = None
-    """Number of steps outside the range that the step times were fitted to; None if the step times were not
-    fitted."""
+    """Number of steps that lie outside the range to which the step times were fitted; None if the step times
+    were not fitted."""
     kv_blocks: int | None = None
     """Number of blocks in the KV cache; None if an older release did not note it, or the configuration was
     refused."""

@@ -1,6 +1,6 @@
-"""Wording and style of severities, states and parts of time, and pictures.
+"""Wording and style of severities, states and parts of time, and pictures made of characters.
 
-Pictures over time are rows of characters. ``model/message.pieces`` writes the arguments of sentences.
+``model/message.pieces`` words the arguments of sentences.
 """
 
 from bisect import bisect_right
@@ -41,7 +41,7 @@ def series(values: list[int]) -> str:
 SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
 
 CHANGES = {"appeared": Style.WARNING, "went": Style.GOOD, "stayed": None}
-"""Words for the states of a finding in a comparison."""
+"""Style of each word for the state of a finding in a comparison."""
 
 EXITS_VIA = {"source": "exact, from the scheduler's own code", "inferred": "inferred from its state"}
 
@@ -188,9 +188,9 @@ COLOURS: dict[str, tuple[str, str]] = {
     "nobody": ("#eceff1", "#262b30"),
     "kv": ("#9db0be", "#5b6b78"),
 }
-"""Colours on light and dark ground, by cause, state or part of a picture, distinguishable in four kinds of
-colour vision. Causes that are not listed have the colour of ``other``. ``nobody`` is budget that was left
-although no request was refused; ``kv`` is the KV blocks in use."""
+"""Colours on a light and on a dark background, by cause, state or part of a picture, distinguishable in four
+kinds of colour vision. Causes that are not listed have the colour of ``other``. ``nobody`` is for unused
+budget while no request was refused; ``kv`` is for KV blocks in use."""
 
 
 MOST_NAMED = 6
@@ -209,7 +209,10 @@ def on_engines(finding: Finding, engines: int) -> str:
 
 
 def whose_figures(finding: Finding, engines: int) -> str:
-    """Return which engines have the finding and whose figures are shown; nothing for all ranks together."""
+    """Return which engines have the finding, and whose figures are shown.
+
+    The text is empty if there is one engine, or if the finding is about all ranks together.
+    """
     if engines == 1 or finding.of_ranks:
         return ""
     several = f"; these are figures of engine {finding.engine_rank}" if len(finding.engine_ranks) > 1 else ""
@@ -217,7 +220,7 @@ def whose_figures(finding: Finding, engines: int) -> str:
 
 
 def in_brackets(detail: str | None) -> str:
-    """Return `` (full_sequence)``; nothing without a detail."""
+    """Return the detail in brackets, as `` (full_sequence)``; empty without a detail."""
     return f" ({detail})" if detail else ""
 
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:  # reading a trace needs no engine
 EVERY_S = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 SOON_S = 1.0
-"""Seconds up to which reading a file shows no bar."""
+"""Seconds of reading before a bar is shown."""
 MB = 1_000_000
 
 
 class _CountedBars:
-    """Bars of the number of finished items, with the time taken; nothing without a terminal.
+    """Bars that show the number of finished items and the time taken; nothing without a terminal.
 
     Args:
         console: Console to print on.
@@ -105,7 +105,7 @@ class RunProgress(_CountedBars):
 
 
 class CountBar(_CountedBars):
-    """Progress of several items, with the time taken: called with the number done and the total.
+    """Progress of several items, with the time taken; to be called with the number done and the total.
 
     It shows a bar on a terminal, and elsewhere prints a line every ``EVERY_S`` seconds, even if no item is
     finished.
@@ -147,7 +147,7 @@ def print_elapsed(console: Console, elapsed_s: float, text: str) -> None:
 
 
 class ReadingBar:
-    """Bar for files that are read one after the other, called with the bytes done and the total.
+    """Bar for files that are read one after another; to be called with the bytes done and the total.
 
     Args:
         console: Console to print on; without a terminal, a line every ``EVERY_S``.
@@ -165,7 +165,7 @@ class ReadingBar:
         self._stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Show the progress of a file; remove the bar at its end, because other output may follow."""
+        """Show the progress; remove the bar when all is read, because other output may follow."""
         now = time.monotonic()
         if not self._console.is_terminal:
             if now - self._said >= EVERY_S:

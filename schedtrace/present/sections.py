@@ -54,7 +54,7 @@ def unstyled(content: Content) -> Text:
 
 @dataclass(frozen=True)
 class Bars:
-    """Heights over time, each 0 to 1; a renderer with less room shows the highest of each group."""
+    """Heights over time, each from 0 to 1; a renderer with less room shows the highest of each group."""
 
     heights: list[float]
     style: Style
@@ -62,7 +62,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class State:
-    """State that a request can be in, with its word and picture."""
+    """State that a request can be in, with the word, character and style that show it."""
 
     word: str
     character: str
@@ -90,7 +90,7 @@ class Column:
     numeric: bool = False
     """Whether cells are figures, which are right-aligned and never broken."""
     of_steps: bool = False
-    """Whether cells are step numbers or ranges of the engine that the page is about."""
+    """Whether cells are numbers or ranges of steps, of the engine that the page is about."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def omission_note(count: int, most: int | None, how: str = "--format json lists 
 
 @dataclass(frozen=True)
 class Band:
-    """Line of a strip."""
+    """Row of a strip, with its label."""
 
     label: str
     drawn: Bars | States | Content

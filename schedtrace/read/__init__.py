@@ -1,1 +1,1 @@
-"""Reading of run folders into checked Polars frames. It works without vLLM."""
+"""Readers of run folders: they return checked Polars frames and do not need vLLM."""

@@ -1,9 +1,9 @@
 """Large traces as Parquet files, kept in the user's cache for the next command.
 
 A cache is the folder ``traces/<hash of the trace's path>.<random>/`` in the user's cache directory. It holds
-tables and a note of what they were made from. A command uses it only if the trace still has the content that
-was read, if the same version made it, and if every file in it is as it was written. Files next to the trace
-are never trusted as a cache, because someone else may have written them.
+tables and a note of what they were made from. A command uses a cache only if the trace's content is
+unchanged, if the same version made the cache, and if none of the cache's files has changed. Files next to the
+trace are never trusted as a cache, because someone else may have written them.
 """
 
 import hashlib
@@ -34,9 +34,10 @@ SMALL = (
     *("dummies", "syncs", "controls", "kv_sends", "cpu", "stalls"),
 )
 NOTED = ("header", "notices", "end", "problems", "in_order")
-"""Fields of a ``trace.Parsed`` that the note contains; ``SMALL`` names its tables."""
+"""Fields of a ``trace.Parsed`` that are in the note; those in ``SMALL`` are tables, each in a file."""
 LAYOUT = 11
-"""Version of the cache's layout; raise it if files change in content although the trace's schema does not."""
+"""Version of the cache's layout; raise it if files get other content although the trace's schema is the same.
+"""
 IN_USE_S = 600
 """Seconds for which another process may still read or build a cache that no longer matches the trace."""
 KEPT_S = 30 * 24 * 3600
@@ -64,18 +65,18 @@ class Fingerprint(msgspec.Struct):
     sampled: str
     """BLAKE2b hash of the file's first block, its last block and blocks in between."""
     stamp: list[int] | None
-    """Times of the last change (no program can set ``ctime``), inode and device; None if the file changed too
-    recently."""
+    """Times of the last change (``mtime`` and ``ctime``, which no program can set), inode and device; None if
+    the file changed too recently."""
 
 
 class CacheNote(msgspec.Struct):
-    """Record of the files that a cache was made from, of the version that made it, and of its other data."""
+    """Note in a cache: the files and the version that it was made from, and the data outside its tables."""
 
     made_by: str
     read: dict[str, Fingerprint]
     """Fingerprint of the trace's file, or of each of its parts, by name."""
     files: dict[str, str]
-    """BLAKE2b of each Parquet file's content, by the file's name."""
+    """BLAKE2b hash of each Parquet file's content, by the file's name."""
     header: Header
     notices: list[str]
     end: End | None
@@ -90,7 +91,7 @@ def temporary_folder() -> Path:
 
 
 def remove_temporary() -> None:
-    """Remove the folders of traces that this process has read without a cache, and thus their lazy tables."""
+    """Remove this process's temporary folders, after which lazy tables that refer to them cannot be used."""
     while _TEMPORARY:
         _TEMPORARY.pop().cleanup()
 
@@ -147,7 +148,7 @@ def save_cached(
     contents: dict[str, Content],
     stamps: dict[str, list[int] | None],
 ) -> None:
-    """Turn a folder with a trace's large tables into its cache, which is valid once the note is written last.
+    """Complete a cache in the folder of a trace's large tables; the note is written last and makes it valid.
 
     Args:
         path: Path of the trace.
@@ -194,7 +195,7 @@ def building(path: Path) -> Iterator[Path]:
 
 
 def remove_unused(path: Path, but: Path) -> None:
-    """Remove caches that no process uses: outdated ones of the trace, old ones, and those over the limit."""
+    """Remove caches that are outdated, old or over the limit, except ``but`` and those that may be in use."""
     used = []
     for folder in but.parent.iterdir():
         with suppress(OSError):
@@ -235,7 +236,7 @@ def still(path: Path, fingerprint: Fingerprint) -> Fingerprint | None:
 
 
 def sampled(file: BinaryIO, size: int) -> str:
-    """Return a hash of evenly spaced blocks, including the first and the last of ``size`` bytes."""
+    """Return a hash of evenly spaced blocks of the first ``size`` bytes, from the first block to the last."""
     digest = hashlib.blake2b(digest_size=16)
     for at in range(SAMPLES):
         file.seek(max(0, size - SAMPLE_BYTES) * at // (SAMPLES - 1))

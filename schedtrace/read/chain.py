@@ -32,7 +32,7 @@ T = TypeVar("T")
 _BLOCK = 32
 """Number of values compared at once."""
 _FEW = 4
-"""Number of requests up to which looking them up individually is faster than looking up all at once."""
+"""Number of removed requests up to which finding each in turn is faster than finding all at once."""
 
 
 class Stretch:
@@ -85,7 +85,7 @@ class EndedStretches:
             stretch.is_open = False
 
     def add_single(self, step: int, trial: int | None, columns: Sequence[Iterable[Any]]) -> None:
-        """Add stretches of a single step, given by their columns from ``request_id`` on."""
+        """Add stretches that consist of this step alone, given as their columns from ``request_id`` on."""
         first = len(self._columns[0])
         for column, values in zip(self._columns[3:], columns, strict=True):
             column.extend(values)
@@ -94,11 +94,11 @@ class EndedStretches:
             column.extend([value] * more)
 
     def is_due(self, rows: int) -> bool:
-        """Return whether all stretches must end before a step with this many rows, to keep tables small."""
+        """Return whether all stretches must end before a step with ``rows`` rows, to keep tables small."""
         return self._count + rows > ROWS_AT_ONCE
 
     def count_rows(self, rows: int) -> None:
-        """Add the number of rows of a step to the count."""
+        """Add a step's number of rows to the count; first make a table if it would become too large."""
         if self.is_due(rows):
             self.flush()
         self._count += rows
@@ -116,18 +116,18 @@ def _table(columns: Iterable[Sequence[Any]]) -> pl.DataFrame:
 
 
 class Got(NamedTuple):
-    """Columns of a step, one entry per request."""
+    """Columns of a step, each with one entry per request."""
 
     ids: tuple[str, ...]
     computed: tuple[int, ...]
     scheduled: tuple[int, ...]
     details: tuple[tuple[Any, ...], ...]
-    """Column for each of ``DETAILS``; empty if no caller needs them."""
+    """Columns of ``DETAILS``; empty if no caller needs them."""
     alone: Sequence[bool]
-    """Whether each row is a stretch of its own; empty if no row is."""
+    """Whether the row is a stretch of its own, for each row; empty if no row is."""
 
     def without(self, places: Sequence[int]) -> "Got":
-        """Return the columns without these ascending rows."""
+        """Return the columns, except the details, without the rows at these ascending indices."""
         ids, computed, scheduled = self.ids, self.computed, self.scheduled
         return Got(
             tuple(without(ids, places)),
@@ -163,7 +163,7 @@ def got_by(rows: Sequence[Stretch], step: int) -> Got:
 
 
 def not_continued(before: Got, now: Got) -> list[int]:
-    """Return the rows at which one stretch of several steps ends and another begins.
+    """Return the indices of the rows that begin a new stretch, except rows that are a stretch of their own.
 
     Args:
         before: Columns of the last step, whose requests are also the first ones of this step.
@@ -223,18 +223,19 @@ class Running:
     """Tracker of the scheduled requests from step to step.
 
     Args:
-        put: Function that receives tables of their stretches.
+        put: Function that receives tables of the requests' stretches.
     """
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
         self._ended = EndedStretches(put)
         self._rows: list[Stretch] = []
         self._unsteady: list[Stretch] | None = None
-        """Requests whose stretch ends even if they get the expected token; None if not determined yet."""
+        """Requests whose stretch ends even if the next step gives them one token, as expected; None if not
+        determined yet."""
         self._at: tuple[int, int | None] | None = None
         """Step and trial of the latest rows; None if the rows are unknown."""
         self._line: Got | None = None
-        """Full line whose columns the rows have not taken over yet."""
+        """Columns of the latest full line, until ``_take_over`` has copied them to the rows."""
         self._orders = 0
         self._cut = False
         """Whether all stretches have ended, so that the next step begins new ones."""
@@ -263,14 +264,14 @@ class Running:
         self._rows, self._at, self._line = [], None, None
 
     def cut(self) -> None:
-        """End all stretches with the last step and store them; its rows may continue in new stretches."""
+        """End all stretches with the last step and store them; the next step begins new ones."""
         self._take_over()
         self._end(self._rows)
         self._cut = True
         self._ended.flush()
 
     def full(self, step: int, trial: int | None, requests: Sequence[Any]) -> None:
-        """Start anew from a step that lists all its requests."""
+        """Apply a full line, which lists all requests of its step."""
         if self.step != step - 1:
             self.lose()
         now = got_in_line(requests)
@@ -361,18 +362,18 @@ class Running:
         return [*rows, *map(_all, changes.added)] == list(map(_all, requests))
 
     def _is_cut(self, trial: int | None, rows: int) -> bool:
-        """Return whether all stretches end before the next step, whose number of rows is given."""
+        """Return whether all stretches end before the next step, which has this trial and ``rows`` rows."""
         return self._cut or (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
 
     def _take_out(self, places: Sequence[int]) -> list[Stretch]:
-        """End the stretches at these ascending rows."""
+        """Remove the rows at these ascending indices, end their stretches, and return them."""
         taken = [self._rows[place] for place in places]
         self._rows = without(self._rows, places)
         self._end(taken)
         return taken
 
     def _take_over(self) -> None:
-        """Copy from a full line the columns of the rows that are stretches of their own."""
+        """Copy the values of rows that are stretches of their own from the latest full line."""
         if self._line is not None and self._at is not None:
             step, line = self._at[0], self._line
             for place in compress(range(len(line.ids)), line.alone):
@@ -415,7 +416,7 @@ _AS_EXPECTED = RowChanges()
 
 
 class Chain:
-    """Reader of step lines in the order of the file, which accepts each step number once.
+    """Reader of step lines, in the order of the file; it accepts each step number only once.
 
     Args:
         put: Function that receives tables of stretches: the tokens that requests got.
@@ -427,21 +428,22 @@ class Chain:
         self.in_order = True
         """Whether the steps came in the order of their numbers."""
         self.not_rebuilt: list[int] = []
-        """Numbers of deltas that follow an unknown step and could not be rebuilt."""
+        """Step numbers of deltas that could not be rebuilt: the step before is unknown or does not fit."""
         self.doubtful: list[tuple[int, int]] = []
-        """First and last of the rebuilt steps that are not consistent with the full line after them."""
+        """First and last number of each range of rebuilt steps that contradict the full line after them."""
         self.refused: list[int] = []
-        """Numbers of steps that appeared twice, or that did not start between their neighbours."""
+        """Numbers of refused steps: the number had appeared before, or the step did not start between its
+        neighbours."""
         self._numbers: list[int] = []
-        """Step numbers so far, ascending."""
+        """Numbers of the steps accepted since ``forget``, ascending."""
         self._starts: list[int] = []
-        """Starts of these steps."""
+        """Start times of the steps in ``_numbers``, in the same order."""
         self._forgotten = self._began = -LARGEST
         """Number and start of the last step that ``forget`` dropped."""
         self._taken: list[Any] = []
         """Lines accepted since the last call of ``pop_columns``."""
         self._before: dict[str, Any] = {}
-        """Values of the fields in the step before the accepted lines."""
+        """Values of the fields in the step before the lines in ``_taken``."""
         self._size = _Size(None, 0, 0, 0)
         """Size of the last accepted step."""
         self._deltas = 0
@@ -487,7 +489,7 @@ class Chain:
     def forget(self) -> None:
         """Forget the numbers of all steps so far, because a growing trace may have no end.
 
-        None of these numbers may appear again.
+        Later steps with these or lower numbers are refused.
         """
         if self._numbers:
             self._forgotten, self._began = self._numbers[-1], self._starts[-1]
@@ -520,7 +522,7 @@ class Chain:
 
 
 class _Size(NamedTuple):
-    """Fields of a step with which a rebuilt step must agree."""
+    """Fields of a step that are needed to rebuild it from a delta."""
 
     trial: int | None
     total_requests: int

@@ -1,7 +1,7 @@
-"""Decompression of untrusted files: zstd frames of traces, also cut off or broken, and text in gzip or zstd.
+"""Decompression of untrusted files: a trace's zstd frames, even cut off or broken, and text in gzip or zstd.
 
 A trace's last frame may be cut off, and any frame may be broken: ``ZstdFrames`` recovers the readable part of
-each. A compressed log ends at its first broken byte.
+each. A compressed log is read up to its first broken byte.
 """
 
 import errno
@@ -28,17 +28,17 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 PIECE = 2**8
 """Bytes given to the decompressor at a time; they expand to at most 8 MiB, whatever the file contains."""
 MOST_EXPANSION = 256
-"""Maximum expansion of a frame; the most repetitive line that a recorder writes expands 140 times."""
+"""Maximum factor by which a frame expands; for the most repetitive line that a recorder writes, it is 140."""
 TOO_LARGE = (
     f"a frame expands to more than {MOST_EXPANSION} times its size, which no recorder writes; it and what "
     "follows it in its part was dropped"
 )
-"""Message about a part that contains a frame with too large an expansion."""
+"""Message about a part with a frame that expands too much."""
 SMALL_FRAME = 2**12
-"""Decompressed bytes up to which a frame may expand by any factor."""
+"""Number of decompressed bytes up to which a frame may expand by any factor."""
 _BLANK = re.compile(rb"\n\n+")
 _LARGEST_WINDOW = 2**27
-"""Maximum memory of a zstd decompressor."""
+"""Maximum memory of a zstd decompressor, in bytes."""
 _UNPACKED_BLOCK = 2**21
 """Number of decompressed bytes read at once."""
 
@@ -52,8 +52,8 @@ class ZstdFrames:
     broken: int = 0
     """Number of broken frames; their unreadable rest is replaced with a newline."""
     oversized: bool = False
-    """Whether a frame expanded to more than any recorder writes; that frame and everything after it was
-    dropped."""
+    """Whether a frame expanded to more than any recorder writes; the rest of that frame and everything after
+    it were dropped."""
 
     def __post_init__(self) -> None:
         self._frame: ZstdDecompressionObj | None = None

@@ -1,6 +1,6 @@
-"""Samples of files, which show a file's kind, and the interface of readers of records that are no trace.
+"""Samples that show a file's kind, and the interface of readers for records other than traces.
 
-A sample is the file's first block as text, JSON and CSV, or a later block with a marker.
+A sample is a file's first block, or a later block with a marker, and can be read as text, JSON or CSV.
 """
 
 import json
@@ -17,11 +17,11 @@ from schedtrace.read.lines import reading
 from schedtrace.read.text_stream import searched_blocks
 
 HEAD = 2**20
-"""Bytes of a block from which the kind of a file is recognized."""
+"""Number of bytes at the beginning of a file from which its kind is recognized."""
 MOST_ROWS = 20
 """Maximum number of JSON objects that are examined."""
 _BINARY = 4096
-"""Number of first bytes in which text contains no zero byte."""
+"""Number of first bytes to search for a zero byte, which text does not contain."""
 _STEP = json.JSONDecoder()
 _TRUNCATED_KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.){1,200})"\s*:\s*')
 
@@ -66,10 +66,10 @@ class FileSample:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The first JSON objects, one per line, in a list or in a row; empty if the block is not JSON.
+        """First JSON objects, whether one per line, in a list or in one line; empty if the block is not JSON.
 
-        If an object is longer than the block, only the fields within the block are present, and the last may
-        be None.
+        If an object is longer than the block, only the fields within the block are present, and the last of
+        them may be None.
         """
         if not self.is_json:
             return []
@@ -129,7 +129,7 @@ def later_samples(
     Args:
         path: File that is searched.
         markers: Byte strings; each yielded block contains at least one of them.
-        searched: All markers to search for: these, and those that a reader will need.
+        searched: All markers to search for: ``markers``, and those that a reader will need.
     """
     for place, (block, summary) in enumerate(searched_blocks(path, searched)):
         is_first_sample = place == 0 and len(block) <= HEAD
@@ -146,11 +146,11 @@ class RecordReader:
     reads: str
     """Description of such a file, shown to users whose file is of no known kind."""
     matches: Callable[[FileSample], bool]
-    """Check whether a block of a file has features of only this kind."""
+    """Check whether a block of a file has features that only this kind has."""
     read: Callable[[Path], list[Any]]
     """Function that reads the record's contents, of a type for which ``diagnose.records`` has rules."""
     samples: tuple[str, ...]
     """Names of samples in ``tests/data/files`` and ``tests/data/records``."""
     markers: tuple[bytes, ...] = ()
     """Byte strings, one of which is in each line that the reader needs; empty if the file's first block
-    identifies it."""
+    identifies the kind."""

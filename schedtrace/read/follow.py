@@ -1,4 +1,4 @@
-"""Reader of the last minutes of a growing trace, which reads only new lines and never locks the file."""
+"""Reader of the last minutes of a growing trace; it reads only new lines and never locks the file."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ class Chunk:
     present: pl.DataFrame
     """Result of ``tables.present_in``, with all entries."""
     begun_anew: list[tuple[int, int]]
-    """``lines.WholeLines.begun_anew``."""
+    """Losses of lines, as in ``lines.WholeLines.begun_anew``."""
     dropped: list[Any]
     """``events`` lines that report dropped steps."""
     cpu: list[Any]
@@ -98,8 +98,8 @@ class Following:
     """The trace of one engine, which may still grow.
 
     Args:
-        path: The file, or all parts.
-        keep_us: Length of the kept window in microseconds: all steps within it before the last step are kept.
+        path: Path of the trace, which is one file or several parts.
+        keep_us: Length in microseconds of the period to keep, which ends with the last step.
 
     Raises:
         InputError: If the trace cannot be opened.
@@ -111,11 +111,11 @@ class Following:
         """Header of the trace; None if its first line has not been written yet."""
         self.notices: list[str] = []
         self.end: End | None = None
-        """End line; None unless the engine was shut down in order."""
+        """End line; None unless the engine was shut down properly."""
         self.newest_us = 0
         """Latest time in any line."""
         self.garbled_us: int | None = None
-        """Time in the line before the latest line that could not be decoded; None if all lines could be."""
+        """Latest time before the last line that could not be used; None if all could be used."""
         self.dropped = False
         """Whether the recorder dropped steps."""
         self.gaps = False
@@ -125,7 +125,7 @@ class Following:
         self._behind_gap = False
         """Whether the next ``events`` line lists the requests present after a gap."""
         self._listed_us: int | None = None
-        """Time in that ``events`` line; the step after it is the first one after the gap."""
+        """Time in that ``events`` line, until the first step after the gap has been read; None otherwise."""
         self._head = b""
         self._put: list[pl.DataFrame] = []
         self._chain = Chain(self._put.append)
@@ -159,7 +159,7 @@ class Following:
         return None if latest is None or latest.until_us is not None else latest
 
     def read(self) -> list[Chunk]:
-        """Read the new lines in chunks; leave out chunks that are already too old.
+        """Read the new lines; return them in chunks, without those that are already too old.
 
         Raises:
             LostError: If the file was removed, replaced or truncated.
@@ -226,7 +226,7 @@ class Following:
         return chunks or list(self.chunks)[-1:]
 
     def saved(self, us: int) -> bytes:
-        """Return a trace of the steps from about this time on, with the waiting requests."""
+        """Return a trace file's content: the steps from about this time on, and the requests waiting then."""
         chunks = [chunk for chunk in self.since(us) if chunk.first is not None]
         if not chunks or chunks[0].first is None:
             return self._head + b"\n"

@@ -1,4 +1,4 @@
-"""Shared code of the readers of foreign logs: a trace in which missing facts are null."""
+"""Shared code of the readers of foreign logs; in their traces, unknown values are null."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -23,20 +23,20 @@ _CHUNK = 4096
 _TEXT_OF_A_REQUEST = re.compile(r"""\b(?:prompt|output): ['"]|['"]role\\?['"]\s*:""")
 """Pattern of prompts and answers in vLLM's log, and of chat messages."""
 _BEFORE_A_TEXT = ("prompt: ", "output: ", "role")
-"""Words; each match of the pattern contains at least one of them."""
+"""Words, at least one of which is in each match of ``_TEXT_OF_A_REQUEST``."""
 _OF_A_LOG = re.compile(
     r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d|\([\w:-]{1,80} pid=\d"
 )
-"""Pattern of a level, a time or vLLM's name of a process, which also precede lines of tracebacks."""
+"""Pattern of a level, a time or the name of a vLLM process; lines of logged tracebacks have them, too."""
 _PLACE = ".py:"
-"""Pattern of the source location that each of vLLM's log records contains."""
+"""Part of the source location that each of vLLM's log records contains."""
 _RECORD = re.compile(
     r"(?:\([\w:-]{1,80} pid=\d{1,10}[^()\n]{0,80}\) ){0,2}"
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?=\[?[\w/.]{1,200}\.py:\d)"
 )
 """Pattern of the beginning of one of vLLM's log records."""
 _PREFIX = 200
-"""Number of characters at the beginning of a line in which its level or time is searched."""
+"""Number of characters at the beginning of a line to search for its level or time stamp."""
 
 
 def quoted_from(line: str) -> int:
@@ -51,7 +51,7 @@ def quoted_from(line: str) -> int:
 def records_in(line: str) -> Iterator[str]:
     """Yield vLLM's log records on a line, without the text that a client sent.
 
-    There are several records if a web page or a pipe removed line breaks.
+    A line has several records if a web page or a pipe removed line breaks.
     """
     line = line[: quoted_from(line)]
     if line.count(_PLACE) < 2:  # noqa: PLR2004  # one record has one place
@@ -65,7 +65,7 @@ def records_in(line: str) -> Iterator[str]:
 
 
 def is_log_line(line: str) -> bool:
-    """Return whether a line is blank or has a level, a time or a process of vLLM."""
+    """Return whether a line is blank or has a level, a time or the name of a vLLM process."""
     return not line.strip() or _OF_A_LOG.search(line, 0, _PREFIX) is not None
 
 
@@ -87,7 +87,7 @@ def prose_notice(kind: str, read: int, prose: int) -> list[str]:
 
 
 class StepRows:
-    """Collector of steps, which turns batches of them into frames, because frames need far less memory."""
+    """Collector of steps; it turns batches of steps into frames, because frames need far less memory."""
 
     def __init__(self) -> None:
         self._steps: list[dict[str, Any]] = []

@@ -28,8 +28,8 @@ from schedtrace.read.part_files import Joint, decode_head, head_of, parts_of
 from schedtrace.read.tables import STRETCH_SCHEMA, structs_of
 
 CAME, LOST, RUNS = -3, -2, -1
-"""Step numbers before the window's first step: those at which a request that was present earlier arrived, was
-preempted and was admitted."""
+"""Step numbers before the window's first step, for the arrival, the preemption and the admission of requests
+that came earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class LiveRequests:
 
 
 def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Return arrivals, stretches and preemptions that reproduce these lives before a window's first step.
+    """Return arrivals, stretches and preemptions that recreate the state of these requests before a window.
 
     Only requests whose arrival is recorded are included; ``still_there`` returns those that were present when
     the trace began. The added steps have negative numbers and schedule nothing. They contain only what later
@@ -131,7 +131,7 @@ def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame
 
 
 def arrivals_of(lives: list[Live]) -> list[Arrival]:
-    """Return the arrivals of the waiting requests, in the trace's format."""
+    """Return the arrivals of the waiting requests that arrived since the trace began, in its format."""
     waiting = [live.entry for live in lives if live.there_us is None and live.waits_since_us is not None]
     return [msgspec.convert(record, Arrival, from_attributes=True) for record in waiting]
 
@@ -146,7 +146,7 @@ def still_there(lives: list[Live]) -> pl.DataFrame:
 
 
 def present_of(lives: list[Live]) -> list[Present]:
-    """Return the requests that are alive as ``Present`` entries of the trace's format."""
+    """Return the requests that were present when the trace began and still are, in the trace's format."""
     return [_now(live) for live in lives if live.there_us is not None]
 
 
@@ -156,7 +156,7 @@ def entries_in(present: pl.DataFrame) -> list[Present]:
 
 
 def _now(live: Live) -> Present:
-    """Return the current state of a request that was present at the beginning, without its later tokens."""
+    """Return the current state of a request that was present when the trace began, less its later tokens."""
     was: Present = msgspec.convert(live.entry, Present, from_attributes=True)
     runs = live.waits_since_us is None
     return msgspec.structs.replace(
@@ -172,12 +172,12 @@ NOTICE = b'{"type":"notice"'
 SKIM_BLOCK = 2**23
 FULL = b'{"type":"step"'
 TELLING = (b'"present":[', b'"arrived":[', b'"finished":[', b'"preempted":[', b'"added":[')
-"""Field names to search for in raw lines; within an id their quotes would be escaped, so they do not match
-there."""
+"""Field names to search for in raw lines; a request id cannot contain them, because its quotes are escaped.
+"""
 
 
 def _named_in_lines() -> type[msgspec.Struct]:
-    """Return the decoded parts of a line that name arrived, departed, preempted or scheduled requests."""
+    """Return a struct for the parts of a line that name requests and say what happened to them."""
     named: Any = msgspec.defstruct("Named", [("request_id", str)], gc=False)
     changes: Any = msgspec.defstruct("Changes", [("added", list[named], [])], gc=False)
     fields: list[Any] = [
@@ -202,16 +202,16 @@ _decode = msgspec.json.Decoder(_named_in_lines()).decode
 
 
 def skim(file: int, at: int, size: int, keep_us: int, lives: LiveRequests) -> tuple[int, list[str]]:
-    """Return the position from which to read a trace, and the requests and notices of the lines before it.
+    """Return the position from which to read a trace, and the notices in the lines before it.
 
-    The position is that of the last full line at least ``keep_us`` before the last line, or the beginning of
-    the trace.
+    The position is that of the last full line at least ``keep_us`` before the latest full line, or the
+    beginning of the trace.
 
     Args:
         file: Descriptor of the file.
         at: Offset at which the second line begins.
         size: Offset up to which to read.
-        keep_us: Microseconds before the last line that must be read.
+        keep_us: Length in microseconds of the period to read, which ends with the latest full line.
         lives: Tracker that receives the arrivals and departures before that position.
     """
     full: deque[tuple[int, int]] = deque()
@@ -267,8 +267,9 @@ class Growing(ABC):
     """Reader of the new lines of a trace.
 
     Args:
-        path: The file, or all parts.
-        keep_us: Microseconds before the last step that must be read; older lines may be left out.
+        path: Path of the trace, which is one file or several parts.
+        keep_us: Length in microseconds of the period to read, which ends with the last step; older lines may
+            be left out.
 
     Raises:
         InputError: If the file cannot be opened.
@@ -323,7 +324,7 @@ class GrowingFile(Growing):
         return head, notices
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Yield the new lines up to the last newline, since the recorder removes incomplete lines."""
+        """Yield the new lines up to the last newline, because the recorder removes incomplete lines."""
         size, begun = self._checked_size(), b""
         while left := size - self._at - len(begun):
             block = os.pread(self._file, min(BLOCK, left), self._at + len(begun))
@@ -388,7 +389,7 @@ class GrowingParts(Growing):
         self._joint.begin(part)
 
     def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
-        """Read the header; every part begins with the requests present."""
+        """Read the header; no line is skimmed, because every later part begins with the requests present."""
         del lives
         for lines in self._part_lines():
             head, *self._ready = lines
@@ -438,7 +439,7 @@ class GrowingParts(Growing):
                     break
 
     def _part_lines(self) -> Iterator[list[bytes]]:
-        """Yield the lines added to the current part; ``GAP`` replaces a header that continues no part."""
+        """Yield the lines added to the current part; ``GAP`` replaces a header after lost lines."""
         while block := os.pread(self._file, PART_BLOCK, self._at):
             self._at += len(block)
             *lines, self._begun = (self._begun + b"".join(self._frames.content(block))).split(b"\n")

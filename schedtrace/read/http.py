@@ -53,7 +53,7 @@ def fetched(url: str, *, timeout_s: float, most_bytes: int) -> bytes:
     Args:
         url: Address.
         timeout_s: Deadline in seconds, from the connection to the last byte.
-        most_bytes: Number of bytes to read, rounded up to a whole block.
+        most_bytes: Maximum number of bytes to read, rounded up to a whole block.
 
     Raises:
         OSError: If there is no answer in time, or an error.
@@ -72,6 +72,6 @@ def fetched(url: str, *, timeout_s: float, most_bytes: int) -> bytes:
 
 
 def why_not(error: Exception) -> str:
-    """Return the reason of a failed request in one line."""
+    """Return the reason why a request failed, in one line."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     return shortened(" ".join(str(reason or type(error).__name__).split()), LONGEST_WHY)

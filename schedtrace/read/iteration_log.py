@@ -33,17 +33,17 @@ ITERATION = re.compile(
     r"(?:, \w+ KV cache usage: (?P<kv_usage>\d{1,3}(?:\.\d{1,6})?)%)?"
 )
 _PROCESS = re.compile(r"EngineCore_DP(\d{1,6})\b")
-"""Prefix with which newer vLLM begins the lines of a data-parallel engine's process."""
+"""Pattern of the prefix that newer releases of vLLM put before the lines of a data-parallel engine."""
 LEAST_SPAN_S = 10.0
-"""Minimum time between the first and the last line that is reported, because time stamps are whole seconds.
-"""
+"""Minimum time in seconds between the first and the last line for a notice that states it, because time
+stamps are whole seconds."""
 _LOOKS_LIKE = "Iteration("
 MARKERS = (_LOOKS_LIKE.encode(),)
 """Byte strings, one of which is in every line of an iteration."""
 
 
 def iteration_in(line: str) -> re.Match[str] | None:
-    """Return the iteration that a line logs; None if the line is part of a request's text."""
+    """Return the iteration that a line logs; None if there is none, or only within a request's text."""
     match = ITERATION.search(line) if _LOOKS_LIKE in line else None
     return None if match is None or match.start() > quoted_from(line) else match
 
@@ -105,7 +105,7 @@ def read_iteration_log(path: Path) -> list[Trace]:
 
 
 class _Engine:
-    """Iterations of one engine; steps are numbered in this order."""
+    """Iterations of one engine; steps are numbered in the order of the lines."""
 
     def __init__(self) -> None:
         self.rows = StepRows()

@@ -68,7 +68,7 @@ def _own(*names: str) -> Callable[[FileSample], bool]:
 
 
 def _text(pattern: str, least: int = 1) -> Callable[[FileSample], bool]:
-    """Return a check that a text has at least this many matches."""
+    """Return a check that a text other than JSON has at least ``least`` matches of a pattern."""
     compiled = re.compile(pattern, re.MULTILINE)
 
     def matches(sample: FileSample) -> bool:
@@ -121,7 +121,7 @@ def _has_block_ids(sample: FileSample) -> bool:
 
 
 def _has_broken_lines(sample: FileSample) -> bool:
-    """Return whether vLLM's lines appear after line breaks within or between words are removed."""
+    """Return whether removing line breaks, within or between words, restores lines of vLLM."""
     if sample.is_binary or sample.is_json or not _MAY_BREAK.search(sample.content):
         return False
     lines = [line[: quoted_from(line)] for line in sample.sample_lines]
@@ -384,8 +384,8 @@ def kind_of(path: Path) -> FileKind | None:
     """Return the kind of a file; None if it is unknown.
 
     The whole file is searched for the lines of a log, because vLLM may log for hours before anybody records.
-    If a file has both steps and figures that contain less, it counts as a log of steps. Of compressed files,
-    only logs and records are read.
+    A file with both steps and other figures counts as a log of steps. A compressed file is read only if it is
+    a log or a record.
 
     Raises:
         InputError: If the file cannot be read, or matches two kinds that have readers.

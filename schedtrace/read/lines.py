@@ -1,4 +1,4 @@
-"""Classification and checks of a trace's lines; broken lines are dropped and their numbers noted."""
+"""Classification and checks of a trace's lines; broken lines are dropped and their numbers are noted."""
 
 import hashlib
 import os
@@ -29,16 +29,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options that affect the time of reading but, except for ``last_us``, not its result."""
+    """Options that affect how long reading takes but, except for ``last_us``, not what it returns."""
 
     cache: bool = True
     """Whether a large trace's Parquet files may be kept in the user's cache for later commands."""
     progress: Progress | None = None
     memory_bytes: int = 32 * 2**20
-    """Bytes of a trace from which on Parquet files are used; a parsed trace needs up to ten times its size in
-    memory."""
+    """Size of a trace in bytes above which Parquet files are used; a parsed trace needs up to ten times its
+    size in memory."""
     last_us: int | None = None
-    """Microseconds before the end of a trace in parts that must be read; None for the whole trace."""
+    """Microseconds that must be read at the end of a trace in parts; None for the whole trace."""
     chunk_bytes: int = 8 * 2**20
     """Bytes of a trace parsed at once."""
 
@@ -77,7 +77,7 @@ needs 3 MB."""
 
 
 class Content(NamedTuple):
-    """Hash of a file that was read, and other facts about it."""
+    """Size and hash of a file that was read."""
 
     size: int
     digest: str
@@ -86,14 +86,14 @@ class Content(NamedTuple):
 
 @dataclass
 class WholeLines:
-    """Reader of a trace's whole lines; yields the number (from 1) of each chunk's first line, and its lines.
+    """Reader of a trace's whole lines: it yields chunks, each with the number (from 1) of its first line.
 
     A line longer than ``LONGEST_LINE`` is cut, which makes it invalid. Lines are numbered across all parts.
-    The head of a part that continues the previous part is replaced by empty lines. After lost lines the head
-    is kept, because it alone lists the requests present.
+    The head of a part that continues the previous part is replaced by empty lines. After lost lines, the head
+    is kept, because only the head lists the requests present.
 
     Args:
-        path: The file, or all parts.
+        path: Path of the trace, which is one file or several parts.
         options: Options; a chunk has about ``chunk_bytes``, and ``progress`` is called after each chunk.
     """
 
@@ -104,14 +104,14 @@ class WholeLines:
     left_out: bool = field(default=False, init=False)
     """Whether there are parts that were not requested."""
     broken_frames: int = field(default=0, init=False)
-    """Number of frames in parts that cannot be decompressed."""
+    """Number of frames that cannot be decompressed, in all parts."""
     dropped: list[str] = field(default_factory=list, init=False)
     """Sentence for each part, or rest of a part, that is not used."""
     begun_anew: list[tuple[int, int]] = field(default_factory=list, init=False)
-    """Number of the next step after each loss of lines, and the time for which its head lists the requests
-    present."""
+    """Number of the first step after each loss of lines, and the time in microseconds at which the head after
+    the loss lists the requests present."""
     contents: dict[str, Content] = field(default_factory=dict, init=False)
-    """Hash and other facts of each file that was read to its end, by name."""
+    """Size and hash of each file that was read to its end, by name."""
     _read: int = field(default=0, init=False)
     _total: int = field(default=0, init=False)
     """Total bytes of the file or parts."""
@@ -226,7 +226,7 @@ def file_size(path: Path) -> int:
 
 
 class KnownSettings(msgspec.Struct):
-    """Settings with names and types of vLLM's ``SchedulerConfig``; all other fields are unchecked."""
+    """Settings with the names and types of vLLM's ``SchedulerConfig``; its other fields are not checked."""
 
     max_num_seqs: int | None = None
     max_num_active_seqs: int | None = None
@@ -248,14 +248,15 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors that msgspec raises for bytes that are not valid JSON of a trace; the last is raised for deeply
 nested brackets."""
 HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
-"""Pattern of integers of 19 digits: no count or time is so large, and they do not fit into Polars' integers.
+"""Pattern of integers of 19 or more digits: no count or time is so large, and Polars cannot hold them all.
 """
 LARGEST = 10**18
-"""Largest count or time that fits into Polars' integers."""
+"""Bound below which counts and times fit into Polars' integers."""
 LONGEST_US = 10**15
-"""Longest time since the beginning of a trace: 31 years."""
+"""Longest time since the beginning of a trace, in microseconds: 31 years."""
 ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
-"""Bounds of times on the machine's clocks; viewers count them in nanoseconds, as 64-bit integers."""
+"""Bounds of times on the machine's clocks, in microseconds; in nanoseconds, as for viewers, they fit into 64
+bits."""
 
 
 def readable_struct(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
@@ -310,7 +311,7 @@ def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[
     """Return the lines of each kind, in their order.
 
     Deltas count as steps. None stands for each line that a delta cannot continue: a broken line, which may
-    have been a step, and the header of another trace.
+    have been a step, or a further header.
 
     Args:
         lines: Some lines of a trace, not its header.

@@ -1,8 +1,10 @@
-"""Reader of logs of a ``schedule()`` patched to print a Python dict per call, as in the forum thread.
+"""Reader of logs of a ``schedule()`` patched to print a Python dict per call.
+
+The format is that of the forum thread in ``docs/foreign-logs.md``.
 
 A record is on one line or wrapped over several, with or without ``#`` comments: ``2025-07-28 10:25:09.014 |
 DEBUG | ...:schedule:562 - {'token_budget': 16384, 'requests': [...], ...}``. Every key may be missing.
-Records are repeated if the patch added its sink in every call.
+Records are repeated if the patch adds its log sink anew in every call.
 """
 
 import re
@@ -39,7 +41,7 @@ _OF_A_RECORD = re.compile(r"""^\s*(?:[\[{(#}\]).]|['"]\w+['"]\s*:)|\{\s*['"]\w+[
 """Pattern of a line that may be part of a record."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
 _PREFIX = 200
-"""Number of characters at the beginning of a line in which its time is searched."""
+"""Number of characters at the beginning of a line to search for its time stamp."""
 _TOKEN = re.compile(
     r"""(?P<text>'(?:[^'\\\n]|\\.)*'?|"(?:[^"\\\n]|\\.)*"?)|(?P<comment>\#[^\n]*)|(?P<more>\.\.\.)"""
     r"""|[{}\[\](),:]|[^\s'"\#{}\[\](),:]+"""
@@ -70,7 +72,7 @@ class Record(msgspec.Struct):
 
     @property
     def scheduled_tokens(self) -> int | None:
-        """Scheduled tokens of all requests; None if a request lacks them."""
+        """Scheduled tokens of all requests; None if not recorded for every request."""
         tokens = [request.scheduled_tokens for request in self.requests or []]
         recorded = [count for count in tokens if count is not None]
         return (
@@ -102,9 +104,9 @@ class Record(msgspec.Struct):
 
 
 def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None, Record | None]]:
-    """Yield line, time and content of each record; None for the content if the record is broken.
+    """Yield the line number, time and content of each record; the content is None if the record is broken.
 
-    The time is in microseconds, of an unknown time zone. Braces in the text of a request, which vLLM may log,
+    The time is in microseconds, in an unknown time zone. Braces in the text of a request, which vLLM may log,
     do not begin a record.
 
     Args:
@@ -183,7 +185,7 @@ def _time_of(line: str) -> int | None:
 
 
 def _end_of(line: str, at: int, depth: int) -> tuple[int | None, int]:
-    """Return the index of a line's outermost closing bracket (None without one), and the final depth."""
+    """Return the index after the bracket that closes a record (None without one), and the final depth."""
     for token in _TOKEN.finditer(line, at):
         depth += (token[0] in "{[(") - (token[0] in "}])")
         if depth == 0:
@@ -208,8 +210,8 @@ def _as_json(text: str) -> str:
 
 
 PHASES = {"unknown": "running"}
-"""Phase of the trace's format for each logged phase. A request with computed tokens in the first record was
-either present before that record or found these tokens in the prefix cache."""
+"""Phase of the trace's format in place of ``unknown``, the phase of a request with computed tokens in the
+first record: it was present before that record or found these tokens in the prefix cache."""
 RECORD = "log of a patched schedule(), one dict a call"
 
 

@@ -1,4 +1,4 @@
-"""Parts of a trace: which of them belong together, which are needed, and how they continue each other."""
+"""Parts of a trace: which belong together, which are needed, and whether each continues the one before."""
 
 import re
 from collections import Counter, defaultdict
@@ -16,7 +16,7 @@ from schedtrace.model.safe_files import opened
 from schedtrace.read.decompress import ZstdFrames
 
 HEAD_LINES = 2
-"""Lines at the beginning of every part but the first: the header and the requests present."""
+"""Number of lines in the head of every part but the first: the header and a list of the requests present."""
 LONGEST_HEAD = 2**25
 """Maximum decompressed bytes of the first lines of a part; a list of 100,000 requests takes 24 MB."""
 BLOCK = 2**16
@@ -78,7 +78,7 @@ class TraceParts:
     header: bytes = b""
     """Line of the first readable header."""
     left_out: list[str] = field(default_factory=list)
-    """Sentence about the parts of each other engine, and about copies, which are left out."""
+    """Sentences about parts that are left out: one for each other engine, and one for copies."""
     in_order: bool = True
     """Whether the numbers in the files' names follow the order of the steps."""
 
@@ -125,7 +125,7 @@ def parts_of(path: Path) -> TraceParts:
 
 
 def named_files(names: list[str]) -> str:
-    """Return a phrase with the first of these files' names and the number of all."""
+    """Return a phrase that names these files; if there are many, the first few and the number of all."""
     if len(names) <= _NAMED:
         return ", ".join(names)
     return f"{len(names):,} parts ({', '.join(names[:_NAMED])}, ...)"
@@ -151,8 +151,8 @@ def _copies(heads: dict[Path, Begins]) -> dict[Path, Path]:
 def files_for(path: Path, last_us: int | None) -> list[Path]:
     """Return the files that cover the last ``last_us`` microseconds of a trace; all files if it is None.
 
-    The trace ends some time after its last part begins, so parts since ``last_us`` before that beginning are
-    enough. A part whose beginning is unknown, such as one that is just being created, is read with its
+    The trace ends some time after its last part begins, so the parts from ``last_us`` before that beginning
+    on are enough. A part whose beginning is unknown, such as one that is just being created, is read with its
     neighbours.
     """
     return last_of(parts_of(path).files, last_us)
@@ -175,7 +175,7 @@ def last_of(files: list[Path], last_us: int | None) -> list[Path]:
 
 
 def head_of(part: Path, count: int) -> list[bytes]:
-    """Return the first complete lines of a part; an empty list if the part cannot be read."""
+    """Return the first ``count`` complete lines of a part; an empty list if the part cannot be read."""
     blocks, size, newlines = [], 0, 0
     with suppress(OSError), opened(part) as file:
         for block in ZstdFrames().blocks(iter(partial(file.read, BLOCK), b""), 1):
@@ -191,7 +191,7 @@ _STEP_LINE = re.compile(rb'\s*\{\s*"type"\s*:\s*"(?:step|delta)"\s*,\s*"step"\s*
 
 
 class Joint:
-    """Joiner of parts: drops the head of a part that continues the previous part, and keeps any other head.
+    """Joiner of parts: it drops the head of a part that continues the previous part and keeps other heads.
 
     Args:
         parts: All parts of the trace.
@@ -201,16 +201,16 @@ class Joint:
         self.begun_anew: list[tuple[int, int]] = []
         self._parts = parts
         self.kept_head = False
-        """Whether the lines taken last begin with a head that does not continue the previous part."""
+        """Whether the latest ``joint_lines`` begin with a head that does not continue the previous part."""
         self._whole: int | None = None
-        """Number of the last complete part."""
+        """Number of the previous part; None if there is none or it is incomplete."""
         self._last_step: int | None = None
         self._notices: set[str] = set()
         self._path = Path()
         self._lines = 0
-        """Number of the latest lines that belong to a head that continues the previous part."""
+        """Number of the current part's lines so far."""
         self._blank = 0
-        """Number of the latest lines that were replaced by blank lines, as part of such a head."""
+        """Number of the current part's first lines to make blank: its head, if it continues a part."""
         self._begins: Begins | None = None
         """Head that was kept, until its second line is read."""
         self._is_first = True

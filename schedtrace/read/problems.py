@@ -39,8 +39,8 @@ def gaps_of(
     """Return the gaps between a trace's steps.
 
     Args:
-        steps: All steps of the trace, by their numbers.
-        begun_anew: ``WholeLines.begun_anew``.
+        steps: All steps of the trace, in the order of their numbers.
+        begun_anew: Losses of lines, as in ``WholeLines.begun_anew``.
         events: All ``events`` lines.
         first_step: Number with which the trace should begin; None if it may begin with any step.
     """
@@ -96,22 +96,23 @@ class Problems:
     unclosed: bool = False
     """Whether the end line is missing, because the engine was killed or is still running."""
     unfinished_requests: int = 0
-    """Requests that had arrived but not ended at the end of a trace without an end line."""
+    """Number of requests that had arrived but not ended at the end of a trace that lacks an end line."""
     missing_steps: int = 0
-    """Steps missing from the file, according to the numbering."""
+    """Number of steps that are missing from the file, according to the step numbers."""
     dropped_steps: int = 0
-    """Missing steps that the recorder dropped, but whose arrivals and departures it recorded."""
+    """Number of missing steps that the recorder dropped, but whose arrivals and departures it recorded."""
     end_missing: bool = False
     """Whether steps after the last one are missing, or could not be rebuilt."""
     first_step: int = 0
-    """First step in the file; earlier steps are in another file or lost."""
+    """Number of the first step in the file; earlier steps are in another file or lost."""
     began_unix_us: int | None = None
     """Unix time in microseconds at which the first recorded step began; None if it is the engine's first
     step."""
     gaps: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Missing parts: first and last step, begin and end in microseconds on the trace's clock."""
+    """Gaps that missing parts leave: the first and last missing step, and the beginning and end in
+    microseconds on the trace's clock."""
     broken_frames: int = 0
-    """Frames that cannot be decompressed; each holds about a second."""
+    """Number of frames that cannot be decompressed; each holds about a second of the trace."""
     dropped: list[str] = field(default_factory=list)
     """Sentence for each part, or rest of a part, that is not used."""
     missing_arrivals: int = 0
@@ -119,13 +120,14 @@ class Problems:
     missing_finishes: int = 0
     """Number of departures that are not recorded; requests that are still present do not count."""
     not_rebuilt: list[tuple[int, int]] = field(default_factory=list)
-    """First and last of the steps that were dropped because their lines contain changes to an unknown step.
-    """
+    """First and last number of each range of steps that were dropped because their lines contain changes to
+    an unknown step."""
     refused: list[int] = field(default_factory=list)
     """Steps that were dropped because their number appeared before, or their time contradicts the
     neighbouring steps."""
     doubtful: list[tuple[int, int]] = field(default_factory=list)
-    """First and last of the steps that were rebuilt from changes but contradict the next full line."""
+    """First and last number of each range of steps that were rebuilt from changes but contradict the next
+    full line."""
 
     @property
     def is_incomplete(self) -> bool:
@@ -219,7 +221,7 @@ class Problems:
 
 
 def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:
-    """Return the first and last number of each series of consecutive numbers in a sorted list."""
+    """Return the first and last number of each range of consecutive numbers in a sorted list."""
     spans: list[tuple[int, int]] = []
     for number in numbers:
         if spans and spans[-1][1] == number - 1:

@@ -78,7 +78,7 @@ _ONE_LINE = ReadOptions(chunk_bytes=2**16)
 
 @dataclass(frozen=True)
 class _Unread:
-    """Trace of schedtrace of which only the header has been read."""
+    """Trace whose header alone has been read so far."""
 
     path: Path
     header: Header
@@ -130,7 +130,7 @@ class Traces(Sequence[Trace]):
 
 
 def traces_of(files: Sequence[Path], options: ReadOptions) -> tuple[Traces, list[str]]:
-    """Return the traces in these files, and a sentence for each file that cannot be read if others can.
+    """Return the traces in these files, and a sentence for each file that is left out as unreadable.
 
     If there are several traces of schedtrace, only their headers are read here.
 
@@ -160,10 +160,10 @@ def traces_of(files: Sequence[Path], options: ReadOptions) -> tuple[Traces, list
 
 
 def _header(file: Path) -> Header | None:
-    """Return the header of a trace; None if there is no header, an error that reading the whole file reports.
+    """Return the header of a trace; None if there is no valid header, which ``read_record`` will report.
 
     Raises:
-        InputError: If no line after the header is valid.
+        InputError: If there are lines after the header, but none is valid.
     """
     header, broken = None, 0
     for _, lines in WholeLines(file, _ONE_LINE):
@@ -285,7 +285,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Skipped:
-    """File in a folder that no command can read."""
+    """File that no command can read, in a folder of runs."""
 
     path: Path
     why: str

@@ -1,4 +1,4 @@
-"""Frames of a trace: steps as columns, and nested lists as flat tables, which are on disk if too large.
+"""Frames of a trace: a table of the steps, and one for each list in them; large ones may be on disk.
 
 The schemas of all tables are derived from the structs of trace lines, so tables and lines always agree.
 
@@ -29,7 +29,7 @@ from schedtrace.model.trace import Events, Present, ScheduledRequest, Step, one_
 from schedtrace.model.trace_facts import Stalled, ThreadTime
 
 FOLDED = frozenset({"also"})
-"""Fields of a trace's line that become additional rows of its table, not columns."""
+"""Fields of a line that become additional rows of the line's table, not columns."""
 
 
 @cache
@@ -90,7 +90,7 @@ LISTS = tuple(name for name in NESTED if name not in EVENTS and name != "request
 STRETCHES = "stretches"
 """Name of the table of stretches."""
 LARGE = (STRETCHES, *LISTS)
-"""Names of the tables that grow with the steps."""
+"""Names of the tables that grow with the number of steps."""
 OF_STEP = ("step", "trial", "start_us")
 """Columns that every entry of a list takes from its step."""
 ROWS_A_FILE = 2**17
@@ -176,7 +176,7 @@ def write_table(table: pl.DataFrame, file: Path) -> None:
 
 @cache
 def empty_table(name: str) -> pl.DataFrame:
-    """Return a table without rows: of ``STRETCHES``, or of a list."""
+    """Return a table without rows, for ``STRETCHES`` or for a list of a step."""
     if name == STRETCHES:
         return pl.DataFrame(schema=STRETCH_SCHEMA)
     return pl.DataFrame(schema=dict.fromkeys(OF_STEP, pl.Int64) | schema_of(NESTED[name]))
@@ -234,7 +234,7 @@ def rows_between(stretches: pl.LazyFrame, steps: pl.DataFrame, first: int, last:
 
 
 def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
-    """Yield the rows of all steps in pieces, so that they are never all in memory."""
+    """Return the rows of all steps as a lazy frame, read in pieces so that they are never all in memory."""
 
     def source(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
@@ -262,12 +262,12 @@ def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
 FIELDS = tuple(
     name for name in Step.__struct_fields__ if name in Delta.__struct_fields__ and name != "changes"
 )
-"""Fields of a step, without those of its requests."""
+"""Fields of a step other than ``requests`` and ``changes``."""
 FLAT = {name: dtype for name, dtype in schema_of(Step).items() if name in FIELDS and name not in NESTED}
 """Schema of a step without its lists."""
 
 _REQUESTS = Step.__struct_fields__.index("requests")
-"""Place of the field of a step that a delta does not have."""
+"""Index of ``requests``, the field of a step that a delta does not have."""
 Columns = Mapping[str, Sequence[Any]]
 """Values of each field in ``FIELDS`` over some steps, by the field's name."""
 
@@ -321,7 +321,7 @@ def structs_of(rows: Sequence[Any], struct: type[msgspec.Struct]) -> pl.DataFram
 
 
 def entries_of(steps: Columns, column: str) -> pl.DataFrame:
-    """Return a frame with a row per entry of a list, each with the columns of its step."""
+    """Return a frame with a row per entry of a list, each with the ``OF_STEP`` columns of its step."""
     lists = steps[column]
     if not any(lists):  # most lists of most chunks of a growing trace
         return empty_table(column)
@@ -346,7 +346,7 @@ NOBODY_PRESENT = pl.DataFrame(schema={"at_us": pl.Int64, "trial": pl.Int64, **sc
 
 
 def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") -> pl.DataFrame:
-    """Return the requests present when a trace began, or after a gap, in order: rows of ``Present``.
+    """Return the requests present when a trace began or a gap ended: rows of ``Present``, in order of lines.
 
     Each request appears once or, with ``keep="all"``, once for each line that lists it.
 
@@ -364,7 +364,7 @@ def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") ->
 
 
 def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:
-    """Return a frame with a row per ``cpu`` line and thread: the line's ``at_us`` and ``ThreadTime``.
+    """Return a frame with a row per ``cpu`` line and thread: ``at_us`` and the fields of ``ThreadTime``.
 
     ``ran_us`` and ``waited_us`` count from the start of the thread.
     """

@@ -38,11 +38,11 @@ _DOCKER_SPLIT = 16 * 2**10
 _DOCKER_END = b'\\n","stream":'
 """Text that follows docker's message at the end of a line that is not split."""
 _DENSE = 3
-"""Maximum number of lines per line with a frequent marker in a block that is kept for later."""
+"""Maximum ratio of all lines to those with the frequent marker in a block that ``LatestLines`` takes."""
 _MOST_FILES = 64
 """Maximum number of files whose search results are kept."""
 _HEAD = 2**16
-"""Number of first bytes in which a container runtime's format is recognized."""
+"""Number of bytes at the beginning of a block from which a container runtime's format is recognized."""
 _MESSAGE_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "body", "text")
 """Keys under which JSON log lines keep their text: docker, structured loggers, journald, Google Cloud."""
 
@@ -65,7 +65,7 @@ def spooled(stream: BinaryIO, folder: Path) -> Path:
 
 
 def unwrapped(line: bytes) -> str:
-    """Return the text of a line without escape sequences; of a JSON log line, only its message."""
+    """Return a line's text, or the message of a JSON log line, without escape sequences."""
     text = line.decode(errors="replace").rstrip("\r\n")
     if "\x1b" in text:
         text = _CONTROL.sub("", text)
@@ -96,7 +96,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 class SearchedBlock(NamedTuple):
-    """Position and markers of a block of whole lines, without its content."""
+    """Size and markers of a block of whole lines, without its content."""
 
     size: int
     lines: int
@@ -108,22 +108,22 @@ class SearchedBlock(NamedTuple):
 
 
 class LatestLines:
-    """Collector of blocks with a frequent marker but no other, of which only the latest lines matter.
+    """Collector of blocks that contain a frequent marker and no other; only the latest lines with it matter.
 
-    Older blocks are dropped as a whole, after counting their lines.
+    Older blocks are dropped as a whole, once their lines have been counted.
     """
 
     def __init__(self, marker: bytes, most: int) -> None:
         self.left_out = 0
-        """Number of lines that were dropped."""
+        """Number of dropped lines that contain the marker."""
         self._marker = marker
         self._most = most
         self._blocks: deque[tuple[int, bytes, int]] = deque()
-        """Number of the first line, content, and number of lines with the marker, of each block."""
+        """Number of the first line, content, and number of lines with the marker, for each block."""
         self._lines = 0
 
     def take(self, block: bytes, number: int, breaks: int, markers: Collection[bytes]) -> bool:
-        """Take a block if many of its lines have this marker and none has another; return whether taken.
+        """Take a block if many lines have the marker and none has another; return whether it was taken.
 
         Args:
             block: Whole lines.
@@ -145,7 +145,7 @@ class LatestLines:
         return True
 
     def pop_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines of the blocks taken so far, and forget the blocks."""
+        """Yield the lines with the marker in the blocks taken so far, and forget the blocks."""
         while self._blocks:
             number, block, _ = self._blocks.popleft()
             yield from _marked_in(block, number, (self._marker,))
@@ -159,8 +159,8 @@ def marked_lines(
 
     Args:
         path: File to read.
-        markers: Byte strings, one of which is in each line.
-        latest: Frequent marker; only the latest lines with it are yielded.
+        markers: Byte strings; each yielded line contains at least one of them.
+        latest: Collector for a frequent marker, of whose lines only the latest are yielded; None for all.
     """
     words = [marker.decode() for marker in markers]
     joiner = _LineJoiner()
@@ -209,7 +209,7 @@ def _searched_before(
     path: Path,  # noqa: ARG001  # key of the cache
     version: tuple[int, ...],  # noqa: ARG001  # key of the cache
 ) -> list[SearchedBlock]:
-    """Return the list of this version's blocks that have been searched so far; callers append to it."""
+    """Return a list of the blocks searched so far in this version of the file; callers append to it."""
     return []
 
 
@@ -238,7 +238,7 @@ def whole_line_blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _marked_in(block: bytes, number: int, markers: Iterable[bytes]) -> list[tuple[int, bytes]]:
-    """Return the number and the content of the lines with a marker; ``number`` is that of the first line."""
+    """Return numbers and contents of a block's lines with a marker; the block's first line has ``number``."""
     import numpy as np  # noqa: PLC0415  # likewise
 
     places: dict[int, int] = {}

@@ -44,10 +44,10 @@ NO_EVENTS = {name: empty_table(name).drop("start_us") for name in EVENTS}
 
 
 class StepTables:
-    """Collector of the steps, which accepts each step number once.
+    """Collector of steps; it accepts each step number only once.
 
     Args:
-        tables: Collector of the tables nested in the steps.
+        tables: Collector of the large tables.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -68,7 +68,7 @@ class StepTables:
                 frames.append(entries_of(columns, name).drop("start_us"))
 
     def end_tables(self, idle: list[Any]) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
-        """End the last step; return all steps without their lists, and the whole tables of ``EVENTS``.
+        """End all stretches; return all steps without their lists, and the whole tables of ``EVENTS``.
 
         Args:
             idle: The ``events`` lines, whose entries belong to no step.
@@ -134,8 +134,8 @@ class Trace(Parsed):
 
     path: Path
     large: dict[str, pl.LazyFrame]
-    """Tables of the tokens that requests got (``stretches``) and of the entries of each list of a step. They
-    may be on disk, so no code collects a whole table."""
+    """Table ``stretches`` with the tokens that requests got, and a table for each list of a step. They may be
+    on disk, so no code collects a whole table."""
     facts: frozenset[Fact] = ALL_FACTS
     """Facts that the record contains. A foreign log's reader states what its kind of log contains; facts that
     the recorder could not see are removed.
@@ -184,7 +184,7 @@ EXPANDS = 8
 
 
 def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
-    """Read and check one trace, a file or its parts.
+    """Read and check one trace, which is a single file or parts.
 
     A large trace is converted to Parquet files, which later commands use.
 
@@ -300,10 +300,10 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
 
 
 def _note_problems(parsed: Parsed, lines: WholeLines, chain: Chain, events: list[Any]) -> None:
-    """Complete the problems of a trace, all of whose lines have been read.
+    """Complete the problems of a trace once all its lines have been read.
 
     Args:
-        parsed: The trace; its ``problems`` have the broken lines.
+        parsed: The trace; its ``problems`` already list the broken lines.
         lines: Reader of the lines.
         chain: Reader of the step lines.
         events: All ``events`` lines.

@@ -5,10 +5,10 @@ only have side effects. The remaining code is run once more, with the arguments 
 where it returns and what it has computed by then.
 
 The methods that this code calls may still change state: a Mamba group's ``get_num_blocks_to_allocate`` sets
-or deletes a checkpoint. Unless they are known only to compute, the code is run on a copy of the managers with
+or deletes a checkpoint. If any of the methods might do so, the code is run on a copy of the managers with
 separate containers (``apart``), which costs more and gives the same answer.
 
-The module also records which requests hold the blocks that the head of the queue was refused, and how many
+When the head of the queue is refused blocks, the module also records which requests hold blocks, and how many
 blocks the head needs in each cache group.
 """
 
@@ -56,8 +56,8 @@ class StandIn(msgspec.Struct, frozen=True):
     """Stand-in for ``allocate_slots`` without its side effects."""
 
     ask: Any = None
-    """Function that takes the arguments of ``allocate_slots`` and returns the limit's kind and the local
-    variables; None if there is room."""
+    """Function that takes a manager and the arguments of ``allocate_slots``. It returns whether the check
+    of the whole sequence failed, and the local variables; if there is room, it returns None."""
     refused: str | None = None
     """Reason why there is no stand-in."""
 
@@ -142,7 +142,7 @@ _ORIGINAL = "_schedtrace_original"
 
 @cache
 def _copying(kind: type) -> type:
-    """Return a class of copies that take each attribute from the original when it is first read."""
+    """Return a subclass whose objects copy each attribute from the original when it is first read."""
     return type(kind.__name__, (kind,), {"__getattr__": _from_original})
 
 
@@ -161,7 +161,7 @@ def _values(kind: type) -> tuple[str, ...]:
 
 
 def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal | None:
-    """Return the decisive limit: the first limit without which there would be room."""
+    """Return the refusal with its limit, which is the first that leaves no room; None if there is room."""
     if answer is None:
         return None
     full_sequence, computed = answer
@@ -183,7 +183,7 @@ def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal |
 
 @cache
 def stand_in(manager: type) -> StandIn:
-    """Return the stand-in for a class of cache managers; cached, because parsing its module is slow."""
+    """Return the stand-in for a cache manager class; it is cached, because parsing a module is slow."""
     try:
         return StandIn(ask=_ask(prove(getattr(manager, "allocate_slots", None))))
     except Exception as error:
@@ -249,7 +249,8 @@ class RefusedHead(msgspec.Struct, gc=False):
     needed: list[int]
     free: int | None
     groups: list[tuple[list[str], list[int]]]
-    """Requests and the blocks of each, by group; empty for a group with too many blocks to examine."""
+    """Ids of requests and their numbers of blocks, for each group; empty lists for a group with too many
+    blocks to examine."""
     finished: list[str]
 
 
@@ -277,10 +278,10 @@ def refused_head(scheduler: Any, request_id: str, arguments: Arguments) -> Refus
 
 
 def needed_by_group(manager: Any, arguments: Arguments) -> list[int]:
-    """Return the blocks that a request needs in each cache group; empty if they cannot be determined.
+    """Return the number of blocks that a request needs in each group; empty if it cannot be determined.
 
-    vLLM's own ``allocate_slots`` runs on copies of the managers, which note what they are asked for, because
-    the arguments of these calls differ between releases.
+    vLLM's own ``allocate_slots`` calls copies of the managers, and their answers are noted. They are not
+    called directly, because the arguments differ between releases.
     """
     if (ask := question(manager)) is None:
         return []
@@ -337,7 +338,7 @@ def refusal_line(head: RefusedHead) -> HeadRefusal:
 
 
 def held_blocks(manager: Any) -> Counter[str]:
-    """Return the number of blocks that each request has in all cache groups of a ``KVCacheManager``.
+    """Return each request's total number of blocks over the cache groups of a ``KVCacheManager``.
 
     The function reads copies, so any thread may call it while the engine runs.
     """

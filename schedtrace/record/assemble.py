@@ -1,4 +1,4 @@
-"""Assembly of trace lines from raw captures (with tokens counted by use), on the writer's thread."""
+"""Assembly of trace lines from raw captures, on the writer's thread; it also counts a step's tokens."""
 
 import itertools
 import re
@@ -74,7 +74,7 @@ class LatestExits:
 
         Args:
             capture: The step.
-            remaining: Token budget left at its end.
+            remaining: Token budget left at the end of the step.
         """
         if capture.events is not None or self._remaining != remaining:
             self._events = self._events if capture.events is None else capture.events
@@ -122,7 +122,7 @@ class Assembler:
         self._lives = RequestLives(drafts=drafts, invalid=reports_invalid_drafts())
         self._rows = LatestRows()
         self._only_decodes = False
-        """Whether no request of the latest step had prompt tokens, or tokens to recompute, left."""
+        """Whether all requests of the latest step only decoded: none had tokens to prefill or recompute."""
         self.latest_exits = LatestExits(self._ids, long_prefill_threshold)
         self._state: State = ()
         self._state_fields: dict[str, Any] = {}
@@ -141,7 +141,7 @@ class Assembler:
         """Histories of requests, made from the lines; None if spans are off."""
 
     def step_line(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
-        """Return the line of one ``schedule()`` call, in full or as a delta, with its output if known.
+        """Return the line of one ``schedule()`` call, in full or as a delta, with its output if it is back.
 
         A line is a delta unless a full one is due or ``RowChanges`` cannot express the changes.
         """
@@ -235,7 +235,7 @@ class Assembler:
     def _row_changes(self, capture: Capture, rows: Rows, start_us: int) -> RowChanges | None:
         """Advance to the requests of the next step; return the changes if ``RowChanges`` can express them.
 
-        New requests' cache hits are recorded with them.
+        The cache hits of new requests are recorded, too.
         """
         if self._after_dropped:
             self._after_dropped = False
@@ -466,7 +466,7 @@ class Assembler:
 
     @staticmethod
     def _limit(asked: Arrival | Present) -> None:
-        """Limit a number, because a client may have chosen an arbitrarily large one."""
+        """Limit the adapter's name and the numbers of a request, because a client may choose any values."""
         asked.lora = None if asked.lora is None else capped(asked.lora)
         asked.priority = max(-_LARGEST, min(asked.priority, _LARGEST))
         for name in ("max_tokens", "min_tokens", "logprobs", "prompt_logprobs"):
@@ -483,7 +483,7 @@ class Assembler:
         return True
 
     def _count(self, step: Step, rows: Rows | None) -> None:
-        """Add up the rows: phases, and prefill, decode, recomputed and cached tokens."""
+        """Count a step's requests by phase, and its prefill, decode, recomputed, cached and draft tokens."""
         phases = {} if rows is None else self._rows.phases
         computed, scheduled = self._rows.token_counts()
         decoded = 0

@@ -60,7 +60,7 @@ class Result(msgspec.Struct, gc=False, frozen=True):
     done_ns: int
     """Monotonic time at which ``update_from_output`` returned."""
     got: str | tuple[list[str], list[int] | None]
-    """``ALL``, or the ids of requests that got tokens with the number for each (None: one each)."""
+    """``ALL``, or the requests that got tokens, with the number of tokens of each (None: 1 each)."""
     execution: Execution | None = None
     """Period in which the worker executed the step."""
     invalid: dict[str, int] | None = None
@@ -87,7 +87,7 @@ class Synced(NamedTuple):
 
 
 class SideEvents(NamedTuple):
-    """Events between two calls: arrivals, departures, passes of the engine, and sent KV blocks."""
+    """Events between two calls: arrivals, departures, passes with other ranks, controls, sent KV blocks."""
 
     arrived: Sequence[Arrival] = ()
     finished: Sequence[Finish] = ()
@@ -103,8 +103,8 @@ NOBODY = SideEvents()
 class Capture:
     """Raw ``schedule()`` call: the state before and after it. Times are monotonic, in ns.
 
-    It is a class with slots, not a struct, because assigning fields by name costs a quarter of a struct's
-    keyword arguments on the scheduler's path.
+    It is a class with slots, not a struct, because on the scheduler's path, assigning fields by name costs a
+    quarter of what a struct's keyword arguments cost.
     """
 
     __slots__ = (
@@ -132,7 +132,7 @@ class Capture:
     start_ns: int
     end_ns: int
     throttled: Any
-    """First argument of the call: ``throttle_prefills``, or anything in a user's own class."""
+    """First argument of the call: ``throttle_prefills``; in a user's own class, it may be anything."""
     token_budget: int
     max_num_running_reqs: int
     num_running_before: int
@@ -148,7 +148,7 @@ class Capture:
     the step before and gives one token to each, after each has advanced by one token.
     """
     full: bool
-    """Whether a full line is due after this step."""
+    """Whether the line of this step must be full."""
     events: list[Noted] | None
     """Events that the marks recorded; None if the step is steady and its events equal those of the step
     before."""
@@ -185,7 +185,7 @@ class Dropped(msgspec.Struct, gc=False):
     missing_finishes: int = 0
 
     def add(self, capture: Capture) -> Sequence[Arrival]:
-        """Add a dropped step; return those of its arrivals that there is no room for."""
+        """Add a dropped step; return its arrivals for which there is no room."""
         self.last_step, self.end_ns = capture.step, capture.end_ns
         self.steps += 1
         missing = SideEvents(
@@ -233,11 +233,11 @@ def reports_invalid_drafts() -> bool:
 
 
 def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[str], list[int] | None]:
-    """Return ``ALL``, or ids and numbers of tokens (None: one each).
+    """Return ``ALL``, or the requests that got tokens and the number of tokens of each (None: 1 each).
 
-    Suppose that one token was sampled for each request, there is one client, no request has drafts or has
-    left since, and there are as many outputs as samples. Then every sample became an output, and nothing else
-    did. In all other cases, the outputs are read one by one.
+    Suppose that at most one token was sampled for each request, there is one client, no request has drafts or
+    has left since, and there are as many outputs as tokens. Then every token became an output, and nothing
+    else did. In all other cases, the outputs are read one by one.
 
     Args:
         output: The step's ``SchedulerOutput``.
@@ -264,7 +264,7 @@ FULL_EVERY_NS = 900_000_000
 
 
 class SteadySteps:
-    """Detector of steady steps on the scheduler's path, which stores nothing about their requests.
+    """Detector of steady steps on the scheduler's path; no rows are stored for them.
 
     At scale, nearly every step is steady: it has the same requests in the same order, each of which has
     advanced by one token and gets one token. All of these values are compared at C speed, not just a sum or a
@@ -338,7 +338,7 @@ class SteadySteps:
         return rows, full
 
     def _packed(self, computed: list[int]) -> int:
-        """Return the numbers packed into one; if a number is too large, the next step is not steady."""
+        """Return all numbers packed into one; if any is too large, the next step is not treated as steady."""
         try:
             return int.from_bytes(self._pack(*computed), "little")
         except struct.error:

@@ -19,20 +19,20 @@ _BOOT_ID, _TIME_NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc
 
 
 class Anchor(NamedTuple):
-    """Readings of both clocks at the same moment."""
+    """Readings of the monotonic and the wall clock at the same moment."""
 
     ns: int
     """Reading of ``time.monotonic_ns``."""
     wall_us: int
     """Unix time in microseconds."""
     uncertainty_us: int
-    """Maximum distance between the two readings: half of the time between two readings of the monotonic
-    clock."""
+    """Maximum time between the two readings, in microseconds: half of the time between the monotonic readings
+    right before and right after that of the wall clock."""
 
 
 CLOCK_SET_US = 20_000
 """Difference in microseconds above which the wall clock counts as having been set: NTP sets it by a tenth of
-a second or more, and slews both clocks equally for less."""
+a second or more, and corrects a smaller error by slewing both clocks equally."""
 
 
 class RecordingClock:
@@ -51,7 +51,7 @@ class RecordingClock:
         return (ns - self.anchor_ns) // 1000
 
     def elapsed_us(self) -> int:
-        """Return the current time."""
+        """Return the current time in microseconds of the trace's clock."""
         return self.since_anchor(time.monotonic_ns())
 
     def from_wall_clock(self, unix_s: float, now_us: int) -> int:
@@ -68,7 +68,7 @@ class RecordingClock:
 
 
 def read_anchor() -> Anchor:
-    """Read both clocks several times; return the pair of readings with the smallest distance."""
+    """Read both clocks several times; return the pair of readings that are closest in time."""
     best: tuple[int, int, int] | None = None
     for _ in range(_READINGS):
         before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -80,7 +80,7 @@ def read_anchor() -> Anchor:
 
 
 def facts(anchor: Anchor) -> dict[str, Any]:
-    """Return the header's fields about clocks; None for facts that this machine lacks or in virtual time."""
+    """Return the header's fields about clocks, with None for unknown facts; empty in virtual time."""
     if getattr(time, "virtual", False):  # a simulation replaces the module
         return {}
     return {
@@ -118,7 +118,7 @@ class _Timex(ctypes.Structure):
 
 
 def wall_max_error_us() -> int | None:
-    """Return the maximum error of the wall clock that NTP reported to the kernel; None if unknown."""
+    """Return the wall clock's maximum error in microseconds, as NTP reported it; None if unknown."""
     state = _Timex()
     try:
         answer = ctypes.CDLL(None).adjtimex(ctypes.byref(state))

@@ -1,4 +1,4 @@
-"""Written form of steps, as changes of requests and steps (on the writer's thread)."""
+"""Steps in written form, as changes from the step before (on the writer's thread)."""
 
 from itertools import compress
 from operator import attrgetter
@@ -21,9 +21,9 @@ class LatestRows:
         self.phases: dict[str, Phase] = {}
         """Phases, other than ``running``, of requests in the latest step that is not steady."""
         self.left: list[tuple[str, int]] = []
-        """Requests that were in the step before that step but not in it, with their computed tokens."""
+        """Requests of the preceding step that this step lacks, with their computed tokens."""
         self.steady_steps = 0
-        """Number of steady steps since."""
+        """Number of steady steps since that step."""
 
     def token_counts(self) -> tuple[list[int], list[int]]:
         """Return the computed and the scheduled tokens of each request in the latest step."""
@@ -48,7 +48,7 @@ class LatestRows:
 
         Args:
             rows: Rows of the next step.
-            phases: Phases of requests other than ``running``.
+            phases: Phase of each request whose phase is not ``running``.
         """
         before, expected = self.ids, self._expected()
         self.ids = rows.ids + [request_id for request_id, _ in rows.new] if rows.new else rows.ids
@@ -77,7 +77,7 @@ class LatestRows:
         return changes
 
     def requests(self, first: int = 0) -> list[ScheduledRequest]:
-        """Return the rows of the latest step, from this place on."""
+        """Return the rows of the latest step, from place ``first`` on."""
         if first == len(self.ids):
             return []
         computed, scheduled = self.token_counts()

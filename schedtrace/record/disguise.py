@@ -1,9 +1,9 @@
 """Temporary change of the class of a user's object, without setting anything on the object.
 
-A class may refuse attributes or their deletion, copy all attributes of its objects, or ask them for their
-class. Facts about an object are therefore kept in a separate table (``Beside``), its class is assigned
-without calling any of its methods, and the object looks and copies like an object of its original class
-(``disguises``).
+A class may refuse attributes or their deletion, copy all attributes of its objects, or read their
+``__class__``. Facts about an object are therefore kept in a separate table (``Beside``), its class is
+assigned without calling any of its methods, and the object looks and copies like an object of its original
+class (``disguises``).
 """
 
 import copyreg
@@ -85,7 +85,7 @@ def disguises(base: type, root: type) -> list[type]:
 @cache
 def _disguises(root: type) -> tuple[type, ...]:
     class Shows(root):  # type: ignore[misc]  # mypy knows no class that is found at run time
-        """Class whose objects report the plain class as ``__class__``, for code that copies objects by it."""
+        """Class whose objects report the plain class as ``__class__``, for code that copies through it."""
 
         __slots__ = ()
         __class__ = property(lambda self: plain_class(type(self)), _given)  # as mocks do

@@ -20,8 +20,8 @@ from schedtrace.record.hooks import Method, unwrap, wrap
 from schedtrace.record.vllms_own import put_on
 
 MOST_KEPT = 10_000
-"""Number of requests that were received or aborted, but are unknown to the scheduler, above which all of them
-are forgotten; also the number of latest compiled grammars that are kept if no step uses them."""
+"""Maximum number of requests in each table of ``Inputs`` that the scheduler has not looked up; a full table
+is emptied. Also the maximum number of compiled grammars that wait for a step."""
 
 
 class Inputs:
@@ -84,7 +84,7 @@ class Inputs:
         }
 
     def abort_us(self, request_id: str) -> int | None:
-        """Return the time at which the abort of a finished request was received."""
+        """Return the time at which the abort of a finished request was received; None if there is none."""
         taken = self._aborts.pop(request_id, None) if self._aborts else None
         return None if taken is None else self._us(taken)
 
@@ -103,7 +103,7 @@ def _keep(times: dict[str, Any], request_id: str, value: Any) -> None:
 
 
 INPUTS: Beside[Inputs] = Beside()
-"""Object with the times of requests for each ``StructuredOutputManager`` whose grammars are recorded."""
+"""Times of requests (``Inputs``) for each ``StructuredOutputManager`` whose grammars are recorded."""
 _CONTROL_METHODS: tuple[ControlKind, ...] = ("sleep", "wake_up", "collective_rpc", "add_lora")
 """Methods of ``EngineCore`` through which an operator controls the engine."""
 _PASSES_A_SYNC = 32
@@ -176,7 +176,7 @@ def _dummy_batch(original: Method, engine: Any, *args: object, **kwargs: object)
 
 
 def _sync(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
-    """Record the end of a pass; in some passes, ranks wait for each other and agree whether to continue."""
+    """Record the end of a pass if ranks synchronize there, to agree whether to continue."""
     began_ns, counter = time.monotonic_ns(), getattr(engine, "step_counter", None)
     go_on = original(engine, *args, **kwargs)
     recorder = _recorder(engine)
@@ -187,7 +187,7 @@ def _sync(original: Method, engine: Any, *args: object, **kwargs: object) -> Any
 
 
 def _synced(engine: Any, passes: int) -> bool:
-    """Return whether ranks agree after this many passes of a wave (``_has_global_unfinished_reqs``)."""
+    """Return whether ranks synchronize after this many passes of a wave (``_has_global_unfinished_reqs``)."""
     interval = getattr(engine, "dp_sync_interval", None)  # vLLM 0.30 and newer
     return passes % _PASSES_A_SYNC == 0 if interval is None else passes == 1 or passes % interval == 0
 

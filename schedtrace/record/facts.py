@@ -83,7 +83,7 @@ class Prefixes:
         self._blocks.pop(request_id, None)
 
     def hashes(self, request_id: str) -> str | None:
-        """Return ``Arrival.prefix_hashes``, once per request; None if the prompt's tokens are not numbers."""
+        """Return ``Arrival.prefix_hashes``, once per request; None without a stored prompt of token ids."""
         blocks = self._blocks.pop(request_id, None)
         if blocks is None:
             return None
@@ -109,7 +109,7 @@ class _Prompt:
     """Number of tokens of the prompt alone; the list may grow later."""
     block_size: int
     told_apart_by: str
-    """Key, besides the tokens, on which vLLM's hashes depend."""
+    """Key on which vLLM's hashes depend in addition to the tokens."""
 
     def block_hashes(self) -> Iterator[bytes]:
         """Yield one hash per marked block; each covers its block and all blocks before it."""
@@ -122,7 +122,7 @@ class _Prompt:
 
 
 def _prompt(request: Any, block_size: int | None) -> _Prompt | None:
-    """Return the stored part of a prompt; None if it fills no block, or contains more than tokens."""
+    """Return what is stored of a prompt; None if it fills no block, or is not made of token ids alone."""
     token_ids = getattr(request, "prompt_token_ids", None)
     only_tokens = (
         not getattr(request, "mm_features", None) and getattr(request, "prompt_embeds", None) is None
@@ -135,7 +135,7 @@ def _prompt(request: Any, block_size: int | None) -> _Prompt | None:
 
 
 def sibling(request_id: str, salt: Salt) -> tuple[int, str] | None:
-    """Return the number and the hashed parent of a child of a request with ``n`` > 1, from its id."""
+    """Return the index and hashed parent of a child (``n`` > 1), from its id; None for any other id."""
     match = _CHILD.fullmatch(str(request_id))
     return (int(match[1]), salt.hashed_id(match[2])) if match else None
 
@@ -211,7 +211,7 @@ class KvLoads:
                 self._note(scheduler, event.request_id, "begun", at_us)
 
     def note_ended(self, scheduler: Any, arrived: Any, at_us: int) -> None:
-        """Record ended loads, of which vLLM is notified: ``KVConnectorOutput.finished_recving``."""
+        """Record the loads that have ended according to ``KVConnectorOutput.finished_recving``."""
         for request_id in arrived if isinstance(arrived, set | frozenset | list | tuple) else ():
             self.parked.discard(request_id)
             self._note(
@@ -268,7 +268,7 @@ class SchedulerFacts:
         )
         self._pool = pool if caches else None
         self._engine: Any = None
-        """The ``EngineCore`` whose ranks run in lock-step; None until it is known."""
+        """``EngineCore`` of a rank in lock-step with others; None otherwise, or until it is known."""
         self.salt = Salt()
         self._refused: str | None = None
         self._refusals: list[allocation.RefusedHead] = []
@@ -302,7 +302,7 @@ class SchedulerFacts:
             self._refused = None
 
     def head_refused(self, scheduler: Any, request: Any, arguments: allocation.Arguments) -> None:
-        """Record the holders if ``allocate_slots`` has refused a new head of the queue."""
+        """Record which requests hold blocks if ``allocate_slots`` has refused a new head of the queue."""
         if request.request_id == self._refused:
             return
         self._refused = request.request_id

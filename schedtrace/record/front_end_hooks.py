@@ -2,7 +2,7 @@
 
 The hooks write to ``front-end-<pid>.jsonl`` beside the traces, because the front end makes the engine's
 configuration and rejects requests before they reach an engine. vLLM also makes configurations just to read
-defaults, and these write lines as well; the engines use the last one before they start.
+defaults, and these write lines as well; the last line before the engines start is theirs.
 """
 
 import contextlib
@@ -105,7 +105,7 @@ def _context_defaults(args: Any) -> dict[str, dict[str, int]]:
 
 
 def _shown(value: Any) -> Any:
-    """Return a scalar unchanged, and None for a compound value, which may contain a secret."""
+    """Return a scalar or None unchanged, and ``(given)`` for any other value, which may contain a secret."""
     return value if value is None or isinstance(value, bool | int | float | str) else "(given)"
 
 

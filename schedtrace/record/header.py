@@ -131,7 +131,7 @@ def data_parallel_rank(parallel: Any) -> int:
 
 
 def plain_fields(config: Any) -> dict[str, Any]:
-    """Return the fields of a configuration dataclass as JSON values; any other value becomes its text."""
+    """Return a configuration's fields; any value but a bool, number, text or None is converted to text."""
     fields = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name, None)
@@ -180,13 +180,13 @@ LISTED = {
         "renderer_num_workers",
     ),
 }
-"""Recorded settings of sections that mostly concern a model's execution, and of values that vLLM derives."""
+"""Settings recorded in addition to ``WHOLE``; most concern a model's execution, and vLLM derives some."""
 OF_EXPERTS = ("step_interval", "use_async", "policy", "communicator")
-"""Recorded settings of the rearrangement of experts, if it is on."""
+"""Recorded settings of expert load balancing (EPLB), if it is on."""
 MOST_ENTRIES = 512
 """Maximum length of a list that is recorded; vLLM captures graphs of about 70 sizes."""
 ENVIRONMENT = ("VLLM_CPU_KVCACHE_SPACE",)
-"""Environment variables with which vLLM overrides each setting."""
+"""Recorded environment variables that override a setting of vLLM."""
 OF_CONFIG = ("num_lookahead_tokens", "num_speculative_tokens", "use_v2_model_runner")
 OF_SCHEDULER = (
     "num_lookahead_tokens",
@@ -295,7 +295,7 @@ def settings(scheduler: Any) -> dict[str, Any]:
 
 
 def all_settings(config: Any) -> dict[str, Any]:
-    """Return the public settings of a configuration dataclass that are JSON values and no secrets.
+    """Return the public settings of a configuration dataclass that are JSON values and not secret.
 
     A text is recorded only if the setting's type lists it as a choice; any other text may be a name, a path
     or an address. Ports are left out, and so are values that vLLM derives instead of taking them as

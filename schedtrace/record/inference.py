@@ -5,9 +5,9 @@ for all others, ``marks/exits.py`` records the exits and their causes. The order
 ``Scheduler.schedule()`` of vLLM 0.12 to 0.33. If the state does not determine the cause, the cause is
 ``other`` with the known facts, never a guess.
 
-A scheduler that is not vLLM's may also take a request out of ``running`` without preempting or finishing it,
-and leave it its KV blocks or drop it. After each call, requests that ran after the previous call and no
-longer run are therefore looked up.
+A scheduler that is not vLLM's may also remove a request from ``running`` without preempting or finishing it,
+and may let it keep its KV blocks, or drop it. After each call, requests that ran after the previous call and
+no longer run are therefore looked up.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class InferredExits:
         self._queues = Queues(scheduler)
         self._refused: Any = None
         self._watched: type | None = None
-        """Original class of the cache manager while its allocations are watched."""
+        """Class that the cache manager has while its allocations are watched; otherwise None."""
         self._may_watch = is_own_class(type(self._manager))
 
     def begin(self, scheduler: Any, running: int, waiting: int) -> None:
@@ -69,7 +69,7 @@ class InferredExits:
             scheduler: Scheduler after the call.
             budget_left: Token budget minus the tokens scheduled.
             scheduled: Tokens of this step by request id.
-            preempted: Requests preempted within this call.
+            preempted: Number of requests preempted in this call.
         """
         self.release()
         kind, cause, request, detail = self._why_waiting_ended(scheduler, budget_left, preempted)
@@ -124,7 +124,7 @@ class InferredExits:
 
 
 _WATCHES: Beside[Callable[[Any], None]] = Beside()
-"""Functions to call with a request to which a cache manager refuses blocks."""
+"""Function that each watched cache manager calls with a request to which it refuses blocks."""
 
 
 @cache
@@ -145,7 +145,7 @@ def _watching(base: type) -> type:
 
 
 def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) -> list[Exit]:
-    """Return one exit for each running request that got no tokens; usually there are none."""
+    """Return an exit for each running request without tokens, or a single exit if the budget is spent."""
     running = scheduler.running
     if len(running) == len(scheduled):  # everything scheduled is in running, so nobody was left out
         return []
@@ -176,7 +176,7 @@ class Departures:
         self._explained.add(request_id)
 
     def unexplained(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
-        """Return requests that stopped running for no recorded reason: waiting requests, and all others."""
+        """Return requests that stopped running for no recorded reason: those that wait, and all others."""
         if type(scheduler.running) is not list:
             return [], []
         runs = {request.request_id: request for request in scheduler.running}

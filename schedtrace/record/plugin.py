@@ -22,9 +22,10 @@ _examines_forks = False
 
 
 def register() -> None:
-    """Listen, and record if the environment asks for it, unless ``SCHEDTRACE=off``; never raise an error.
+    """Listen for clients, and record if the environment asks for it; never raise an error.
 
-    vLLM calls this once per process, or more often; a second installation changes nothing.
+    With ``SCHEDTRACE=off``, this does nothing. vLLM calls it once per process, or more often; a second
+    installation changes nothing.
     """
     try:
         if not is_on(SWITCH, default=True):
@@ -78,7 +79,7 @@ def _worker_loop(original: Callable[..., Any], worker: Any, *args: object, **kwa
 
 
 def _listening(name: str) -> Callable[..., Any]:
-    """Return a wrapper of a loop that listens while the loop runs, unless the import fails."""
+    """Return a wrapper that listens while a loop runs; if the import fails, it only runs the loop."""
     try:
         from schedtrace.record.live import control_answers
 

@@ -84,7 +84,7 @@ def front_end_ended(addresses: Collection[str]) -> int | None:
     machine).
 
     Args:
-        addresses: Addresses of ZeroMQ from which this process takes requests, which front ends have bound.
+        addresses: ZeroMQ addresses that front ends bind and from which this process takes requests.
     """
     parent = multiprocessing.parent_process()
     paths = [address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")]
@@ -212,15 +212,15 @@ class ProcessorWaits:
 
     def __init__(self, read: Callable[[], Threads]) -> None:
         self.waited_s = 0.0
-        """Time since the first look."""
+        """Seconds of counted waits since the first look."""
         self._read = read
         self._threads: Threads = {}
         self._totals_s: dict[tuple[int, int], float] = {}
         """Time that each thread has waited since it began, including a wait that has not ended."""
         self._ready_s: dict[tuple[int, int], float] = {}
-        """Time of the first look since which the thread has been ready without running."""
+        """Time of the first look at which the thread was ready, if it has not run since."""
         self._carried_s = 0.0
-        """Part of a wait that Linux counted at its end, and that had begun before the latest interval."""
+        """Part of a wait that exceeds the latest interval, because Linux counts a wait only when it ends."""
 
     def look(self, now_s: float, interval_s: float, *, counts: bool = True) -> None:
         """Read the threads, and count the longest wait of a thread since the previous look.

@@ -113,7 +113,7 @@ class Queues:
             self._freed.add(request_id)
 
     def count_waiting(self, scheduler: Any) -> int:
-        """Return the number of requests in all waiting queues, of which ``deferred_waiting`` is a subset.
+        """Return the number of requests in all waiting queues; ``deferred_waiting`` repeats some of them.
 
         If a queue cannot be read, or the scheduler is not vLLM's, count all requests that are neither running
         nor finished.
@@ -131,7 +131,7 @@ class Queues:
         return total
 
     def num_waiting_seen_from_outside(self, scheduler: Any) -> int:
-        """Return the number of waiting requests, read from outside; never on a step's path.
+        """Count the waiting requests from outside the scheduler's thread; this is too slow during a step.
 
         If the queues do not contain all waiting requests, the count may include a finished request that is
         kept until its blocks have been read.
@@ -144,14 +144,14 @@ class Queues:
         return sum(id(request) not in running and not _is_done(request) for request in here)
 
     def any_waiting(self, scheduler: Any, sessions: int) -> bool:
-        """Return whether any request other than these sessions waits, without iterating over all of them.
+        """Return whether any request other than these sessions waits, without iterating over all requests.
 
         If the queues do not contain all waiting requests, the latest requests are examined until enough
         unfinished ones are found.
 
         Args:
             scheduler: Scheduler, read from outside its thread.
-            sessions: Sessions that wait for their client's next part.
+            sessions: Number of sessions that wait for their client's next part.
         """
         if self.count_waiting(scheduler) <= sessions:
             return False
@@ -188,7 +188,7 @@ def head(scheduler: Any) -> Any:
     """Return the next request; None if there is none, or only the scheduler can determine it.
 
     vLLM 0.18 to 0.30 takes requests that were set aside first, except under the priority policy; a method,
-    which may not be vLLM's own, chooses between its two queues.
+    which may not be vLLM's own, chooses between the two queues.
     """
     heads = []
     for name in _NAMES:
@@ -214,7 +214,7 @@ Waiting = list[tuple[Callable[[list[Any]], list[Any]], list[Any]]]
 
 
 def waiting_now(scheduler: Any) -> Waiting:
-    """Return copies of the waiting queues that can be read; never on the path of a step."""
+    """Return copies of the waiting queues that can be read; this is too slow for the path of a step."""
     queues = (getattr(scheduler, name, None) for name in _NAMES)
     readers = ((READERS.get(type(queue)), queue) for queue in queues)
     return [(reader.in_order, reader.entries(queue)) for reader, queue in readers if reader is not None]
@@ -238,7 +238,7 @@ def policy(scheduler: Any) -> str | None:
 
 
 def pause_state(scheduler: Any) -> Any:
-    """Return vLLM's ``PauseState``; None before 0.17, which cannot pause its scheduler."""
+    """Return vLLM's ``PauseState``; None before vLLM 0.17, which introduced it."""
     return getattr(scheduler, "_pause_state", None)
 
 
@@ -248,10 +248,10 @@ def pause_name(scheduler: Any) -> str:
 
 
 def num_in_input_queue(engine: Any) -> int | None:
-    """Return the number of requests that the engine's process has and its thread lacks; None: unknown.
+    """Return the number of requests in the input queue of the engine's thread; None if unknown.
 
-    The count is of a copy of the queue's contents, made without the queue's lock, for which the engine's
-    thread may wait. Requests that are still in a socket are not counted.
+    The queue's contents are copied without its lock, because the engine's thread may need that lock. Requests
+    that are still in a socket are not counted.
     """
     try:
         entries = list(engine.input_queue.queue)

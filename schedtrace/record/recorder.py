@@ -1,4 +1,4 @@
-"""Recorder of the traced scheduler, which passes captures to the writer and never raises an error."""
+"""Recorder of a scheduler; it passes captures to the writer and never raises an error."""
 
 import contextlib
 import sys
@@ -61,7 +61,7 @@ class Recorder:
         self.queued = True
         """Whether a request may be waiting in the current call."""
         self.left = 0
-        """Number of requests that have stopped running so far: finished, aborted or preempted."""
+        """Number of requests so far that were finished, aborted, preempted or set aside."""
         self._in_flight: dict[int, tuple[Capture, int]] = {}
         """Step, and the value of ``left`` when it was scheduled, by the identity of its ``SchedulerOutput``.
         """
@@ -175,7 +175,7 @@ class Recorder:
         capture.inferred = [line for line in inferred if line.loop not in ended]
 
     def schedule_raised(self, raised: BaseException) -> None:
-        """Forget a call that raised; arrivals and departures before it are recorded with the next call."""
+        """Forget a call that raised an error; arrivals and departures before it go to the next call."""
         try:
             events, self.events = self.events, None
             self._inference.release()
@@ -241,9 +241,9 @@ class Recorder:
             self._fail("in add_request()", error)
 
     def request_preempted(self, scheduler: Any, request: Any) -> None:
-        """Record a request before its preemption resets its counters, and the request that needs its blocks.
+        """Record a request before its preemption resets its counters, and the request that needs blocks.
 
-        The mark before the preemption names that request. Without marks, it is the local variable ``request``
+        The mark before the preemption names the latter. Without marks, it is the local variable ``request``
         in the frame of ``schedule()``, in all releases.
         """
         if not self.active:
@@ -330,7 +330,7 @@ class Recorder:
         self.writer.finished.append(finish)
 
     def kv_loads_ended(self, scheduler: Any, output: Any) -> None:
-        """Record KV loads that a ``KVConnectorOutput`` reports as over or failed, and completed sends."""
+        """Record the KV loads and sends that have ended according to a ``KVConnectorOutput``."""
         if not self.active:
             return
         try:
@@ -360,7 +360,7 @@ class Recorder:
         detail: str | None = None,
         before: Mapping[str, int | None] | None = None,
     ) -> None:
-        """Record a call to the engine other than a request, when the call is over.
+        """Record a control call to the engine, after the call has ended.
 
         Args:
             scheduler: The recorded scheduler.
@@ -395,7 +395,7 @@ class Recorder:
         self._warn_once("exits may lack details: a mark in schedule() failed", error)
 
     def beside(self, entry: DummyPass | Synced) -> None:
-        """Record a data-parallel rank's work for other ranks outside its steps."""
+        """Record what a data-parallel rank did for other ranks outside its own steps."""
         if self.active:
             self.writer.put_beside(entry)
 

@@ -68,7 +68,7 @@ class RequestLives:
         self.waiting: dict[str, int] = {}
         """Number of tokens that each request in the queue wants."""
         self.waiting_tokens = 0
-        """Sum of these numbers."""
+        """Sum of the numbers in ``waiting``."""
         self._rejected: deque[tuple[int, str, int]] = deque()
         """Refused draft tokens that no step shows yet: the time at which the scheduler learned of them, the
         request, and their number."""
@@ -93,7 +93,7 @@ class RequestLives:
         """Record that a request was present before the first step.
 
         Args:
-            entry: Entry of the trace.
+            entry: Entry of the request in the trace.
             wanted_tokens: Number of tokens that the request wants, if it waits.
             in_flight: Whether the request may get tokens from a step that is not recorded.
         """
@@ -124,7 +124,7 @@ class RequestLives:
             finish.drafts_invalid = life.invalid if self._invalid else None
 
     def lose_sight(self) -> None:
-        """Record that steps were dropped, in which the tokens of requests that had run are unknown."""
+        """Record that steps were dropped, in which requests that had run may have got tokens."""
         self._got = ()
         for life in self.by_id.values():
             if life.has_run:

@@ -122,7 +122,7 @@ class _About(msgspec.Struct):
 
 
 def remove_old_runs(current: Path) -> None:
-    """Remove the oldest ended recordings beside this one while all together exceed the limit; on a thread.
+    """Start a thread that removes the oldest ended recordings beside this one until all fit the limit.
 
     Args:
         current: Run folder of the current recording.
@@ -175,7 +175,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _size(folder: Path) -> int:
-    """Return the size in bytes of a folder that has the name of a recording."""
+    """Return the size of a folder in bytes; 0 if its name is not that of a recording."""
     with suppress(OSError):
         if _FOLDER_NAME.fullmatch(folder.name) and not folder.is_symlink():
             return sum(path.lstat().st_size for path in folder.iterdir())

@@ -1,4 +1,4 @@
-"""Recording of vLLM's own choice of scheduler class from the engine's start.
+"""Recording from the engine's start, with the scheduler class that vLLM itself chooses.
 
 vLLM loads general plugins before ``EngineCore`` asks ``SchedulerConfig.get_scheduler_cls()`` for the class.
 Wrapping that method leaves ``scheduler_cls`` unset. Async scheduling, diffusion schedulers and a user's

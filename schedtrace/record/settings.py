@@ -58,7 +58,7 @@ class Rules:
         return self != Rules()
 
     def broken_by(self, finish: Any) -> str | None:
-        """Return the latency objective that a finished request has missed, as the user wrote it."""
+        """Return the latency objective that a finished request missed, such as ``ttft>5s``, or None."""
         waited_until_us = finish.first_token_us if finish.output_tokens else finish.finished_us
         for name, limit_s, end_us in (
             ("ttft", self.ttft_s, waited_until_us),
@@ -123,7 +123,7 @@ def hashes_ids() -> bool:
 
 
 def hides_ids() -> bool:
-    """Return whether ids are hidden in output for users, which they also are if the variable is invalid."""
+    """Return whether output for users hides request ids; true also if the variable is invalid."""
     try:
         return hashes_ids()
     except NotUnderstoodError:

@@ -1,6 +1,6 @@
-"""Files of a trace: one plain file, or parts of zstd frames of about one second each.
+"""Files of a trace: one plain file, or parts that consist of zstd frames.
 
-The oldest parts are deleted.
+A frame contains about one second of the trace. The oldest parts are deleted when bounds are exceeded.
 """
 
 import contextlib
@@ -202,7 +202,7 @@ class PartFiles(AppendedFile):
         return "truncated" if stat.S_ISREG(ours.st_mode) and ours.st_size < self._size else None
 
     def remove(self, number: int) -> None:
-        """Remove a part; if that fails, or the part is already gone, it is no longer counted."""
+        """Remove a part; if that fails, or the part is already gone, do nothing."""
         with contextlib.suppress(OSError):
             os.unlink(part_name(self._rank, number), dir_fd=self._folder)
 
@@ -214,11 +214,11 @@ class PartFiles(AppendedFile):
 
 
 FRAME_S = 0.8
-"""Maximum seconds in a frame, which a killed process loses; the writer runs every 0.2 s."""
+"""Maximum seconds in a frame; a process that is killed loses its unfinished frame."""
 FRAME_BYTES = 4 * 2**20
 """Number of bytes in a frame before compression."""
 SMALL = 2**18
-"""Number of bytes of a part that can be read almost at once."""
+"""Size in bytes up to which a part can be read almost at once."""
 LEAST_PER_HEAD = 2
 """Minimum ratio of a part's size to that of its head; otherwise, parts would consist mostly of heads if many
 requests wait."""
@@ -267,7 +267,7 @@ class _Part:
 
 
 class PartedTrace:
-    """Output that combines lines to frames, and frames to parts within their bounds.
+    """Output that combines lines into frames, and frames into parts, within the bounds of a trace.
 
     Args:
         store: Destination of the parts; part 0 has begun.
@@ -344,7 +344,7 @@ class PartedTrace:
         self._store.close()
 
     def _remove_old(self, now: float) -> None:
-        """Remove the oldest parts if the others cover the time to keep, or if all together are too large."""
+        """Remove the oldest part while the others cover the time to keep, or all together are too large."""
         most, kept_s = self.bounds.max_bytes, self.bounds.max_s
         while len(self._parts) > 1:
             too_large = most is not None and sum(part.size for part in self._parts) > most

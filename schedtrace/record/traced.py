@@ -293,7 +293,7 @@ def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attache
 
     Args:
         scheduler: Scheduler of vLLM.
-        traced: Class that records the scheduler, which has it or is about to get it.
+        traced: Class that records; the scheduler has it or is about to get it.
         chosen: Settings of the recording.
         attached: Whether the scheduler has run before.
 

@@ -88,7 +88,7 @@ def _methods(kind: Any) -> tuple[str, ...]:
 
 
 def _is_own_owner(owner: type, homes: tuple[str, ...]) -> bool:
-    """Return whether no method of a class is a function from another file; generated ones have no file."""
+    """Return whether all methods of a class come from files in ``homes`` or were generated."""
     if owner.__module__ in _BASES:
         return True
     members = vars(owner).values()

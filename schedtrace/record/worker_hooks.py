@@ -90,7 +90,7 @@ def _sample_tokens(original: Method, worker: Any, *args: object, **kwargs: objec
 
 
 def _note(output: Any, began_ns: int) -> None:
-    """Attach the times to an output, unless it is vLLM's shared empty one or a stage only passes it on."""
+    """Attach the times to an output with requests, which vLLM's shared empty output does not have."""
     with contextlib.suppress(Exception):
         if not hasattr(output, "get_output"):
             if getattr(output, "req_ids", None):

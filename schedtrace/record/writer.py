@@ -1,7 +1,8 @@
 """Thread that turns captures from the scheduler's thread into lines and writes them to disk.
 
-A step is written as soon as its output is back, or after half a second without (an ``output`` line then
-completes it). Everything recorded more than a second ago has therefore been passed to the operating system.
+A step is written as soon as its output is back, or after half a second without output (an ``output`` line
+then completes it). Everything recorded more than a second ago has therefore been passed to the operating
+system.
 """
 
 import contextlib
@@ -111,7 +112,7 @@ class Writer:
         )
         self._pending: deque[Capture | Dropped | PresentRequests] = deque()
         self._dropping: deque[Dropped] = deque(maxlen=1)
-        """Steps that are being dropped, until a step is kept; the reader of this list removes them."""
+        """Summary of the steps dropped since the last kept step; whoever reads this queue empties it."""
         self._early: list[Capture] = []
         self._notices: deque[str | Notice] = deque()
         self.keeps_lines = chosen.keeps_lines
@@ -126,7 +127,7 @@ class Writer:
         self._header = header
         self._begun_anew = False
         self._notices_so_far: list[str] = []
-        """Notices so far, which are repeated in a new file of this trace."""
+        """Texts of the notices so far, which are repeated in each new file of this trace."""
         try:
             self._write([header])
             if self.flight is None and self.keeps_lines:
@@ -183,7 +184,7 @@ class Writer:
             self.notice(f"the disk is too slow: {what} are missing")
 
     def take_events(self) -> SideEvents:
-        """Return all arrivals and departures since the last call."""
+        """Take all events between steps (``SideEvents``) since the last call."""
         return SideEvents(*map(_drain, self._side_events)) if any(self._side_events) else NOBODY
 
     def give_back(self, side_events: SideEvents) -> None:
@@ -318,7 +319,7 @@ class Writer:
         self.measuring.end_round(now_us, self.clock.since_anchor, complete=complete)
 
     def _new_notices(self) -> list[Notice]:
-        """Return the notices since the last call; where a file begins, repeat those about the recorder."""
+        """Return the notices since the last call; keep those about the recorder for later files' headers."""
         lines = []
         for noted in _drain(self._notices):
             if isinstance(noted, Notice):
@@ -329,7 +330,7 @@ class Writer:
         return lines
 
     def _idle_events(self) -> list[AnyLine]:
-        """Return the arrivals and departures that for half a second have not been part of a step."""
+        """Return lines of the events that have waited half a second without a step to belong to."""
         lines: list[AnyLine] = [self._assembler.dropped(dropped) for dropped in _drain(self._dropping)]
         if any(self._side_events):
             lines.append(self._assembler.events_line(self.take_events(), self.clock.elapsed_us()))
@@ -369,7 +370,7 @@ class Writer:
         self._write([header, Events(at_us=at_us, trial=self._assembler.trial, present=present)])
 
     def _end(self) -> End:
-        """Return the end line of a trace, after all earlier notices."""
+        """Write the notices so far, and return the end line of a trace."""
         self._write(self._new_notices())
         return End(
             at_us=self.clock.elapsed_us(),

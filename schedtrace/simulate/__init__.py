@@ -1,13 +1,13 @@
 """vLLM's own scheduler and KV cache manager, driven without a model.
 
 ``Driver`` drives them call by call, ``Simulation`` in virtual time; see ``docs/simulate.md``. If vLLM's GPU
-build finds no GPU, its CPU platform replaces it, because nothing is computed.
+build finds no GPU, vLLM's CPU platform is used, because nothing is computed.
 """
 
 from vllm import platforms
 
 CPU_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
-"""Variable with the size of a CPU's KV cache, which does not apply to a simulated GPU."""
+"""Environment variable with the size of a CPU's KV cache; it does not apply to a simulated GPU."""
 
 
 def provide_platform() -> None:
@@ -17,7 +17,7 @@ def provide_platform() -> None:
     from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415  # needs what other platforms' machines may lack
 
     class WithoutKernels(CpuPlatform):  # type: ignore[misc]  # vLLM is untyped here
-        """Platform that does not load vLLM's kernels, which are for another device or another torch."""
+        """Platform that does not load vLLM's kernels, which may be for another device or another torch."""
 
         @classmethod
         def import_kernels(cls) -> None:
@@ -27,7 +27,7 @@ def provide_platform() -> None:
 
 
 def platform_is_cpu() -> bool:
-    """Return whether vLLM's platform is a CPU, whether real or a replacement."""
+    """Return whether vLLM's platform is the CPU's, either by its own choice or as a replacement."""
     is_cpu_platform: bool = platforms.current_platform.is_cpu()
     return is_cpu_platform
 

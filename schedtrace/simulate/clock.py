@@ -16,7 +16,7 @@ READERS = ("vllm.v1", "schedtrace.record")
 
 
 class VirtualClock:
-    """Replacement for the module ``time`` in ``READERS`` while the context is entered; nothing sleeps.
+    """Replacement for ``time`` in the modules of ``READERS`` while the context is entered; nothing sleeps.
 
     All clocks of the module read 0 at the start, including the wall clock, so that traces of several
     simulations line up.
@@ -49,7 +49,7 @@ class VirtualClock:
         return getattr(time, name)
 
     def advance(self, us: float) -> None:
-        """Advance the clock."""
+        """Advance the clock by a number of microseconds."""
         self.now_us += us
 
     def sleep(self, seconds: float) -> None:
@@ -65,7 +65,7 @@ class VirtualClock:
 
     @contextmanager
     def at(self, us: float) -> Iterator[None]:
-        """Make reads return this moment, for work that another thread would do while a step runs."""
+        """Set the clock to a moment in a context, for work that another thread would do while a step runs."""
         now, self.now_us = self.now_us, us
         try:
             yield
@@ -85,12 +85,12 @@ class VirtualClock:
 
 
 SPIN_US = 100.0
-"""Microseconds that are waited in a busy loop, because Linux wakes a sleeper 50 us late (its timer slack) or
-more."""
+"""Microseconds of a wait that are spent in a busy loop, because Linux wakes a sleeper at least 50 us late
+(its timer slack)."""
 
 
 class MachineClock:
-    """Clock of an executor in real time (``executor.Clock``)."""
+    """Clock of an executor in real time (``executor.EngineClock``)."""
 
     @property
     def now_us(self) -> float:

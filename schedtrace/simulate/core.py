@@ -1,8 +1,8 @@
 """vLLM's ``EngineCore`` in this process, with schedtrace's executor and KV cache.
 
-Ranks of a mixture of experts are ``DPEngineCoreProc`` objects, which run in lock-step. Ranks of a dense model
-are independent ``EngineCoreProc`` objects. No processes, sockets or process groups are created; schedtrace
-provides the queues and a stand-in for the group.
+Ranks of a mixture-of-experts model are ``DPEngineCoreProc`` objects, which run in lock-step. Ranks of a dense
+model are independent ``EngineCoreProc`` objects. No processes, sockets or process groups are created;
+schedtrace provides the queues and a stand-in for the group.
 """
 
 import inspect
@@ -41,7 +41,7 @@ def make_core(
             return sized_cache(vllm_config, groups)
 
         def step_fn(self) -> Any:
-            """Return the step function; before vLLM 0.11, only cores in processes have it as an attribute."""
+            """Run a step and return its result; before vLLM 0.11, only cores in processes have this."""
             return self.step() if self.batch_queue is None else self.step_with_batch_queue()
 
         if not hasattr(core.EngineCore, "post_step"):  # vLLM 0.10.0
@@ -62,7 +62,7 @@ def sized_cache(config: Any, groups: list[Any]) -> Any:
 
 @contextmanager
 def built_here(scheduler_class: type) -> Iterator[None]:
-    """Build engine cores with this scheduler class, in a context.
+    """Make vLLM build engine cores with this scheduler class, in a context.
 
     In the context, vLLM freezes neither the garbage collector nor its environment variables, because the
     process does other work later.
@@ -146,7 +146,7 @@ class _Recorded(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]  # vLLM is 
 
 class _Lockstep(_Recorded):
     def _has_global_unfinished_reqs(self, local_unfinished: bool) -> Any:
-        """Gather values for ``schedtrace.balance``; every rank calls this once per loop."""
+        """Gather counts for ``schedtrace.balance`` as well; every rank calls this method once per loop."""
         unfinished = super()._has_global_unfinished_reqs(local_unfinished)
         if (observe := getattr(self.scheduler, "observe_ranks", None)) is not None:
             observe(self.dp_group.gather(len(self.scheduler.running), self._around.gathering_us))

@@ -51,7 +51,7 @@ TINY_MODEL = {
     "max_position_embeddings": 1_048_576,
     "torch_dtype": "bfloat16",
 }
-"""Configuration of a tiny model; scheduling depends only on its length, cache groups and encoder."""
+"""Configuration of a tiny model; scheduling depends only on a model's length, cache groups and encoder."""
 
 SMALL: dict[str, Any] = {
     "max_num_seqs": 16,
@@ -104,7 +104,7 @@ def engine_config(
 def tiny_model(experts: int = 0) -> str:
     """Return a folder with ``TINY_MODEL``, which exists until the process ends.
 
-    With ``num_experts`` in its configuration, vLLM treats it as a mixture of experts.
+    Because of ``num_experts`` in its configuration, vLLM treats a model with experts as a mixture of experts.
     """
     folder = Path(tempfile.mkdtemp(prefix="schedtrace-model-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -167,7 +167,7 @@ class SampledArguments(RequestArguments, total=False):
     """Arguments of a request and of its sampling."""
 
     stop_at: int | None
-    """Number of the output token at which the request stops early."""
+    """Number, from 1, of the output token at which the request stops early."""
     structured_outputs: Any
     """Argument of ``SamplingParams``."""
 

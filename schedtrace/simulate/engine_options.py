@@ -26,7 +26,7 @@ from schedtrace.step_times.roofline import (
 from schedtrace.step_times.shapes import Shape
 
 RENAMED = {"policy": "scheduling_policy"}
-"""Name in vLLM's arguments of each field of ``SchedulerConfig`` whose name differs."""
+"""Argument of vLLM for each field of ``SchedulerConfig`` that has another name."""
 LEFT_OUT = {"scheduler_cls", "async_scheduling", "runner_type"}
 """Fields of ``SchedulerConfig`` that a replay chooses itself. A scheduler class named in a trace is never
 imported."""
@@ -40,17 +40,16 @@ OF_DEVICE = {
     *("mamba_block_size", "mamba_cache_mode", "mamba_cache_dtype", "mamba_ssm_cache_dtype"),
     *("enable_mamba_shared_prefix_checkpoint", "use_replayssm", "replayssm_buffer_len"),
 }
-"""Fields of ``CacheConfig`` that are not replayed: about memory, computation and Mamba layers, or in the
-header itself."""
+"""Fields of ``CacheConfig`` that are not replayed, because they concern memory, computation or Mamba layers,
+or are fields of the header."""
 DENSE = {"prefix_cache_retention_interval": None}
-"""Values for settings that a trace lacks because its vLLM was older and kept every block of a window cached.
-"""
+"""Values of settings that older vLLM did not have; it kept every block of a sliding window cached."""
 NEEDED = {
     "parallel_config.decode_context_parallel_size": (None, 1),
     "parallel_config.prefill_context_parallel_size": (None, 1),
     "speculative_config.num_speculative_tokens_per_batch_size": (None, []),
 }
-"""Settings that affect scheduling, with the only values for which a replay supports them."""
+"""Settings that affect scheduling, with the only values that a replay supports."""
 BLOCKS = "num_gpu_blocks_override"
 SPECULATION = "speculative_config"
 NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
@@ -64,7 +63,8 @@ def engine_options(
     Args:
         header: Header of the trace, or of one of several engines.
         changes: Values by the names of vLLM's arguments; ``num_gpu_blocks_override`` is the size of the KV
-            cache. ``router`` routes every request anew; ``balance_ranks`` is ``schedtrace.balance``.
+            cache. ``router`` chooses a rank anew for every request; ``balance_ranks`` switches
+            ``schedtrace.balance`` on or off.
         ranks: Number of engines of the run.
 
     Raises:
@@ -200,7 +200,7 @@ def require_known(name: str) -> None:
 
 
 def _require_room(options: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse a KV cache too small for a request of ``max_model_len``: vLLM would not start."""
+    """Refuse a KV cache that cannot hold a request of ``max_model_len``, with which vLLM would not start."""
     if not {"num_blocks", "max_model_len", "block_size"} & changes.keys() or options.get("kv_groups"):
         return
     needed = -(-options["max_model_len"] // options["block_size"])
@@ -217,7 +217,7 @@ BLOCK_SIZE = 16
 UTILIZATION = 0.92
 """Default of vLLM's ``gpu_memory_utilization`` since 0.20."""
 DEFAULT_LENGTH = 2048
-"""Length of a model whose ``config.json`` states no length, as in vLLM."""
+"""Maximum length in tokens of a model whose ``config.json`` states none, as in vLLM."""
 _ASYNC = arg_utils.EngineArgs.async_scheduling
 """Default of ``async_scheduling``: None if vLLM chooses, False in releases that do not choose."""
 OF_MODEL = {
@@ -243,7 +243,7 @@ def shaped_options(
 
     Args:
         shape: Shape of the model.
-        gpu: One of the ``tensor_parallel_size`` GPUs.
+        gpu: Kind of the ``tensor_parallel_size`` GPUs.
         arguments: vLLM's arguments, by name.
         online: Whether to use the defaults of ``vllm serve``, which differ from those of ``LLM``.
 

@@ -1,7 +1,8 @@
 """Executor without a model: vLLM's engine runs unchanged, and its batches take the modelled step times.
 
-``EngineCore`` passes every ``SchedulerOutput`` to the executor, which returns made-up tokens when the batch
-would be done, by a virtual or a real clock. vLLM loads the executor through ``distributed_executor_backend``.
+``EngineCore`` passes every ``SchedulerOutput`` to the executor, which returns made-up tokens once the batch
+would be done according to a virtual or a real clock. vLLM loads the executor through
+``distributed_executor_backend``.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ NOTHING = Batch({}, 0, 0, 0)
 
 
 class ModelRunner:
-    """Model runner that tracks the number of tokens of each request, including sampled ones in flight.
+    """Model runner that tracks the number of tokens of each request, including sampled tokens in flight.
 
     Like vLLM's own model runner, it reads only ``SchedulerOutput``, so both a driver and an executor can use
     it.
@@ -46,7 +47,7 @@ class ModelRunner:
         self._executed: tuple[Any, tuple[Batch, dict[str, list[int]]]] = (None, (NOTHING, {}))
 
     def execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
-        """Return a ``SchedulerOutput``'s batch and each request's tokens, none before its prompt is done.
+        """Return a ``SchedulerOutput``'s batch, and each request's tokens: none until its prompt is done.
 
         A second call with the same output returns the same result.
         """
@@ -140,7 +141,7 @@ class EngineClock(Protocol):
 
 
 class Ran(NamedTuple):
-    """Times at which a device computed a batch, in microseconds of the executor's clock."""
+    """Beginning and end of a batch's computation on a device, in microseconds of the executor's clock."""
 
     began_us: float
     ended_us: float
@@ -151,7 +152,7 @@ class Ran(NamedTuple):
 
 
 class Pipeline:
-    """Stages of a device, which batches pass in turn; each takes an equal part of a batch's time.
+    """Stages of a device, all of which a batch passes; each stage takes an equal part of the batch's time.
 
     Args:
         stages: Number of stages.

@@ -2,8 +2,8 @@
 
 On GPUs, the collectives of the experts tie the forward passes of the ranks together. No rank begins to
 compute before all ranks have launched their batches, and no rank is done before the slowest. The k-th batch
-of a rank belongs to the k-th batch of all others, dummy batches included, because each engine loop of vLLM
-runs one batch per pass.
+of a rank is computed together with the k-th batch of every other rank, dummy batches included, because each
+engine loop of vLLM runs one batch per pass.
 """
 
 import hashlib
@@ -23,21 +23,21 @@ from schedtrace.step_times.batch import Batch, StepTimes
 
 
 class LockstepRank(Protocol):
-    """Rank in lock-step, as other ranks see it: with a time of its own (``ranks.Rank``)."""
+    """Interface of a rank in lock-step (``ranks.Rank``) that the other ranks use."""
 
     number: int
 
     @property
     def now_us(self) -> float:
-        """Return the rank's own time."""
+        """Time of the rank in microseconds."""
         ...
 
     def wait(self, us: float) -> None:
-        """Wait until that moment; other threads can run during the wait."""
+        """Wait until ``us``; other threads can run during the wait."""
         ...
 
     def wake(self, us: float) -> None:
-        """End a wait at that moment; other ranks call this."""
+        """End the rank's wait at ``us``; other ranks call this method."""
         ...
 
 
@@ -95,7 +95,7 @@ class RankGroup:
 
 
 class Forward(Meeting):
-    """Pass through the model on all ranks; because they share experts, none is done before the slowest."""
+    """Forward pass of all ranks; because they share experts, no rank is done before the slowest one."""
 
     ran = Ran(0.0, NEVER)
     longest_us = 0.0
@@ -116,7 +116,7 @@ class Device:
         self._next = [0] * ranks
 
     def dispatch(self, rank: LockstepRank, device_us: float) -> Forward:
-        """Return a rank's next pass; it begins when all ranks have launched it and ends for all at once."""
+        """Return a rank's next pass; it begins when all have launched theirs, and ends for all at once."""
         number = self._next[rank.number]
         self._next[rank.number] += 1
         forward = self._passes.setdefault(number, Forward(self._ranks))

@@ -29,10 +29,10 @@ class TurnsStopped(SystemExit):  # vLLM's loop lets it through
 
 
 class Turns:
-    """Function in a separate thread that runs only from a call of ``resume`` to its own next pause.
+    """Function in a separate thread; a call of ``resume`` lets the function run until its own next pause.
 
-    The function and its caller never run at the same time, so they need no locks, and their order is that of
-    the calls.
+    The function and its caller never run at the same time, so they need no locks, and run in the order of the
+    calls.
 
     Args:
         function: Function to run.
@@ -122,11 +122,11 @@ class Rank(TimedEngine):
         """Queue of outputs; vLLM's output thread would empty it at once."""
         self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
-        """Time at which the rank continues; infinite if it waits for an event."""
+        """Time in microseconds at which the rank continues; infinite if it waits for an event."""
         self.idle_steps = 0
         """Number of consecutive steps without a token."""
         self.reached_us = 0.0
-        """Time up to which the rank has run."""
+        """Time up to which the rank has run, in microseconds."""
         self._updates = 0
         super().__init__(around.clock, wrap, times, rank=number, **options)
         self._turns = Turns(self.core.run_busy_loop, f"rank-{number}")
@@ -165,7 +165,7 @@ class Rank(TimedEngine):
     until = wait
 
     def wake(self, us: float) -> None:
-        """End the rank's wait."""
+        """End the rank's wait at ``us``, unless the wait ends earlier."""
         self.wake_us = max(min(self.wake_us, us), self.reached_us)
 
     def put_message(self, kind: Any, message: Any) -> None:
@@ -183,7 +183,7 @@ class Rank(TimedEngine):
         self.put_message(EngineCoreRequestType.ABORT, [request_id])
 
     def loop_begins(self) -> None:
-        """Let the host's time since the last update pass, give other ranks a turn, then let in requests."""
+        """Advance the clock by the host's time after an update, let other ranks run, then let in requests."""
         updates = self.scheduler.schedtrace_updates
         if updates != self._updates:
             self._updates = updates
@@ -224,7 +224,7 @@ class _Inputs(deque[Any]):
 
 
 class Ranks(VirtualEngines):
-    """Data-parallel ranks; ``clock`` must be entered before they are made, and left after they end.
+    """Data-parallel ranks; enter ``clock`` before you create the ranks, and leave it after they have ended.
 
     Args:
         clock: Clock of all ranks.
@@ -276,7 +276,7 @@ class Ranks(VirtualEngines):
         self.close()
 
     def _when(self, us: float, arrives: Callable[[], None]) -> None:
-        """Run the action at once if it is due: the calling rank is about to read its input queue."""
+        """Run a due action at once, because the calling rank is about to read its input queue."""
         if us <= self.clock.now_us:
             arrives()
         else:

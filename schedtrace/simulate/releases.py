@@ -81,7 +81,7 @@ def by_name_or_class(executor: str) -> Any:
 
 
 def kv_cache_config(config: Any, groups: list[Any]) -> Any:
-    """Return a KV cache of the configuration's ``num_gpu_blocks``, with all settings that vLLM adds."""
+    """Return a ``KVCacheConfig`` with ``num_gpu_blocks`` blocks and all settings that vLLM adds to it."""
     cache = config.cache_config
     names = {field.name for field in dataclasses.fields(KVCacheConfig)}
     settings = {name: getattr(cache, name) for name in sorted(names) if hasattr(cache, name)}
@@ -91,7 +91,7 @@ def kv_cache_config(config: Any, groups: list[Any]) -> Any:
 
 
 def block_sizes(config: Any, groups: list[Any]) -> tuple[int, int]:
-    """Return the tokens per block by which the scheduler aligns chunks, and by which prompts are hashed."""
+    """Return the block size to which the scheduler aligns chunks, and the one by which prompts are hashed."""
     if hasattr(kv_cache_utils, "resolve_kv_cache_block_sizes"):
         sizes: tuple[int, int] = kv_cache_utils.resolve_kv_cache_block_sizes(
             kv_cache_config(config, groups), config
@@ -138,13 +138,13 @@ def num_prompt_tokens(new: Any) -> int:
 
 
 def num_known_tokens(new: Any) -> int:
-    """Return the number of known tokens: the prompt and, with the second model runner, earlier output."""
+    """Return the number of prompt tokens and, with the second model runner, of earlier output tokens."""
     prefill = getattr(new, "prefill_token_ids", None)
     return num_prompt_tokens(new) if prefill is None else len(prefill)
 
 
 def resumed_outputs(cached: Any) -> Iterator[tuple[str, int]]:
-    """Yield the requests of a ``CachedRequestData`` that resume after a preemption, with their output tokens.
+    """Yield the preempted requests that resume in a ``CachedRequestData``, with their output token counts.
 
     Releases up to 0.11.0 lack this information, but there a worker's own count is correct, because nothing is
     in flight.

@@ -116,7 +116,7 @@ class Player:
         self._engine.run()
 
     def _send(self, request: LoadRequest, sent_us: float) -> bool:
-        """Send a request at that time; abort it later if its recorded client did."""
+        """Send a request at a time; abort it later if its client aborted it in the recording."""
         if not self.send_request(request, sent_us + request.front_end_us, sent_us):
             self._send_next_turn(request.request_id, sent_us)
             return False
@@ -137,18 +137,18 @@ class Player:
             self._send_next_turn(request_id, self._engine.clock.now_us)
 
     def _send_next_turn(self, request_id: str, answered_us: float) -> None:
-        """Send the request that waits for the answer to this one, if there is any."""
+        """Send the request that waits for the answer to ``request_id``, if there is any."""
         request = self._next_turns.pop(request_id, None)
         if request is not None:
             self._send(request, max(self._began_us + request.arrived_us, answered_us + request.delay_us))
 
     def send_request(self, request: LoadRequest, at_us: float, sent_us: float | None = None) -> bool:
-        """Make a request reach the engine at that time, or at once if that time is now.
+        """Make a request reach the engine at ``at_us``, or at once if this time has come.
 
         Args:
             request: Request to add.
-            at_us: Time at which it is in the input queue, in microseconds.
-            sent_us: Time at which the client sent it; None for the recorded delay.
+            at_us: Time at which the request reaches the input queue, in microseconds.
+            sent_us: Time at which the client sent the request, in microseconds; None for the recorded time.
 
         Returns:
             Whether vLLM's front end accepts it.
@@ -209,7 +209,7 @@ class FeedByStep:
     """Feed that plays a load by step: it lets in requests when a rank reads its input queue.
 
     Requests enter, and clients disconnect, before the same step as in the recording (for ranks in lock-step,
-    before the same pass). No rank idles until a request's recorded time.
+    before the same pass). No rank stays idle until a request's recorded time.
 
     Args:
         engine: Idle engine.
@@ -309,8 +309,8 @@ def play_loads(
         by_step: Whether requests enter, and clients disconnect, before the same step as in the recording,
             instead of at their times.
         keep_prefix_cache: Whether to keep the prefix cache between the loads.
-        trial_ids: Whether the requests' ids contain their trials, as in ``schedtrace run``; ids of other
-            loads are changed.
+        trial_ids: Whether the requests' ids contain their trials, as in ``schedtrace run``; if so, the ids of
+            loads that were not recorded are replaced.
         manifest: Manifest of the run; None to write no manifest.
 
     Raises:

@@ -1,8 +1,8 @@
 """Routing of requests to data-parallel ranks: routers, and vLLM's front end and coordinator around them.
 
 The front end routes requests, starts waves and publishes counts. Messages take no time. Counts are published
-as by vLLM's coordinator: at most every 100 ms and, for ranks in lock-step, for the last step that all ranks
-have ended.
+as vLLM's coordinator publishes them: at most every 100 ms and, for ranks in lock-step, for the last step that
+all ranks have ended.
 """
 
 from collections import Counter
@@ -79,7 +79,7 @@ class RoundRobin(Router):
 
 
 class Vllm(Router):
-    """vLLM's own ``DPLBAsyncMPClient`` without its sockets; its counts are delayed."""
+    """Router that asks vLLM's own ``DPLBAsyncMPClient``, without sockets; the client's counts are delayed."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__(ranks)
@@ -161,7 +161,7 @@ class VirtualFrontEnd:
         """Time at which ``publish`` is due, in microseconds."""
 
     def add(self, request: Any, tokens: int, rank: int | None) -> int:
-        """Send a request to a rank and return the rank; None lets the router choose."""
+        """Send a request to ``rank``, or to one that the router chooses if it is None; return the rank."""
         request_id = request.request_id
         chosen = self._router.choose_rank(request_id, tokens, rank)
         self.rank_of[request_id] = chosen

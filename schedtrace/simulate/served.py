@@ -1,8 +1,8 @@
 """Simulated executor in real time, for an engine that serves: ``vllm serve`` and ``schedtrace run``.
 
-vLLM loads it by its path (``--distributed-executor-backend schedtrace.simulate.served.ServedExecutor``) and
-creates it from its configuration alone, in the engine's process. No weights are loaded and no memory is
-taken.
+vLLM loads this executor by its path (``--distributed-executor-backend
+schedtrace.simulate.served.ServedExecutor``) and creates it from vLLM's configuration alone, in the engine's
+process. No weights are loaded and no memory is taken.
 """
 
 import os
@@ -33,7 +33,7 @@ _SUPPORTED = f"layers of {FULL.replace('_', ' ')}, {SLIDING.replace('_', ' ')} a
 def kv_cache_specs(config: Any) -> list[dict[str, Any]]:
     """Return vLLM's ``KVCacheSpec`` by layer name, for each stage of a pipeline.
 
-    All GPUs of one stage have the same layers, so one represents them.
+    All GPUs of one stage have the same layers, so one GPU represents them.
 
     Args:
         config: vLLM's ``VllmConfig``.
@@ -54,10 +54,10 @@ def kv_cache_specs(config: Any) -> list[dict[str, Any]]:
 
 
 def kv_dtype(config: Any) -> str | None:
-    """Return the KV cache's type as ``step_times`` names it; None for the model's type.
+    """Return the KV cache's data type as ``step_times`` names it; None for the model's data type.
 
     Raises:
-        UsageError: If the type needs memory in addition to its numbers.
+        UsageError: If the data type cannot be simulated.
     """
     dtype = str(config.cache_config.cache_dtype)
     if dtype == "auto":

@@ -21,8 +21,8 @@ from schedtrace.step_times.constants import Constants
 YIELD_US = 1000
 """Microseconds that ``EngineCore`` sleeps after a step without tokens while it has requests left."""
 MOST_IDLE_STEPS = 2000
-"""Number of consecutive steps without tokens after which, if no arrival is expected, requests never finish.
-"""
+"""Number of consecutive steps without tokens after which, if no arrival is expected, the simulation assumes
+that requests will never finish."""
 
 
 class NoProgressError(RuntimeError):
@@ -121,7 +121,7 @@ class VirtualEngines(ABC):
         return sum(rank.steps for rank in self.ranks)
 
     def at(self, us: float, action: Callable[[], Any]) -> None:
-        """Run an action at that time; for one engine, before the first step that begins then or later."""
+        """Run an action at ``us``; a single engine runs it before its first step from that time on."""
         heapq.heappush(self._coming, (us, next(self._order), action))
 
     def arrive(
@@ -135,7 +135,7 @@ class VirtualEngines(ABC):
         front_end_us: float = 0.0,
         **options: Unpack[RequestOptions],
     ) -> None:
-        """Make a request reach an engine's input queue at that time.
+        """Make a request reach an engine's input queue at ``us``.
 
         A request whose prompt fills ``max_model_len`` is dropped, because vLLM's front end refuses it.
 
@@ -145,7 +145,7 @@ class VirtualEngines(ABC):
             prompt: Tokens of the prompt, or their number.
             max_tokens: Maximum number of output tokens.
             rank: Data-parallel rank; None to let the router choose.
-            front_end_us: Microseconds from the moment at which the client sent the request until then.
+            front_end_us: Microseconds from the moment at which the client sent the request until ``us``.
             options: Options of ``Engine.make_request``; the arrival time follows from ``us`` and
                 ``front_end_us``.
         """
@@ -159,7 +159,7 @@ class VirtualEngines(ABC):
         self._when(us, arrives)
 
     def _when(self, us: float, arrives: Callable[[], None]) -> None:
-        """Make a request arrive at that time."""
+        """Make a request arrive at ``us``."""
         self.at(us, arrives)
 
     def drop_request(self, request_id: str) -> None:
@@ -177,12 +177,12 @@ class VirtualEngines(ABC):
         self.close()
 
     def _expected(self, until_us: float) -> bool:
-        """Return whether any request is still to arrive or to be aborted."""
+        """Return whether any request may still arrive or be aborted."""
         return bool(self._coming) or until_us < NEVER or (self.feed is not None and self.feed.expected)
 
     @abstractmethod
     def _enter(self, us: float, request: Any, rank: int | None) -> None:
-        """Give an engine a request that arrived at that time."""
+        """Give an engine a request that arrived at ``us``."""
 
     @abstractmethod
     def abort(self, request_id: str) -> None:
@@ -206,7 +206,7 @@ class VirtualEngines(ABC):
 
 
 class Simulation(TimedEngine, VirtualEngines):
-    """An engine in virtual time; enter ``clock`` before making it, and leave it after its end.
+    """Engine in virtual time; ``clock`` must be entered before the engine is created, and left at its end.
 
     Args:
         clock: Clock, which several engines may share.
@@ -228,7 +228,7 @@ class Simulation(TimedEngine, VirtualEngines):
         self._updated = False
         """Whether an output came back in the last step."""
         self._gap_us = 0.0
-        """Microseconds that passed after the last output."""
+        """Microseconds by which the clock was advanced after the latest output."""
         self._idle = 0
         """Number of consecutive steps without a token."""
         super().__init__(clock, wrap, times, **options)

@@ -1,4 +1,4 @@
-"""Step times: fitted to a trace, from a model's shape and a GPU, constant, or as recorded.
+"""Step times: fitted to a trace, derived from a model's shape and a GPU, constant, or as recorded.
 
 ``docs/simulation.md`` has the formulas and their sources. Nothing here imports vLLM or torch.
 """

@@ -1,4 +1,4 @@
-"""Batch of a step, the CUDA graph in which it runs, and the protocol of models of step times."""
+"""Batch of a step, the CUDA graph in which it runs, and the protocol for models of step times."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Batch:
 
     @property
     def draft_tokens(self) -> int:
-        """Scheduled draft tokens: tokens of decodes beyond the first of each request."""
+        """Number of scheduled draft tokens: tokens of decodes beyond the first of each request."""
         return self.decode_tokens - self.decode_requests
 
     @property
@@ -59,7 +59,9 @@ def graph_sizes(header: Header) -> list[int]:
 
 
 def graph_use(tokens: int | None, sizes: Sequence[int]) -> tuple[int | None, int | None]:
-    """Return the tokens that pad a batch to the next captured size, and 1 if it is beyond the largest size.
+    """Return the number of tokens that pad a batch to the next captured size, and 1 for a larger batch.
+
+    The second number is 0 if the batch is not larger than the largest captured size, or none is captured.
 
     Both are None if the batch's tokens are not known.
     """

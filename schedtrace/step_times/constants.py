@@ -10,8 +10,8 @@ class HostTimes:
     """The engine's own work in microseconds: a constant, and a part per request.
 
     The defaults of ``schedule()`` and ``update_from_output()`` are straight lines through the values for 16
-    and 256 running requests in ``docs/overhead.md`` (131 and 1,880 us, 56 and 843 us: one processor, steady
-    decode). The defaults of the gap are an assumption.
+    and 256 running requests in ``docs/overhead.md`` (131 and 1,880 us for the first, 56 and 843 us for the
+    second, on one processor in steady decode). The defaults of the gap are assumptions.
     """
 
     schedule_base_us: float = 14.4
@@ -69,7 +69,7 @@ NO_HOST_TIME = HostTimes(0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Constants(OnHost):
-    """Step times of a constant plus a time per token, in microseconds; the host takes no time."""
+    """Step times of a constant plus a time per token, in microseconds; by default, the host takes none."""
 
     base_us: float = 1000.0
     per_prefill_token_us: float = 10.0

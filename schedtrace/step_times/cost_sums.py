@@ -25,9 +25,9 @@ SLACK_FRAC = 0.05
 """Share of a column's range by which a step may exceed that range, or deviate from a relation between
 columns."""
 RESOLVED_FRAC = 1e-6
-"""Assumed precision of a column that never changes."""
+"""Assumed relative precision of a column that never changes."""
 ROUNDS_OF_TWO = 8
-"""Number of rounds; each assigns every step to one of two sums and fits both again."""
+"""Maximum number of rounds; each assigns every step to one of two sums and fits both again."""
 FEWEST_OF_A_SUM = 8
 """Minimum number of steps to which one of two sums is fitted; a long prompt among short ones makes few large
 steps."""
@@ -35,7 +35,7 @@ BETTER_FRAC, BETTER_LOG = 0.05, 0.001
 """Relative and absolute reduction of the error that two sums, or one more column, must reach, because they
 can also fit noise."""
 CAPPED = 0.3
-"""Maximum absolute logarithm of measured / fitted time that counts as a step's error."""
+"""Maximum value of a step's error, which is the absolute logarithm of measured / fitted time."""
 LEAST_DEVIATIONS = 1.645
 """Minimum difference of two costs, in standard errors, that counts as shown."""
 SPLITS = tuple(part / 10 for part in range(1, 10))
@@ -44,7 +44,7 @@ on a log scale."""
 
 
 class Unresolved(msgspec.Struct, frozen=True):
-    """Column without a visible cost of its own: always about ``constant`` plus ``factors`` of others."""
+    """Column whose own cost is not visible: it is about ``constant`` plus ``factors`` times other columns."""
 
     column: str
     constant: float
@@ -74,8 +74,8 @@ class Linear(msgspec.Struct, frozen=True):
     def doublings_outside(self, values: dict[str, float]) -> float:
         """Return how many doublings a step is outside the recorded range in its farthest column; 0 inside.
 
-        A step is also outside if it deviates from a relation that hides a cost; its distance is then that
-        from the column's maximum to the maximum plus the deviation.
+        A step is also outside if it deviates from a relation that hides a cost (``unresolved``); its distance
+        is then measured from the column's maximum to that maximum plus the deviation.
         """
         return max(self.outside_by_column(values).values(), default=0.0)
 
@@ -99,9 +99,9 @@ class Linear(msgspec.Struct, frozen=True):
     def error_us(self, values: dict[str, float]) -> float:
         """Return the standard error that the factors add to the time of a step outside the range.
 
-        Only the time beyond that at the edge of the range counts, because resampled fits determine the time
-        at the edge well. If a column hardly varied, its factor has a large error, even if the factor is zero
-        because no cost may be negative.
+        Only the part beyond the time at the edge of the range counts, because resampled fits determine the
+        time at the edge well. If a column hardly varied, its factor has a large error, even if the factor is
+        zero because no cost may be negative.
         """
         edge = self._edge(values)
         off = {name: values[name] - edge[name] for name in self.covariance}
@@ -117,7 +117,7 @@ class Linear(msgspec.Struct, frozen=True):
         return {name: min(max(values[name], least), most) for name, (least, most) in self.ranges.items()}
 
     def leaned_us(self, values: dict[str, float], deviations: float, error_log: float = 0.0) -> float:
-        """Return a step's time outside the range if the fit is off by ``deviations`` standard errors.
+        """Return the time of a step outside the range if the fit is off by ``deviations`` standard errors.
 
         A larger step never takes less time than a step at the edge of the range, and a smaller one never
         more.
@@ -158,8 +158,9 @@ def fit_linear(
 ) -> Linear | None:
     """Fit a column of times to other columns; None with fewer than ``fewest`` rows.
 
-    Non-negative least squares (SciPy's ``nnls``) of errors relative to the fitted time, repeated with Huber's
-    weights. Errors relative to the *measured* time would favour fast steps and make the total too low.
+    The fit minimizes errors relative to the fitted time by non-negative least squares (SciPy's ``nnls``),
+    repeated with Huber's weights. Errors relative to the *measured* time would favour fast steps and make the
+    total too low.
 
     Args:
         rows: Rows in order; rows with a null or with a time of 0 are left out.
@@ -168,7 +169,7 @@ def fit_linear(
         fewest: Minimum number of rows.
         alike: Two columns that share one cost if the rows show no cost of the second, and would not show it
             even if it were as large as the first's.
-        like: Fit from which to take whether they share a cost; None: decide by the rows.
+        like: Fit that determines whether these two share a cost; None to decide by the rows.
     """
     used = rows.select(measured, *columns).drop_nulls().filter(pl.col(measured) > 0)
     if used.height < fewest:
@@ -248,7 +249,7 @@ def _fitted_costs(times: Any, values: dict[str, Any]) -> _Costs:
 
 
 def _hides_second(costs: _Costs, first: str, second: str) -> bool:
-    """Return whether the steps show no cost of the second column and could not show the first's."""
+    """Return whether, by the rows, the second column may cost either nothing or as much as the first."""
     if not costs.factors.get(first):
         return False
     if second not in costs.factors:
@@ -268,7 +269,7 @@ def _with_second(costs: _Costs, first: str, second: str) -> _Costs:
 
 
 def _apart(values: dict[str, Any], rows: int) -> tuple[list[str], list[Unresolved]]:
-    """Return the columns that are not sums of a constant and earlier columns, and the sums of all others."""
+    """Return the columns that are not sums of a constant and earlier columns, and sums for the others."""
     import numpy as np  # noqa: PLC0415  # as above
 
     independent: list[str] = []
@@ -313,15 +314,15 @@ class Larger(msgspec.Struct, frozen=True):
         return max(part.us(values) for part in self.parts)
 
     def doublings_outside(self, values: dict[str, float]) -> float:
-        """Return how many doublings a step is outside the record of the part that determines its time."""
+        """Return how many doublings a step is outside the range of the part that determines its time."""
         return self._slower(values).doublings_outside(values)
 
     def outside_by_column(self, values: dict[str, float]) -> dict[str, float]:
-        """Return how far a step is outside that range in each column (``Linear.outside_by_column``)."""
+        """Return ``Linear.outside_by_column`` of the part that determines the step's time."""
         return self._slower(values).outside_by_column(values)
 
     def leaned_us(self, values: dict[str, float], deviations: float, error_log: float) -> float:
-        """Return a step's time if the part that determines it is off (``Linear.leaned_us``)."""
+        """Return ``Linear.leaned_us`` of the part that determines the step's time."""
         return self._slower(values).leaned_us(values, deviations, error_log)
 
     def _slower(self, values: dict[str, float]) -> Linear:
@@ -418,7 +419,7 @@ def _second_is_larger(larger: Larger) -> pl.Expr:
 
 
 def mean_log_error(rows: pl.DataFrame, measured: str, larger: Larger) -> float:
-    """Return the mean error, averaged over steps with prefill and steps without, which have equal weight."""
+    """Return the mean of two mean errors: that of steps with prefill and that of steps without."""
     log = (pl.col(measured) / larger.expr()).log().abs().clip(upper_bound=CAPPED)
     halves = rows.group_by(pl.col("prefill_tokens") > 0).agg(log.mean().alias("log"))
     return float(halves["log"].sum()) / halves.height

@@ -113,11 +113,11 @@ class Fitted:
 
     @cached_property
     def first_decode_us(self) -> float:
-        """Cost in microseconds of a step's first decode; 0 if the fit holds without decodes too, or unknown.
+        """Cost of a step's first decode, in microseconds; 0 if unknown, or if the fit holds without decodes.
 
-        This cost came with the first decode and did not grow with more of them, as where batches are padded
-        to one size: as many decodes again may cost it once more. The first step of a trial, which may take
-        longer than others, counts only if no later step has no decode.
+        This cost appears with the first decode and does not grow with more decodes, for example because
+        batches are padded to one size; beyond the largest recorded number of decodes, it may appear again.
+        The first step of a trial, which may take longer, counts only if all later steps have decodes.
         """
         if self.rows is None:
             return 0.0
@@ -131,7 +131,7 @@ class Fitted:
         return float(us) if log is not None and log > self.fit.error.p90_abs_log else 0.0
 
     def exceeds_recorded(self, batch: Batch) -> bool:
-        """Return whether its time without economies of scale may differ from the fit's."""
+        """Return whether a batch's time without economies of scale may differ from the fit's."""
         return batch.batch_tokens > self.most_tokens or (
             batch.decode_requests > self.most_decodes and self.first_decode_us > 0
         )
@@ -140,9 +140,9 @@ class Fitted:
         """Return the time of execution without economies of scale beyond the largest recorded step.
 
         More tokens then take as long as a series of recorded steps. No device takes much longer than that, so
-        the result is an upper bound if the recorded steps are too small to show the cost of a token. More
-        decodes than ``most_decodes`` cost what steps without decodes lack (``first_decode_us``) once more for
-        each further batch of that size, unless the fit says that they cost more.
+        the result is an upper bound if the recorded steps are too small to show the cost of a token. For
+        decodes beyond ``most_decodes``, ``first_decode_us`` is added once per further batch of that many
+        decodes, unless the fit says that they cost more.
         """
         if not self.exceeds_recorded(batch):
             return self.device_us(batch)
@@ -159,14 +159,14 @@ class Fitted:
         return max(least_us, edge_us)
 
     def _parts(self, batch: Batch) -> int:
-        """Return how many of the largest recorded steps a batch would fill, each with its own fixed cost."""
+        """Return how many steps of the largest recorded size a batch would fill, each with a fixed cost."""
         return max(1, math.ceil(batch.batch_tokens / self.most_tokens))
 
     def _device_columns(self, batch: Batch, parts: int = 1) -> dict[str, float]:
         """Return the columns of a batch, or of each of its parts if it is divided evenly.
 
-        A step with more tokens than any recorded one has the cost of any prefill as often as recorded steps
-        hold its tokens: it may be the cost of so many tokens.
+        The cost of any prefill counts once for each step of the largest recorded size that the batch would
+        fill, because it may be the cost of that many tokens.
         """
         columns = {name: getattr(batch, name) / parts for name in {*DEVICE, *COMPUTE, *DRAFTS}}
         columns |= {name: getattr(batch, name) * self._parts(batch) / parts for name in PREFILL_STEPS}
@@ -186,8 +186,8 @@ class Fitted:
     def deviated_us(self, batch: Batch, deviations: float) -> float:
         """Return the time of execution if steps outside the range take this many standard errors longer.
 
-        Steps with more tokens than any recorded step take at most the time that they would without economies
-        of scale.
+        Steps with more tokens than any recorded step take at most the time that they would take without
+        economies of scale.
         """
         if not batch.tokens:
             return 0.0
@@ -212,7 +212,7 @@ class Fitted:
         return [trial[at : at + BLOCK] for trial in self.fit.residuals for at in range(0, len(trial), BLOCK)]
 
     def resampled(self, seed: int, block: int = BLOCK) -> "Fitted":
-        """Return a fit to a bootstrap sample: trials, and blocks of neighbouring steps in each.
+        """Return a fit to a bootstrap sample of trials, and of blocks of neighbouring steps in each trial.
 
         Raises:
             UsageError: If the fit was loaded from a file, which does not contain the steps.
@@ -273,7 +273,7 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
 
     Args:
         timelines: Timelines of one model on one device.
-        runs: Name of the timelines' source, such as the run folder's name.
+        runs: Names of the timelines' sources, such as names of run folders.
         gathering_us: Cost of gathering for ranks in lock-step (``fitting.gathering_us``); None if unknown.
 
     Raises:
@@ -311,7 +311,7 @@ def _host_columns(batch: Batch) -> dict[str, float]:
 class Leaned:
     """Step times of a fit, shifted by standard errors for steps outside the recorded range (``StepTimes``).
 
-    The form of the host's times is certain (a sum), so only its costs are shifted.
+    The host's times are known to be sums, so only errors of their costs count.
 
     Args:
         fitted: Fit to use.
@@ -349,7 +349,7 @@ class Counted:
         fitted: Fit to use.
         noise: Factors of successive steps' device time. If empty, every step is scaled by total measured over
             total fitted time, so that outliers are included.
-        device_us: Function for the time of execution, such as without economies of scale; None for the fit's.
+        device_us: Function for the time of execution, such as ``without_economies_us``; None for the fit's.
     """
 
     def __init__(
@@ -362,8 +362,8 @@ class Counted:
         self._fitted, self._noise = fitted, noise or [1 + fitted.fit.error.total_frac]
         self._device_us = device_us or fitted.device_us
         self.steps = self.outside = self.larger = 0
-        """Numbers of steps counted: all, those outside the recorded range, and those with more tokens than
-        any recorded step."""
+        """Numbers of steps counted: all, those outside the recorded range, and those that exceed the recorded
+        steps (``exceeds_recorded``)."""
 
     @property
     def outside_frac(self) -> float:
@@ -384,10 +384,10 @@ class Counted:
 
 
 class RecordedTimes:
-    """Durations of a trace's steps in order; after its end, or where it lacks one, fitted durations.
+    """Durations of a trace's steps in order; fitted durations after its end, or where one is missing.
 
     Each method refers to a step: ``schedule_us`` to the next one, ``device_us`` to the one scheduled last,
-    ``update_us`` to the oldest one with a recorded update that has not been returned, ``gap_us`` to the time
+    ``update_us`` to the oldest one whose recorded update has not been returned yet, ``gap_us`` to the time
     before the next step. An object can be used for one replay only.
 
     Args:
@@ -411,7 +411,7 @@ class RecordedTimes:
 
     @property
     def description(self) -> str:
-        """Sentence with the number of recorded steps and the fit behind them."""
+        """Sentence with the number of recorded steps and the fit that is used after them."""
         return f"The {len(self._schedule)} recorded steps, one by one; then: {self._fitted.description}"
 
     def schedule_us(self, batch: Batch) -> float:
@@ -427,7 +427,7 @@ class RecordedTimes:
         return self._fitted.device_us(batch) if recorded is None else recorded
 
     def update_us(self, batch: Batch) -> float:
-        """Return the time of ``update_from_output()`` of the oldest step without one, in microseconds."""
+        """Return the time of the next ``update_from_output()``, in microseconds."""
         recorded = _at(self._update, self._updated)
         self._updated += 1
         return self._fitted.update_us(batch) if recorded is None else recorded

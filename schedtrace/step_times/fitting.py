@@ -74,8 +74,9 @@ GRAPHS = (PADDING, "eager_steps")
 """Columns of an engine with captured graphs: the tokens that pad a batch to the next captured size, and 1 for
 a batch beyond the largest size, whose kernels are launched one by one."""
 PREFILL_STEPS = ("prefill_steps",)
-"""Column that is 1 for a step with prefill: the time that a device spends on any prefill, however few its
-tokens, as for a batch without a full CUDA graph. It is fitted only if the steps then fit clearly better."""
+"""Column that is 1 for a step with prefill. Its cost is the time that a device spends on any prefill, however
+few its tokens, for example because the batch has no full CUDA graph. It is used only if the steps then fit
+clearly better."""
 DRAFTS = ("draft_tokens",)
 """Columns of an engine with speculative decoding; without a cost if every step drafts the same number of
 tokens."""
@@ -83,8 +84,8 @@ SCHEDULE = ("requests", "prefill_tokens")
 UPDATE = ("requests",)
 GAP = ("arrivals",)
 RANK_ROUNDS = 4
-"""Number of rounds; each determines the slowest rank of every step by the latest fit, and fits again to these
-ranks."""
+"""Maximum number of rounds; each determines the slowest rank of every pass from the latest fit, and fits to
+these ranks again."""
 PASS = ("trial", "wave", "step_counter")
 """Columns that identify a forward pass of ranks in lock-step."""
 NO_TIME = Linear(0.0, {}, [], {}, 0)
@@ -93,8 +94,8 @@ HELD_OUT_FROM = (1 / 2, 1 / 4)
 FEWEST_LEFT_FRAC = 0.1
 """Minimum share of the steps that must remain for a fit, because a fit to too few steps has another error."""
 USUAL_PER_DOUBLING = math.log(2) / math.sqrt(12)
-"""Default error per doubling: the standard deviation if doubled work takes between once and twice the time,
-with equal probability."""
+"""Default error per doubling: the standard deviation if doubled work takes between one and two times as long,
+with equal probability on a log scale."""
 USUAL_DOUBLINGS = 1.0
 """Doublings of held-out steps at which their evidence weighs as much as ``USUAL_PER_DOUBLING``."""
 MOST_HELD_OUT = 500
@@ -106,9 +107,10 @@ def observed(timeline: Timeline) -> pl.DataFrame:
 
     Columns: those of ``RECORDED``; ``first``, whether it is the trial's first step with tokens; those of
     ``OF_BATCH``, and ``requests``, null if not recorded; ``device_us`` (see ``with_device_us``); ``gap_us``,
-    the time from the last update to this ``schedule()``, and ``arrivals``, the requests that arrived in it,
-    both null if the engine was idle in between or did not wait for an output; ``wake_us``, for a step that
-    ended an idle time: the time that its first request spent in the input queue, null if not recorded.
+    the time from the last update to this ``schedule()``, and ``arrivals``, the number of requests that
+    arrived in that time, both null if the engine was idle in between or did not wait for an output;
+    ``wake_us``, for a step that ended an idle time: the time that its first request spent in the input queue,
+    null if not recorded.
     """
     works = pl.col("total_requests") > 0
     rows = (
@@ -134,8 +136,8 @@ def with_device_us(rows: pl.DataFrame, *, overlapped: bool) -> pl.DataFrame:
     """Add ``device_us``: how long a batch kept the device, from when it could begin; null without tokens.
 
     A synchronous engine waits for all of ``busy_us``. With several batches in flight, an output may be ready
-    before the host takes it. In that case, if the worker's clock is recorded, it is ``execution_us`` and the
-    time from the dispatch to the beginning of the execution in which the worker had nothing to execute.
+    before the host takes it. In that case, if the worker's clock is recorded, ``device_us`` is
+    ``execution_us`` plus the time from dispatch to execution in which the worker had nothing to execute.
     """
     works = rows.filter(pl.col("total_requests") > 0)
     recorded = works["execute_us"].is_not_null().sum() >= WORKER_CLOCK_FRAC * works.height
@@ -147,7 +149,7 @@ def with_device_us(rows: pl.DataFrame, *, overlapped: bool) -> pl.DataFrame:
 
 
 def _batches(timeline: Timeline) -> pl.DataFrame:
-    """Return ``OF_BATCH`` of each step; a stretch that goes beyond its request's prompt is cut there."""
+    """Return ``OF_BATCH`` of each step; a stretch is cut where its request begins to decode."""
     got, computed = pl.col("scheduled_tokens"), pl.col("computed_tokens")
     length = pl.col("last_step") - pl.col("step") + 1
     missing = pl.max_horizontal("prompt_tokens", "lost_tokens") - computed
@@ -410,7 +412,7 @@ class Extrapolation(NamedTuple):
     """Doublings to the farthest held-out steps; 0 if no step could be held out."""
 
     def log_error(self, doublings: float) -> float:
-        """Return the error at a distance: as measured up to ``reach``, and growing by the default beyond it.
+        """Return the error at a distance; beyond ``reach``, it grows at least by the default per doubling.
 
         The recording cannot show whether the slope changes outside its range.
         """
@@ -428,8 +430,8 @@ def extrapolation_errors(rows: pl.DataFrame, device: Larger) -> dict[str, Extrap
 
     The largest steps are held out: a fit to the smaller steps predicts those above a half and above a quarter
     of the column's largest value. The ratio of measured to predicted total time, together with the distance
-    from that fit's range, is one observation of the error. If no step with the column, such as a prefill,
-    would be left to fit, nothing is held out. Each column is measured separately, because how well the cost
+    from that fit's range, is one observation of the error. If too few steps with work in the column would be
+    left to fit, nothing is held out. Each column is measured separately, because how well the cost
     of prefill tokens extrapolates says nothing about the cost of more requests.
     """
     rows = with_sums(rows)
@@ -473,7 +475,7 @@ def with_slowest_rank(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
 
     A pass takes as long as its slowest rank, so the time in the other ranks' rows belongs to another rank's
     batch. The slowest rank follows from the fit, and the fit from the slowest rank, so the two are computed
-    in turns, beginning with the rank that has the most tokens. All ranks of a trial become one part, so that
+    alternately, beginning with the rank that has most tokens. All ranks of a trial become one part, so that
     a sample of neighbouring steps contains whole passes.
 
     Args:

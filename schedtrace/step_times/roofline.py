@@ -45,7 +45,7 @@ B200's."""
 
 
 SAID_BESIDE = frozenset({"", "nvidia", "sxm", "sxm4", "sxm5", "sxm6", "80gb", "hbm2e", "hbm3", "hbm3e"})
-"""Words in a GPU's name that make no difference to the table."""
+"""Words in a GPU's name that do not distinguish GPUs of the table."""
 
 
 def gpu(name: str) -> Gpu:
@@ -86,13 +86,13 @@ class GpuPlatform:
 OUTSIDE_BYTES = 2**30
 """Assumed bytes for CUDA context, NCCL's buffers and CUDA graphs, which belong to no tensor."""
 LIVE_HIDDEN, LIVE_INTERMEDIATE = 4, 2
-"""Assumed activations of a layer that exist at the same time, in widths of the model and of its MLP."""
+"""Assumed number of a layer's activations that exist at once: of the model's width, and of its MLP's."""
 LOGITS_BYTES = 4
 """Bytes of a logit: vLLM samples from float32 values."""
 OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "kv_cache_dtype"}
 """Settings that change the number of KV cache blocks through a GPU's memory."""
 FIT_TO_MEMORY = {None, -1, "auto"}
-"""Values of ``max_model_len`` with which the size of the KV cache determines the length, as in vLLM."""
+"""Values of ``max_model_len`` that let the size of the KV cache determine the length, as in vLLM."""
 MOST_BLOCKS = 2**18
 """Maximum number of KV cache blocks for a tiny model, because each block is an object in vLLM's memory."""
 
@@ -149,7 +149,7 @@ def kv_bytes_per_token(shape: Shape, dtype: str | None = None, tensor_parallel_s
 
 
 def activation_bytes(shape: Shape, max_num_batched_tokens: int, max_num_seqs: int, tp: int = 1) -> float:
-    """Estimate the peak, in bytes, that vLLM measures with its largest batch."""
+    """Estimate the peak memory of activations, in bytes, that vLLM measures with its largest batch."""
     wide = max(shape.intermediate if shape.dense_layers or not shape.experts else 0,
                (shape.experts_per_token + shape.shared_experts) * shape.expert_intermediate)  # fmt: skip
     width = LIVE_HIDDEN * shape.hidden + LIVE_INTERMEDIATE * wide / tp
@@ -181,7 +181,7 @@ def kv_cache_blocks(
 ) -> int:
     """Return the number of KV cache blocks that fit into the rest of vLLM's share of the memory.
 
-    At most ``MOST_BLOCKS``.
+    The number is at most ``MOST_BLOCKS``.
 
     Raises:
         UsageError: If the weights do not fit, or nothing is left for the cache.

@@ -41,7 +41,7 @@ class Shape:
     """Number of experts that every token goes through, in addition to ``experts_per_token``."""
     expert_intermediate: int = 0
     dense_layers: int = 0
-    """Number of first layers without experts in a model with experts."""
+    """Number of layers without experts at the beginning of a model with experts."""
     kv_rank: int = 0
     """Width of the compressed keys and values in multi-head latent attention; 0 if the model has none."""
     query_rank: int = 0
@@ -166,10 +166,10 @@ SHAPES = {
 
 
 def shape(name: str) -> Shape:
-    """Return a shape from the table, or of a model folder or a ``config.json``.
+    """Return the shape of a model in the table, in a model's folder or in a ``config.json``.
 
     Args:
-        name: Name as in the table, with an organisation before it or ``-Instruct`` after it; or a path.
+        name: Name in the table, optionally after an organisation or before ``-Instruct``; or a path.
 
     Raises:
         UsageError: If the name is neither in the table nor a path, or the kind of model is not supported.
@@ -201,7 +201,7 @@ def shape(name: str) -> Shape:
 
 
 def _shape_of(name: str, config: dict[str, Any], path: Path) -> Shape:
-    """Return the shape in a ``config.json``; for some values, families of models use one of two names."""
+    """Return the shape in a ``config.json``, in which some values have several possible names."""
     kinds = set(config.get("layer_types") or config.get("layers_block_type") or ()) - FULL_ATTENTION
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         kinds.add("sliding_attention")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from schedtrace.step_times.fitted import Fitted
 
 MOST = 1.0
-"""Maximum standard deviation; more would no longer be noise."""
+"""Maximum standard deviation of the noise; a larger one would no longer be noise."""
 
 
 class Noisy:
@@ -83,7 +83,7 @@ class SimulatedDevice(
     seed: int = 0
     """Random seed of the noise."""
     async_scheduling: bool | None = None
-    """Value that overrides vLLM's, whose CPU build switches it off; None for vLLM's choice."""
+    """Value for vLLM's setting, which its CPU build switches off by default; None for vLLM's choice."""
     device: str | None = None
     """Name of the device in traces; the executor sets it."""
 

@@ -1,4 +1,4 @@
-"""Requests whose clients left or sent them again, and the time that steps computed for them in vain."""
+"""Requests whose clients left or sent them again, and the time that steps spent on them in vain."""
 
 import polars as pl
 
@@ -9,21 +9,21 @@ from schedtrace.timeline.step_time import StepTime, median
 FEWEST_ABORTED = 3
 """Minimum number of aborted requests that can show a pattern."""
 SAME_AGE_FRAC = 0.1
-"""Maximum spread of the ages at abort, as a share of their median, that shows a client's timeout."""
+"""Largest spread of ages at abort, as a share of their median, that still indicates a client's timeout."""
 ALIKE = ["prompt_tokens", "max_tokens", "lora", "prefix_hashes"]
-"""Properties by which a retry equals the request before it."""
+"""Properties that a retry shares with the request that it repeats."""
 ONCE_FRAC = 0.1
-"""Least share of the prompts that come only once: a benchmark may send all of its prompts again."""
+"""Minimum share of prompts that come only once; with fewer, a benchmark may be repeating its prompts."""
 UNFINISHED_FRAC = 0.5
-"""Least share of the requests that come again which do so while they are unfinished."""
+"""Minimum share of repeated requests that come again before the first attempt has finished."""
 SHORTEST_TIMEOUT_US = 1_000_000
-"""Shortest time after which a client tries again; the samples of one prompt come closer together."""
+"""Minimum time, in microseconds, from a request to its retry; samples of one prompt are closer together."""
 ABORTED_SCHEMA = {"step": pl.Int64, "begin_us": pl.Int64, "end_us": pl.Int64, "in_vain": pl.Float64}
 """Columns of ``work_for_aborted``."""
 
 
 def is_aborted() -> pl.Expr:
-    """Return whether a finish is an abort by the client, not by the scheduler."""
+    """Return an expression for whether the client, not the scheduler, aborted a request."""
     return (pl.col("status") == "ABORTED") & ~pl.col("in_schedule")
 
 
@@ -34,10 +34,11 @@ def have_same_age(ages: pl.Series) -> bool:
 
 
 def abandoned_requests(frames: EngineFrames) -> pl.Series:
-    """Return the requests whose clients left: aborted without a token or all at the same age, or sent again.
+    """Return the ids of the requests whose clients left.
 
-    Any other aborted request may have reached a stop string, at which vLLM's front end aborts it; its client
-    got the answer.
+    These are all aborted requests if most were aborted at about the same age, otherwise those without a
+    token; if few were aborted, they are the requests that were sent again (``sent_again``). Any other aborted
+    request may have reached a stop string: vLLM's front end then aborts it, and its client got the answer.
     """
     aborted = frames.finishes.filter(is_aborted()).with_columns(us=pl.coalesce("abort_us", "finished_us"))
     if aborted.height < FEWEST_ABORTED:
@@ -48,11 +49,11 @@ def abandoned_requests(frames: EngineFrames) -> pl.Series:
 
 
 def sent_again(frames: EngineFrames) -> pl.DataFrame:
-    """Return the unfinished requests that came again at one age, as after a client's timeout.
+    """Return the unfinished requests that came again at about the same age, as after a client's timeout.
 
-    A proxy may keep the request of a client that left open, so that no abort shows it. Columns: those of
-    ``ALIKE``, ``request_id``, ``step``, ``trial``, ``queued_us``, ``output_tokens``, and ``retry`` and
-    ``age``: the request that came instead, and how much later. Empty without prefix hashes.
+    A proxy may keep a request open after its client has left, so that no abort shows it. Columns: those of
+    ``ALIKE``, ``request_id``, ``step``, ``trial``, ``queued_us``, ``output_tokens``, ``retry`` (the request
+    that came instead) and ``age`` (how many microseconds later it came). Empty without prefix hashes.
     """
     ends = frames.finishes.select("request_id", "output_tokens", ended_us="finished_us")
     requests = (
@@ -84,8 +85,8 @@ def work_for_aborted(frames: EngineFrames, model: StepTime | None) -> pl.DataFra
     """Return the steps that computed for requests whose clients left later; empty without a step-time model.
 
     Columns: ``step``, ``begin_us`` and ``end_us`` (start of the next step), and ``in_vain``, the share of
-    that time in which the device worked for the abandoned requests. Of a step's time beyond its base, these
-    requests get the share that they have of the step's tokens; a step without other requests counts in full.
+    that time in which the device worked for the abandoned requests. The part of a step's time beyond its base
+    belongs to requests in proportion to their tokens; a step without other requests counts in full.
     """
     aborted = abandoned_requests(frames)
     if model is None or aborted.is_empty():

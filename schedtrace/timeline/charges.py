@@ -1,17 +1,17 @@
 """Charges of every wait: each wait is followed to the end of its chain of causes, step by step.
 
 A request that waits for a seat may in fact wait for the cause that stalls the requests in the seats. A
-request that waits for the token budget may in fact wait for one long prompt. The result is a table that
-divides the time in ``request_states`` in which requests got nothing, so the two cannot disagree.
+request that waits for the token budget may in fact wait for one long prompt. The charges divide the rows of
+``request_states`` in which requests got nothing, so the two tables cannot disagree.
 
 Some waits end at the holders of a resource: idle requests that hold KV blocks, or a prompt that takes most of
-the token budget. A streaming session keeps its blocks between two parts; a finished request keeps them until
-a KV transfer has fetched them, and a request that was aborted during its KV load until that load is over.
+the token budget. A streaming session keeps its blocks between two parts, a finished request keeps them
+until a KV transfer has fetched them, and a request aborted during its KV load until that load is over.
 ``idle_holders`` does not include other requests with KV loads or requests that the scheduler set aside,
-because other rules describe them. A long prompt takes most of the steps' prefill tokens.
+because other rules describe them. A long prompt takes at least half of a step's prefill tokens.
 
-A wait during a step that computed for requests whose clients left later is charged to them in part: to the
-share of the step's time that the device worked for them (``aborted_requests.work_for_aborted``).
+If a step computed for requests whose clients left later, a wait for a limit during that step is partly
+charged to this work, by its share of the step's time (``aborted_requests.work_for_aborted``).
 """
 
 from typing import Any
@@ -53,15 +53,15 @@ HOLDERS_SCHEMA = {
 
 
 def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
-    """Return one row per series of steps that refused a request KV blocks, and per idle holder in it.
+    """Return one row per idle holder and series of steps that refused a request KV blocks.
 
-    Only series of at least ``FEWEST_STEPS`` steps count, in which such holders keep ``MOST_FRAC`` of all held
-    blocks.
+    A series counts only if it has at least ``FEWEST_STEPS`` steps and idle holders keep at least
+    ``MOST_FRAC`` of all held blocks.
 
     Columns: ``first_step``, ``last_step``, ``head`` (the refused request), ``held`` (blocks of all holders
-    when it was first refused), ``request_id``, its ``blocks``, ``kind`` (``session``, ``finished``,
-    ``aborted`` or ``request``), ``silent`` (a session whose client has not sent the next part) and ``alone``
-    (no request ran).
+    when it was first refused), ``request_id`` (the idle holder), ``blocks`` (which it holds), ``kind``
+    (``session``, ``finished``, ``aborted`` or ``request``), ``silent`` (a session whose client has not sent
+    the next part) and ``alone`` (no request ran).
     """
     if "refusals" not in frames.lists:
         return pl.DataFrame(schema=HOLDERS_SCHEMA)
@@ -120,7 +120,7 @@ def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _unended_loads(frames: EngineFrames) -> pl.DataFrame:
-    """Return requests that ended before their KV load: ``finished_us``, ``over_us`` and ``blocks``."""
+    """Return the requests that ended before their KV load was over (``over_us``), with its ``blocks``."""
     schema = {"request_id": pl.String, "finished_us": pl.Int64, "over_us": pl.Int64, "blocks": pl.Int64}
     if "kv_loads" not in frames.lists:
         return pl.DataFrame(schema=schema)
@@ -140,7 +140,7 @@ def _unended_loads(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _runs(frames: EngineFrames) -> pl.DataFrame:
-    """Return series of steps that refused ``head``, with ``begin_us`` and ``alone``."""
+    """Return the series of steps that refused one request (``head``), with ``begin_us`` and ``alone``."""
     refused = frames.exits.filter(
         pl.col("refusal") & (pl.col("loop") == "waiting") & (pl.col("cause") == str(Cause.KV_BLOCKS))
     ).select("step", head="request_id")
@@ -163,7 +163,10 @@ def _runs(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _held(frames: EngineFrames) -> pl.DataFrame:
-    """Return ``step``, ``head``, ``held``, and the holders' ``request_id``, ``blocks`` and ``finished``."""
+    """Return a row per refusal: ``step``, ``head``, ``held``, and lists about the holders.
+
+    The lists are ``request_id`` and ``blocks`` (of each holder) and ``finished`` (ids of finished holders).
+    """
     taken = frames.lists["refusals"].select(
         "step", "request_id", "holders", "held", "finished_holders", "other_held"
     )
@@ -179,7 +182,7 @@ def _held(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _without(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows whose request has none of these spans (``step`` to ``got_last``) within its series."""
+    """Return the rows whose request has no span (``step`` to ``got_last``) that overlaps the row's series."""
     within = (pl.col("step") <= pl.col("last_step")) & (pl.col("got_last") >= pl.col("first_step"))
     touched = rows[["request_id", "first_step", "last_step"]].join(spans, on="request_id").filter(within)
     return rows.join(touched, on=["request_id", "first_step"], how="anti", maintain_order="left")
@@ -188,8 +191,7 @@ def _without(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 MOST_PREFILL_FRAC = 0.5
 """Minimum share of a step's prefill tokens that a long prompt takes."""
 SHORT_FRAC = 0.25
-"""Maximum relative length of a prompt that counts as short beside a long one; longer prompts are of the same
-kind."""
+"""Maximum length of a prompt, as a share of a long one's, at which it counts as short in comparison."""
 
 
 def make_prefills(frames: EngineFrames) -> pl.DataFrame:
@@ -216,8 +218,8 @@ def make_prefills(frames: EngineFrames) -> pl.DataFrame:
 def make_long_prefills(frames: EngineFrames, prefills: pl.DataFrame) -> pl.DataFrame:
     """Return the steps in which one long prompt took at least half of the prefill tokens.
 
-    A prompt is long if it exceeds the token budget and the median prompt is short in comparison. Many long
-    prompts simply fill the device.
+    A prompt is long if it exceeds the token budget and the median prompt is short in comparison. If most
+    prompts are that long, they simply fill the device.
 
     Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
     prompts in this step).
@@ -274,13 +276,13 @@ OF_LIMITS = (
     Cause.INPUT_BUDGET,
     Cause.KV_BLOCKS,
 )
-"""Charges of limits, from which the time is subtracted in which the device works for requests that are
-aborted later."""
+"""Charges of limits. Time in which the device works for requests that are aborted later is subtracted from
+them."""
 OF_KV = (Cause.PREEMPTED_THIS_STEP, Cause.STALE_OUTPUT_PENDING)
 """Causes that follow from a preemption, and thus from a lack of KV blocks."""
 HALF = 0.5
-"""Share of the running requests above which waits for a seat are charged to the cause that stalls these
-requests."""
+"""Share of stalled requests among the running ones above which waits for a seat are charged to the cause of
+the stalls."""
 
 SCHEMA = {
     "request_id": pl.String,
@@ -306,16 +308,16 @@ def make_charges(
     long: pl.DataFrame,
     in_vain: pl.DataFrame,
 ) -> pl.DataFrame:
-    """Return the rows of ``request_states`` in which requests got nothing, divided among charges.
+    """Return the rows of ``request_states`` in which requests waited, stalled or recomputed, by charge.
 
-    Columns: those of ``SCHEMA``. A row appears once for each of its charges. The values of ``time_us`` add up
-    to the row's length, or to the length of its part behind a refused head.
+    Columns: those of ``SCHEMA``. A wait that continues behind a refused head is first cut in two. Each row or
+    part then appears once for each of its charges, and the values of ``time_us`` add up to its length.
 
     Args:
         frames: Frames of one engine.
         states: ``request_states`` of the engine.
         events: Interruptions of the engine.
-        held_up: Requests behind refused heads, which would have fitted (``queue_waits.behind_head``).
+        held_up: Requests that would have fitted, but were behind a head that did not (``behind_head``).
         idle: ``idle_holders``.
         long: ``long_prefills``.
         in_vain: ``aborted_work``.
@@ -352,7 +354,7 @@ def make_charges(
 
 
 def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge rows to a reset if it was the request's last preemption, because it took the blocks."""
+    """Charge a request's waiting and recomputation to a cache reset if its latest preemption was one."""
     if frames.preemptions["in_schedule"].all():
         return rows
     taken = frames.preemptions[["request_id", "in_schedule", "step"]].sort("step")
@@ -367,7 +369,7 @@ def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _time_within(inside_us: pl.Series) -> pl.Expr:
-    """Return the part of ``time_us`` that lies in spans, of which each row contains ``inside_us``."""
+    """Return the part of ``time_us`` within spans, given how much of each row they cover (``inside_us``)."""
     return (pl.col("time_us") * inside_us / LENGTH_US).fill_nan(0).round().cast(pl.Int64)
 
 
@@ -406,8 +408,8 @@ def _labelled(
 ) -> pl.DataFrame:
     """Return a span per step, with the facts that determine the charge of a wait in that step.
 
-    Columns: ``begin_us``, ``end_us``, ``seats`` and ``kv`` (the charges of a wait for each), ``unused``
-    (share of the token budget) and ``long_prompt``.
+    Columns: ``begin_us``, ``end_us``, ``seats`` and ``kv`` (the charge of a wait for a seat, and for KV
+    blocks), ``unused`` (unused share of the token budget) and ``long_prompt`` (whether one fills it).
     """
     stalled = states.filter(pl.col("state") == "stalled")
     most_stalled = (
@@ -485,7 +487,7 @@ def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
 
 
 def _inverted(frames: EngineFrames, states: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge the waits of requests that are more urgent than a running one to priority inversion."""
+    """Charge to priority inversion the part of each wait in which a less urgent request ran."""
     priorities = frames.known_requests[["request_id", "priority"]]
     runs = pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"])
     running = states.filter(runs).join(priorities, on="request_id")

@@ -33,7 +33,7 @@ STEPS = ("wave", "step_counter", "trial", "step", "start_us", "output_us")
 
 
 BEYOND = 1.5
-"""Factor by which a feature may exceed its largest recorded value for a model of step times to be trusted."""
+"""Factor by which a feature may lie outside its recorded range for a model of step times to be trusted."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class RankSummary:
     """Table with a row per step that computed something: ``STEPS``, ``requests``, ``used_tokens``,
     ``decode_tokens`` and ``context_tokens``, all integers of 64 bits."""
     presence: pl.DataFrame
-    """Spans with ``begin_us``, ``end_us``, ``running`` and ``waiting`` requests, without gaps."""
+    """Consecutive spans: ``begin_us``, ``end_us``, and numbers of ``running`` and ``waiting`` requests."""
     arrived: int
     """Number of requests that reached the rank's scheduler."""
     pinned: int
@@ -93,7 +93,7 @@ class RankSummary:
     interrupted: pl.DataFrame
     """Spans (``begin_us``, ``end_us``) of the interruptions that the rank's own trace shows."""
     begins: bool
-    """Whether the rank's trace contains the first step."""
+    """Whether the rank's trace begins with the engine's first step."""
     pace: Pace | None = None
     """Step times of the rank; None if too few steps have a time."""
 
@@ -109,7 +109,7 @@ class RankSummary:
 
 
 def rank_of(timeline: Timeline) -> RankSummary:
-    """Return the figures of one rank's timeline that rules about all ranks need."""
+    """Return the figures that rules about all ranks need from one rank's timeline."""
     steps = timeline.steps
     arrivals = timeline.first_arrivals
     most = steps["num_running_after"].max()
@@ -168,7 +168,7 @@ def _pace(steps: pl.DataFrame) -> Pace | None:
 
 
 def kv_used_frac() -> pl.Expr:
-    """Return the share of KV blocks in use after a step; vLLM's null block is not counted."""
+    """Return the share of KV blocks in use after a step; vLLM's null block counts as used."""
     return 1 - pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")
 
 
@@ -200,13 +200,14 @@ class RankLoads:
     """Work of the ranks of a run."""
 
     loads: pl.DataFrame
-    """Table with a row per part of the run and rank: ``part``, ``begin_us``, ``rank``, mean ``running`` and
-    ``waiting`` requests, and ``tokens`` of the steps that began in the part. Parts without any request are
-    left out."""
+    """Table with a row per rank and part of the run: ``part``, ``begin_us``, ``rank``, mean numbers of
+    ``running`` and ``waiting`` requests, and ``tokens`` of the steps that began in the part. Parts without
+    any request are left out."""
     avoidable_us: dict[int, int]
-    """Time by rank in which its requests were refused although another rank had a seat and no queue."""
+    """Microseconds, by rank, in which its requests were refused although another rank had a free seat and
+    refused none."""
     waited_us: dict[int, int]
-    """Time by rank in which its requests were refused."""
+    """Total time, by rank, in which its requests were refused, in microseconds."""
 
     def means(self) -> pl.DataFrame:
         """Return a row per rank: ``rank``, mean ``running`` and ``waiting`` requests over the parts."""
@@ -281,7 +282,7 @@ def _tokens(ranks: list[RankSummary], offsets_us: dict[int, int], parts: pl.Data
 def _with_room(
     ranks: list[RankSummary], spans: dict[int, pl.DataFrame], begin: int, end: int
 ) -> pl.DataFrame:
-    """Return the spans in which at least one rank has a free seat and refuses no request."""
+    """Return spans with ``room``: whether at least one rank has a free seat and refuses no request."""
     each = []
     for rank in ranks:
         presence = spans[rank.rank_number]
@@ -313,11 +314,11 @@ SCHEMA = {
 
 
 FEWEST_ALIKE, FEWEST_IDLE = 3, 30
-"""Minimum numbers of passes of one size with and without an idle rank that are compared, and of all sizes
-together."""
+"""Minimum number of passes of one size, both with and without an idle rank, for that size to be compared, and
+minimum number of compared passes with an idle rank."""
 LONGER_FRAC, MOST_SIZES = 0.1, 0.9
-"""Minimum relative additional time of passes with an idle rank, and minimum share of these passes in whose
-size it shows."""
+"""Minimum additional time of passes with an idle rank, as a share of the usual time, and minimum share of
+these passes that have a size with additional time."""
 
 
 class IdleExcess(NamedTuple):
@@ -385,7 +386,7 @@ class RecordedRanks:
 
     @cached_property
     def missing_ranks(self) -> int:
-        """Ranks in lock-step whose traces are missing; their effect on the other ranks is unknown."""
+        """Number of ranks in lock-step whose traces are missing; their effect on the others is unknown."""
         size = max(rank.header.data_parallel_size or 1 for rank in self.each)
         return max(0, size - len(self.each)) if self.lockstep else 0
 
@@ -401,7 +402,7 @@ class RecordedRanks:
 
     @cached_property
     def turns(self) -> pl.DataFrame:
-        """Table with a row per rank and pass in which it computed a batch, not a dummy batch.
+        """Table with a row per rank and pass in which the rank computed requests, not a dummy batch.
 
         Columns, in order of ranks and their steps: ``wave``, ``step_counter``, ``rank``, ``trial``, ``step``;
         ``start_us`` and ``output_us`` on the common clock; ``requests``; ``prefill_tokens`` (including tokens
@@ -426,7 +427,7 @@ class RecordedRanks:
 
     @cached_property
     def passes(self) -> pl.DataFrame:
-        """Table with a row per pass in which a rank computed something, in their order.
+        """Table with a row per pass in which a rank computed something, in order.
 
         Columns: ``wave``, ``step_counter``, ``trial``; ``begin_us`` and ``end_us``: from the time when the
         last rank finished the previous pass (or from the first start, for the first pass of a wave and after
@@ -467,9 +468,10 @@ class RecordedRanks:
     def slow_passes(self) -> pl.DataFrame:
         """Passes that took far longer than the work of any rank explains, in order of time.
 
-        Columns: ``PASS``; ``begin_us`` and ``end_us`` of the time beyond the expected one; ``factor``,
-        ``place`` and ``trial``; ``kind``, ``period_steps`` and ``period_us`` as in ``events``. A pass in
-        which a rank's own trace shows an interruption is left out. Empty if a rank's trace is missing.
+        Columns: ``PASS``; ``begin_us`` and ``end_us`` of the part beyond the expected time; ``factor``,
+        ``place`` and ``trial``; ``kind``, ``period_steps`` and ``period_us`` as in ``events``. A pass is left
+        out if interruptions in a rank's own trace cover at least half of that part. Empty if a rank's trace
+        is missing.
         """
         passes = self.passes.with_row_index("step").with_columns(
             pl.col("step").cast(pl.Int64),
@@ -499,7 +501,7 @@ class RecordedRanks:
 
     @cached_property
     def waves(self) -> pl.DataFrame:
-        """Table with a row per wave and trial: ``time_us`` and ``passes`` between its first and last work."""
+        """Table with a row per wave and trial: ``passes`` and ``time_us`` from its first to its last work."""
         return self.passes.group_by("wave", "trial").agg(
             passes=pl.col("step_counter").max() - pl.col("step_counter").min() + 1,
             time_us=pl.col("end_us").max() - pl.col("begin_us").min(),
@@ -512,11 +514,11 @@ class RecordedRanks:
 
     @cached_property
     def dummies(self) -> pl.DataFrame:
-        """Table with a row per rank in lock-step: ``rank``, ``batches`` and ``time_us`` of its dummy batches.
+        """Table with a row per rank in lock-step: ``rank``, and number and time of its dummy batches.
 
         A pass counts if it lies between the first and the last pass of its wave and trial in which a rank
         computed something, and if this rank did not compute in it. Dummy batches that only end a wave are
-        thus left out. A dummy batch lasts as long as its pass.
+        thus left out. A dummy batch lasts as long as its pass. Columns: ``rank``, ``batches``, ``time_us``.
         """
         whole, whole_us = int(self.waves["passes"].sum()), self.lockstep_us
         took = self.turns.select(*PASS, "rank").join(self.passes.select(*PASS, "length_us"), on=PASS)
@@ -532,9 +534,9 @@ class RecordedRanks:
 
     @cached_property
     def idle_excess(self) -> IdleExcess | None:
-        """Additional time of passes while a rank has no request; None if there is none, or it is unknown.
+        """Additional time of passes while a rank has no request; None if it is zero, small or unknown.
 
-        Passes without prefill are compared with passes that have as many requests on the fullest rank.
+        Passes without prefill are compared if they have the same number of requests on the fullest rank.
         """
         if self.missing_ranks or self.passes.is_empty():
             return None

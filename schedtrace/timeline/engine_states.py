@@ -1,7 +1,7 @@
 """States of an engine at every moment: its work, and when it was idle, starved, or far too slow.
 
 With asynchronous scheduling, an engine does several things at a time. In that case the device takes
-precedence, because host work that overlaps with it costs nothing.
+precedence, because host work that overlaps with device work costs nothing.
 
 An engine is starved while the threads that make a step are ready to run but have no processor. Once a second,
 a trace records how long each thread ran and how long it waited for a processor (``cpu`` lines). A wait alone
@@ -10,7 +10,7 @@ works. The lost time is the time in which the thread whose turn it was did not r
 the device executed a batch, the engine's between two batches. It never exceeds the time that the thread
 waited.
 
-A span of time is far too slow if steps of similar work took far less (``slow_spans``).
+A span of time is far too slow if steps with similar work took far less time (``slow_spans``).
 """
 
 import math
@@ -25,18 +25,18 @@ from schedtrace.timeline.spans import LENGTH_US, level, overlap_us, time_within
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 
 DEVICE = "device"
-"""State of the engine in which the worker's thread should run; in all other states, the engine's thread
+"""State of the engine in which the worker's thread should run; in all other busy states, the engine's thread
 should."""
 BUSY = (DEVICE, "schedule", "update", "dummy", "host_gap")
 STATES = (NOT_RECORDED, *BUSY, "idle")
 """States of the engine, in order of precedence."""
 LEAST_FRAC = 0.2
-"""Minimum share of the busy time that is lost in a starved period; the work then takes a quarter longer."""
+"""Minimum lost share of the busy time for a period to be starved: the work then takes a quarter longer."""
 MOST_OF_IT = 0.5
 """Minimum share of a step that must lie in starved periods for the step to count as starved."""
 FEWEST = 30
-"""Minimum number of unstarved steps, at least half of all steps, for which a model of step times is fitted
-without the starved ones."""
+"""Minimum number of unstarved steps for a model of step times to leave out the starved ones; at least half of
+all steps must also be unstarved."""
 
 
 SCHEMA = {
@@ -70,7 +70,7 @@ def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataF
       output,
     * ``schedule`` and ``update``: vLLM's ``schedule()`` and ``update_from_output()`` ran,
     * ``dummy``: a dummy batch ran, only because other data-parallel ranks have work. A trace records how long
-      these took but not when, so they are placed right before the step that reports them,
+      dummy batches took but not when, so they are placed right before the step that reports them,
     * ``host_gap``: requests were in the scheduler, and none of the above ran,
     * ``idle``: no request was in the scheduler,
     * ``not_recorded``: steps or parts of the trace are missing.
@@ -183,7 +183,7 @@ def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
 def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
     """Return the periods of a thread between two ``cpu`` lines, in order.
 
-    Linux counts a wait only when it is over, so a part that exceeds the period's remaining time belongs to
+    Linux counts a wait only when it is over, so waiting time that does not fit into a period belongs to
     earlier periods.
     """
     later, turns = 0, []
@@ -197,7 +197,7 @@ def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
 
 
 def make_starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
-    """Return the periods in which the engine lost much of its busy time: ``STARVED``.
+    """Return the periods in which the engine lost much of its busy time, with the columns ``STARVED``.
 
     ``device_frac`` and ``host_frac``: the lost shares of the device's time and of the host's time.
     """
@@ -240,7 +240,7 @@ def find_starved_steps(steps: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
 
 
 def unstarved(frames: EngineFrames, starving: pl.Series, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps that were not starved; all steps if these are too few.
+    """Return the rows of steps that were not starved, or all rows if too few would be left.
 
     Args:
         frames: The engine's trace.
@@ -253,11 +253,11 @@ def unstarved(frames: EngineFrames, starving: pl.Series, steps: pl.DataFrame) ->
 
 
 def lost_spans(frames: EngineFrames, engine: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the lost part of each state, with the columns of ``SLOW_SCHEMA``.
+    """Return the lost part of each row of ``engine_states``, with the columns of ``SLOW_SCHEMA``.
 
-    The trace records only how long a thread waited in each second, not when. The same share of each state in
-    that second therefore counts as lost, and is placed at the end of the state. In a window, ``step`` is null
-    if the step began before the window.
+    The trace records only how long a thread waited in each second, not when. Every row in that second
+    therefore loses the same share (one for the device, one for the host), placed at its end. In a window,
+    ``step`` is null if the step began before the window.
 
     Args:
         frames: Frames of one engine.
@@ -306,16 +306,16 @@ FAR = 2.0
 """Minimum factor by which a slow step exceeds steps with the same work; models of step times have smaller
 errors."""
 FAR_HOST = 5.0
-"""Minimum factor for host times, which vary more; a slow time must also exceed a usual step."""
+"""Minimum factor for host times, which vary more; the excess must also be as long as a usual step."""
 ABOUT = 0.8
 """Minimum share of a step's work that another step must have for their work to count as similar."""
 FEWEST_AGREEING = 2
-"""Fewest steps that take as long as one cost of a token explains, so that they are not slow."""
+"""Minimum number of seemingly slow steps that a model of all steps must explain for them not to be slow."""
 FEWEST_LIKE = 3
 """Minimum number of steps with as much work, or as many requests, for their median to be the usual time."""
 NEAR = 20_000
-"""Number of neighbouring steps with which a slow step is compared; for a million, an analysis took minutes.
-"""
+"""Number of neighbouring steps with which a slow step is compared; a comparison with a million steps took
+minutes."""
 MOST_FRAC = 0.25
 """Share of slow steps above which slowness counts as a property of the load, not as interruptions."""
 SLOW_SCHEMA = {
@@ -329,7 +329,7 @@ SLOW_SCHEMA = {
 
 
 def slow_spans(frames: EngineFrames, engine: pl.DataFrame, starving: pl.Series) -> pl.DataFrame:
-    """Return the parts of single steps that are too long, in order of time; empty if steps are few."""
+    """Return the parts of individual steps that are too long, in order of time; empty for few steps."""
     if frames.steps.height < FEWEST_STEPS:
         return pl.DataFrame(schema=SLOW_SCHEMA)
     slow = [_slow_on_host(frames, engine), slow_on_device(_timed_steps(frames, starving))]
@@ -373,7 +373,7 @@ def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
 
     @cache
     def with_as_many(state: str, there: int) -> float:
-        """Return the median time of the steps with at least this many requests; 0 if there are few."""
+        """Return the median time of the steps with at least this many requests; 0 for few such steps."""
         first = by_crowd["there"].search_sorted(there)
         like = by_crowd[state][first:]
         return median(like) if like.len() > FEWEST_LIKE else 0.0
@@ -430,7 +430,7 @@ def _timed_steps(frames: EngineFrames, starving: pl.Series) -> pl.DataFrame:
 
 
 def slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the parts of steps that took far longer on the device than steps with as much work or more.
+    """Return the excess time of steps that took far longer on the device than steps with similar work.
 
     Args:
         steps: Steps, or passes of all ranks, with ``trial``, ``step``, ``device_us``, ``device_end_us``,
@@ -479,7 +479,7 @@ def slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _expected(steps: pl.DataFrame) -> pl.DataFrame | None:
-    """Add ``expected_us`` to the steps, from a model of steps that are not slow; None if these are too few.
+    """Add ``expected_us``, from a model of the steps that are not slow; return None if these are too few.
 
     One slow step may determine the cost of a token if few other steps have as many tokens. Therefore, a model
     of relative errors, in which a slow step weighs little, first selects the steps to leave out.
@@ -501,10 +501,11 @@ def _expected(steps: pl.DataFrame) -> pl.DataFrame | None:
 
 
 def _without_late_ends(steps: pl.DataFrame) -> pl.DataFrame:
-    """Give the next step the time by which a worker that prepared its batch saw the end of a step late.
+    """Move the time by which a step's end was noticed late from that step to the next step.
 
-    The next step then seems too short by the same time, and the step too long. It corrects what
-    ``timeline.with_execution_us``, which has no model, leaves.
+    A worker that is preparing the next batch may notice the end of a step late. The step then seems too long,
+    and the next step too short by the same time. ``timeline.with_execution_us`` has no model of step times
+    and corrects only a part of this.
     """
     short_us = (pl.col("expected_us") - pl.col("device_us")).clip(0).shift(-1).fill_null(0)
     long_us = (pl.col("device_us") - pl.col("expected_us")).clip(0)

@@ -1,6 +1,6 @@
 """Interruptions: periods in which an engine did not do the work of a usual step for its requests.
 
-Each interruption has a beginning, an end and a cost: the time that all open requests spent in it. Examples
+Each interruption has a beginning, an end and a cost: the total time that requests spent in it. Examples
 are a pause, work of the engine's thread other than steps, and the part of a step that its work does not
 explain.
 
@@ -28,7 +28,7 @@ MOST_FIRST = 50
 """Number of steps at the beginning of a trial among which slow steps are ``first_steps``."""
 FEWEST_PERIODIC = 3
 SHORTEST_PERIOD = 4
-"""Minimum number of steps in a period, because nearly every distance is a multiple of a shorter one."""
+"""Minimum number of steps in a period; nearly any distance is about a multiple of a shorter period."""
 REGULAR_FRAC = 0.8
 """Minimum share of the distances that must be multiples of the period."""
 LATE_FRAC = 0.1
@@ -45,7 +45,7 @@ INTERRUPTED = "interrupted"
 ALWAYS = (PAUSED, ASLEEP, HUNG, STALLED)
 """Kinds of interruptions that are reported even if they are short."""
 DEVICE = "device"
-"""Part of an interruption that did not occupy the engine's thread."""
+"""Value of ``part`` for an interruption that did not occupy the engine's thread."""
 KINDS = (
     *(PAUSED, ASLEEP, CALLED, HUNG, STALLED, NO_CALL),
     *(FIRST, PERIODIC, EPISODE, SCATTERED, STARVED),
@@ -59,8 +59,8 @@ NOT_RETURNED = "schedule() has not returned"
 HUNG_FACTOR = 5.0
 """Minimum factor by which a hanging call is longer than a usual one."""
 ELSEWHERE = {"worker": DEVICE, "ranks": DEVICE, "connector": "schedule", "engine": "schedule"}
-"""Kinds of stalls in the watchdog's words during which no step runs, each with the part of a step that is
-held up."""
+"""Part of a step that a stall holds up, by the watchdog's word for the stall; during these stalls, no step
+runs."""
 SCHEMA = {
     "kind": pl.String,
     **SLOW_SCHEMA,
@@ -82,17 +82,17 @@ def make_events(
 
     * ``kind``: ``paused`` (the scheduler was paused, entirely or for new requests), ``asleep``, ``called``
       (the engine's thread handled a call: to the workers, for an adapter, a reset), ``hung`` (one call of
-      ``schedule()`` took a second or more, or has not returned when the trace ends), ``stalled`` (the
+      ``schedule()`` took a second or more, or had not returned when the trace ended), ``stalled`` (the
       watchdog saw that the engine made no step, for another reason), ``no_call`` (no call of ``schedule()``,
       and the trace does not show why); slow steps: ``first_steps`` of a trial, ``periodic``, ``episode`` (in
       a row) and ``scattered``; ``starved``: time that the engine and its workers lost for lack of a
       processor, unless another event explains it (``engine_states.py``),
-    * ``trial``, ``begin_us``, ``end_us``: for a slow step, the part of it that is too long,
+    * ``trial``, ``begin_us``, ``end_us``: for a slow step, the times of the part that is too long,
     * ``step``: the slow step; for ``stalled``, and for ``hung`` without an end, the step before; else the
       next step,
     * ``part``: the part of the step that took the time: ``device``, ``schedule``, ``update`` or ``host_gap``,
     * ``factor``: how many times as long as usual that part took,
-    * ``detail``: for ``paused`` its state, for ``called`` the call, for ``stalled`` and ``hung`` the
+    * ``detail``: for ``paused`` the pause state, for ``called`` the call, for ``stalled`` and ``hung`` the
       watchdog's sentence; ``open``: it lasted until the trace's end,
     * ``period_steps`` or ``period_us``: for ``periodic``.
     """
@@ -207,7 +207,7 @@ def _asked(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _hung(frames: EngineFrames) -> pl.DataFrame:
-    """Return the calls of ``schedule()`` that took very long, unless another event explains them."""
+    """Return the calls of ``schedule()`` that took a second or more, and far longer than usual."""
     took = pl.col("schedule_us")
     usual = median(frames.steps["schedule_us"])
     calls = frames.steps.filter((took >= HUNG_US) & (took >= HUNG_FACTOR * usual))
@@ -249,7 +249,7 @@ def _stalled(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
-    """Return the slow spans that mostly lie outside of requested interruptions and of other slow spans."""
+    """Return the slow spans that lie mostly outside of ``asked`` and do not overlap a longer slow span."""
     if slow.is_empty():
         return slow
     slow = slow.filter(overlap_us(slow, merged(asked)) < 0.5 * LENGTH_US)
@@ -279,7 +279,7 @@ def _by_position(frames: EngineFrames, slow: pl.DataFrame) -> list[pl.DataFrame]
 
 
 def spans_by_kind(slow: pl.DataFrame, *, begins: bool) -> list[pl.DataFrame]:
-    """Return slow spans with their kind, determined by ``place``, their number among a trial's steps.
+    """Return slow spans with their kind, determined by their position among a trial's steps (``place``).
 
     Args:
         slow: Slow spans with ``place``, in order of time.
@@ -295,7 +295,7 @@ def spans_by_kind(slow: pl.DataFrame, *, begins: bool) -> list[pl.DataFrame]:
 
 
 def _first(slow: pl.DataFrame) -> pl.DataFrame:
-    """Return the slow steps at a trial's beginning, up to the last one by which most were slow."""
+    """Return the slow steps at a trial's beginning, up to the last point by which most steps were slow."""
     places = slow["place"].to_list()
     most = 0
     for count, place in enumerate(places, 1):
@@ -305,7 +305,7 @@ def _first(slow: pl.DataFrame) -> pl.DataFrame:
 
 
 def _rest(slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """Classify slow spans as periodic, or else as episodes or scattered; short ones break no period."""
+    """Classify slow spans as periodic, or else by ``_alone``; short spans do not break a period."""
     if slow.is_empty():
         return []
     usual = slow.select((LENGTH_US**2).sum() / LENGTH_US.sum()).item()
@@ -319,7 +319,7 @@ def _rest(slow: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _alone(slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """Classify slow steps as an episode if they nearly follow each other, otherwise as scattered."""
+    """Classify gaps as ``no_call``, and slow steps as an episode if they nearly follow each other."""
     gaps = slow.filter(pl.col("part") == "host_gap").with_columns(kind=pl.lit(NO_CALL))
     steps = slow.filter(pl.col("part") != "host_gap")
     new = (pl.col("place") - pl.col("place").shift(1)).fill_null(0) > FEWEST_EPISODE
@@ -329,7 +329,7 @@ def _alone(slow: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _period(at: list[int], shortest: float) -> float | None:
-    """Return a distance of which nearly all distances are multiples; None if there is no such distance."""
+    """Return the period of which nearly all distances are multiples; None if there is no such period."""
     distances = [later - before for before, later in pairwise(at)]
     if len(at) < FEWEST_PERIODIC:
         return None

@@ -1,7 +1,7 @@
 """Frames of one engine's trace without the warm-up: the plain data on which all of ``timeline/`` is based.
 
-``EngineFrames.gaps`` lists the gaps in the trace. In a gap, a request's state is ``NOT_RECORDED``; a request
-that is not recorded after the gap has no end.
+``EngineFrames.gaps`` lists the gaps in the trace. In a gap, a request's state is ``NOT_RECORDED``; the
+end of a request that is not recorded after the gap is unknown.
 """
 
 from dataclasses import dataclass, field
@@ -62,9 +62,9 @@ class EngineFrames:
     * ``end_us``: when ``schedule()`` returned,
     * ``used_tokens``: tokens scheduled (null if not recorded), and ``use_frac``: their share of the budget,
     * ``busy_us``: time from the moment at which the step could begin on the device to its output,
-    * ``execution_us``: time of its batch alone in the worker (``timeline.with_execution_us``),
+    * ``execution_us``: time that the worker spent on its batch alone (``timeline.with_execution_us``),
     * ``context_tokens``: tokens that the step's requests had computed before it (``step_time.py``),
-    * ``eligible_after``: waiting requests that are not known to wait for anything but a limit,
+    * ``eligible_after``: number of waiting requests that, as far as known, wait only for a limit,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_location``, ``waiting_via``:
       the exit that ended the loop over the waiting queue. If the loop reached the end of the
       queue and skipped every remaining request, this is the most frequent of those skips.
@@ -90,19 +90,17 @@ class EngineFrames:
     demand: Demand
     """Peak demand of the load; a window keeps that of the whole timeline."""
     there_first: pl.DataFrame
-    """Rows of ``present`` for requests present when the trace began, not only after a gap."""
+    """Rows of ``present`` for the requests that were present when the trace began."""
     warmup_steps: int
     warmup_requests: pl.Series
     """Ids of warm-up requests, which are left out even if steps after the warm-up scheduled some of them."""
     present: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Requests present when the trace began, or after a gap, whose arrival is not recorded
-    (``read/tables.py``).
-    """
+    """Requests whose arrival is not recorded, because they were present when the trace began or after a gap
+    (``read/tables.py``)."""
     closed_workload: bool = False
     """Whether all requests of a trial are sent to one engine at once; False if unknown."""
     facts: frozenset[Fact] = ALL_FACTS
-    """Facts that the trace records; an empty frame means that there were none only if its fact is among
-    these."""
+    """Facts that the trace records; only for these does an empty frame mean that nothing happened."""
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """Tables of facts other than decisions, by name (``model/trace_facts.py``)."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
@@ -110,7 +108,7 @@ class EngineFrames:
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
     """Calls to the engine other than requests, in order of time, over the whole trace."""
     kv_sends: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(KvSend)))
-    """Blocks that finished requests keep until they are sent, in order of time, over the whole trace."""
+    """Blocks that finished requests keep for sending, in order of time, over the whole trace."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
     """Periods without progress that the engine's watchdog reported (``read/tables.py``). ``open`` states
     whether the trace ends within the stall, in which case ``until_us`` is the last recorded moment."""
@@ -122,10 +120,10 @@ class EngineFrames:
         default_factory=lambda: present_in([]).with_columns(next_step=pl.lit(None, pl.Int64))
     )
     """Requests present after gaps, as far as recorded: one row per request and gap, with ``next_step``, the
-    first step after it.
+    first step after the gap.
     """
     missing: list[Message] = field(default_factory=list)
-    """Sentences about parts that the trace lacks before its end."""
+    """Sentences about parts that are missing before the end of the trace."""
     requests_missing: bool = False
     """Whether the trace may lack requests."""
     offset_us: int = 0
@@ -135,7 +133,7 @@ class EngineFrames:
 
     @cached_property
     def admitted(self) -> pl.DataFrame:
-        """Rows of ``requests`` with which a request began to run or resumed."""
+        """Rows of ``requests`` in which a request began to run or resumed."""
         return self.requests_of(pl.col("phase") != "running")
 
     @property
@@ -168,7 +166,7 @@ class EngineFrames:
 
     @cached_property
     def first_arrivals(self) -> pl.DataFrame:
-        """Table with a row per arrival, in order, without the later parts of streaming sessions."""
+        """First arrival of each request, in order, without the later parts of streaming sessions."""
         return self.new_requests.unique("request_id", keep="first", maintain_order=True)
 
     @cached_property
@@ -183,9 +181,9 @@ class EngineFrames:
 
     @cached_property
     def known_requests(self) -> pl.DataFrame:
-        """Table with a row per request with known properties: requests present at the start, and arrivals.
+        """Table with a row per request whose properties are known: requests in ``present``, and arrivals.
 
-        It has the columns of ``arrivals``; ``queued_us`` may be null for requests present at the start.
+        It has the columns of ``arrivals``; ``queued_us`` may be null for requests in ``present``.
         """
         if self.present.is_empty():
             return self.arrivals.unique("request_id", keep="first", maintain_order=True)
@@ -215,10 +213,10 @@ class EngineFrames:
 
     @cached_property
     def losses(self) -> pl.DataFrame:
-        """``request_id``, ``step`` and ``lost_tokens``: the most that a preemption up to that step discarded.
+        """``request_id``, ``step`` and ``lost_tokens``: the most tokens that a preemption so far discarded.
 
-        Rows are in the order of the steps. A loss before the trace began has the step ``BEFORE``, a loss in a
-        gap the first step after the gap.
+        Rows are in the order of the steps. A loss before the trace began has the step ``BEFORE``; a loss in a
+        gap has the first step after the gap.
         """
         there = [
             rows.select("request_id", step=step, lost_tokens=known_loss()).filter(pl.col("lost_tokens") > 0)
@@ -241,8 +239,8 @@ class EngineFrames:
         """Add ``prompt_tokens``, ``lost_tokens`` and ``work`` to rows of ``requests``.
 
         ``lost_tokens`` is the largest number of tokens that a preemption before or in that step discarded, if
-        known. ``work`` is ``recompute`` for tokens below that number, ``prefill`` below the prompt's length,
-        else ``decode``; null if the prompt's length is unknown.
+        known. ``work`` is ``recompute`` while fewer tokens than that are computed, ``prefill`` while fewer
+        than the prompt's are, else ``decode``; null if the prompt's length is unknown.
         """
         computed, lost = pl.col("computed_tokens"), pl.col("lost_tokens").fill_null(0)
         return (
@@ -318,7 +316,7 @@ class EngineFrames:
 
     @property
     def whole_trials(self) -> bool:
-        """Whether the run has trials, which begin and end with a workload."""
+        """Whether the timeline consists of whole trials, which begin and end with a workload."""
         return not self.is_window and self.trials() != [None]
 
     def trial_rows(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
@@ -344,7 +342,7 @@ def missing_steps(frames: EngineFrames) -> int:
 
 
 def make_gone(frames: EngineFrames) -> pl.DataFrame:
-    """Return the requests that left, or may have left, in a gap, after which they are not recorded.
+    """Return the requests that may have left in a gap, because they are not recorded after it.
 
     Columns: ``request_id``; ``gone_us``, from which nothing is known; ``gone_step``, the first step after the
     gap.
@@ -402,7 +400,7 @@ def without_gaps(spans: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 
 
 def after_gaps(frames: EngineFrames) -> pl.Series:
-    """Return the numbers of steps that follow a missing step, in which requests may have been admitted."""
+    """Return the numbers of steps that follow missing steps, which may have admitted requests."""
     follows = (pl.col("step") == pl.col("step").shift(1) + 1).fill_null(frames.header.first_step == 0)
     return frames.steps.select(pl.col("step").filter(~follows))["step"]
 

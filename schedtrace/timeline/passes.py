@@ -1,8 +1,8 @@
 """Common passes of ranks in lock-step: their lengths, and what one rank's prefill costs the others.
 
 A pass lasts as long as its slowest rank needs. Its length without a prefill is estimated from the passes in
-which no rank prefilled, by a line through their median lengths over the requests of the fullest rank. Every
-rank that only decodes in a pass with a prefill loses the additional time.
+which no rank prefilled: a straight line is fitted to their median lengths against the number of requests on
+the fullest rank. Every rank that only decodes in a pass with a prefill loses the additional time.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import polars as pl
 from schedtrace.timeline.step_time import fit_line
 
 PASS = ("wave", "step_counter")
-"""Columns that identify a pass of ranks in lock-step in the steps of all ranks."""
+"""Columns of a step that identify the pass of ranks in lock-step to which it belongs."""
 FEWEST_PASSES = 20
 """Minimum number of passes without prefill from which the length of a pass is estimated."""
 
@@ -25,7 +25,7 @@ class PassTime:
     per_request_us: float
 
     def predicted_us(self, requests: pl.Expr) -> pl.Expr:
-        """Return the predicted length of a pass in microseconds, given the requests of the fullest rank."""
+        """Return the predicted length of a pass in microseconds, given the fullest rank's request count."""
         return self.base_us + self.per_request_us * requests
 
 
@@ -50,7 +50,7 @@ class PrefillStalls:
 
     passes: pl.DataFrame
     """Passes with a prefill, with ``excess_us``: their time beyond that of a pass without a prefill. Each
-    single excess contains noise, so only sums are meaningful."""
+    individual excess contains noise, so only sums are meaningful."""
     stalled: pl.DataFrame
     """Turns of ranks that only decoded in such a pass, with the pass's ``excess_us``, in order of passes."""
     own: pl.DataFrame
@@ -74,7 +74,7 @@ class PrefillStalls:
     def saved_us(self) -> float:
         """Return the most time, in microseconds, that simultaneous prefills of the ranks would save.
 
-        With simultaneous prefills, the passes would take at least as long as the prefills of the rank with
+        With simultaneous prefills, the additional time of the passes would be at least that of the rank with
         the most prefill time.
         """
         each = self.own.group_by("rank").agg(pl.col("own_us").sum())["own_us"]
@@ -83,7 +83,7 @@ class PrefillStalls:
 
 
 def measure_prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls | None:
-    """Return the cost of prefills to other ranks; None if too few passes have no prefill."""
+    """Return the cost of prefills to other ranks; None if there are too few passes without a prefill."""
     model = pass_time(passes)
     if model is None:
         return None

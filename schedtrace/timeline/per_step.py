@@ -1,4 +1,4 @@
-"""Table with a row per step, from which the report page, the live view and exported traces draw."""
+"""Table with a row per step, which the report page, the live view and exported traces use."""
 
 import polars as pl
 
@@ -26,13 +26,13 @@ CHART_SCHEMA = {
 
 
 def per_step(timeline: Timeline, offset_us: int = 0) -> pl.DataFrame:
-    """Return one row per step, in their order.
+    """Return one row per step, in order.
 
     Columns: ``step``, ``trial``; ``begin_us`` and ``end_us``: from the step's start until its output was
     back, or until ``schedule()`` returned where no output is recorded (steps overlap under asynchronous
     scheduling); ``decode_tokens``, ``prefill_tokens`` and ``recompute_tokens`` add up to the scheduled
     tokens; ``unused_tokens`` is the rest of ``token_budget``; ``cause`` is the reason why requests were left
-    waiting, null if none were refused; ``requests`` in the step; ``running`` and ``waiting`` after it;
+    waiting, null if none was refused; ``requests`` in the step; ``running`` and ``waiting`` after it;
     ``kv_used`` of ``kv_total`` blocks after it; ``preempted`` requests. A value that is not recorded is null.
 
     Args:

@@ -4,8 +4,8 @@ A piece states when a request entered a state; ``request_states.py`` puts the pi
 end: it lasts until the request's next piece begins. The pieces of a request can therefore neither overlap nor
 leave a gap.
 
-Every request in the queue after a step was refused: by the skip that passed over it or otherwise by the exit
-that ended the loop. Its cause applies from the start of that step to the start of the next step.
+Every request in the queue after a step was refused, either by a skip that passed over it or by the exit that
+ended the loop. The cause of that skip or exit applies from the start of the step to the start of the next.
 
 A request computes from the start of the step that admits it until its next token is back: ``prefill``, or
 ``recompute`` after a preemption. From then on it decodes. A running request is ``stalled`` from the first
@@ -33,7 +33,8 @@ From these, ``running_pieces`` makes these pieces, in order of ``place`` and ``r
     3      WAITS (1)     400       stalled  token_budget  4           4         0
     4      DECODES (3)   500       decode                 5           5         1
 
-Each piece lasts until the next piece: the request prefills for 150 us, decodes for 150, is stalled for 100.
+Each piece lasts until the next begins: the request prefills for 150 us, decodes for 150 us, and is stalled
+for 100 us.
 """
 
 import polars as pl
@@ -60,23 +61,26 @@ PIECE_SCHEMA = {
     "tokens": pl.Int64,
 }
 """Columns of a table of pieces. ``place`` is the place, among the engine's steps, of the step that began the
-piece (-1 if none did), and ``rank`` its order among the pieces of that step. With several steps in flight,
-these give the order of events, which ``since_us``, the beginning in microseconds, may not. ``begin_step`` to
-``end_step`` are the steps of the piece, null if no step knew of the request; ``tokens`` counts the tokens of
-the request in these steps.
+piece (-1 if none did); ``rank`` orders the pieces of that step. With several steps in flight, ``place`` and
+``rank`` give the order of events, whereas ``since_us`` (the beginning in microseconds) may not.
+``begin_step`` to ``end_step`` are the steps of the piece, null if no step knew of the request; ``tokens``
+counts the tokens of the request in these steps.
 """
 
 NEXT_STEP = "next_step"
 """Cause of waiting for the first step that can see the request, because no step has refused it yet."""
 OTHER = pl.lit(str(Cause.OTHER))
 ARRIVES, WAITS, COMPUTES, DECODES, TOLD = range(5)
-"""Values of ``rank``: a step first refuses or skips a request, or admits it; its output makes it decode. A
-list of the requests present comes after everything else of the step before.
+"""Values of ``rank``, in the order of events: a request arrives, a step refuses it, a step computes it, the
+step's output lets it decode. A list of present requests comes last, after all pieces of the step before it.
 """
 
 
 def piece_table(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
-    """Return a table of pieces with the given columns; missing columns are null, and ``tokens`` 0."""
+    """Return a table of pieces with the given columns, and others from the frame.
+
+    By default, ``cause``, ``begin_step`` and ``end_step`` are null, and ``tokens`` is 0.
+    """
     missing = {name: pl.lit(None) for name in ("cause", "begin_step", "end_step")} | {"tokens": pl.lit(0)}
     values = missing | columns
     own = {name: values.get(name, pl.col(name)).cast(dtype) for name, dtype in PIECE_SCHEMA.items()}
@@ -90,7 +94,10 @@ def placed(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def place_of(rows: pl.DataFrame, steps: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
-    """Add the index of the first step numbered ``column`` or higher (without one, the number of steps)."""
+    """Add as ``name`` the index of the first step with a number of at least ``column``.
+
+    If there is no such step, it is the number of steps.
+    """
     place = steps["step"].to_numpy().searchsorted(rows[column].to_numpy())
     return rows.hstack([pl.Series(name, place, dtype=pl.Int64)])
 
@@ -103,12 +110,12 @@ def cause_runs(
     Args:
         spans: ``request_id``, and ``first`` and ``end``: the places of the first step of the span and of the
             first step after it. Other columns are kept.
-        usual: Cause in each step of the requests that no skip of the step names.
+        usual: Cause, by step, for requests that no skip in the step names.
         named: ``step``, ``request_id``, ``cause``: requests that a skip names.
         steps: ``placed(frames.steps)``.
 
     Returns:
-        The columns of ``spans`` with ``place`` and ``last``, the places of the run's steps, and ``cause``.
+        The columns of ``spans``, ``cause``, and ``place`` and ``last``: places of the first and last step.
     """
     spans = spans.filter(pl.col("end") > pl.col("first")).with_row_index("span")
     if spans.is_empty():
@@ -150,7 +157,7 @@ def _step_changes(spans: pl.DataFrame, usual: pl.Series) -> pl.DataFrame:
 def _name_changes(
     spans: pl.DataFrame, usual: pl.Series, named: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the places of steps that name a request, and of the steps after these, which may not."""
+    """Return the places of steps whose skips name a request, and of the steps right after these."""
     latest = named.drop_nulls().unique(["step", "request_id"], keep="last", maintain_order=True)
     own = (
         place_of(latest, steps, "step", "place")
@@ -172,7 +179,7 @@ def _weight(value: int) -> pl.Expr:
 
 
 def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
-    """Return a piece for each series of steps in which a request waited for the same cause."""
+    """Return a piece for each series of steps in which a request waited for the same reason."""
     if waits.is_empty():
         return pl.DataFrame(schema=PIECE_SCHEMA)
     queued = waits[["request_id", "since_step", "left_step", "preempted", "set_aside"]]
@@ -260,7 +267,7 @@ def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
-    """Let a request begin at the next recorded step if the step after its arrival is missing."""
+    """Let a request's life begin at the next recorded step if the step after its arrival is missing."""
     gaps, arrivals = after_gaps(frames), next_steps(frames, arrivals, "queued_us")
     if gaps.is_empty():
         return arrivals
@@ -289,7 +296,7 @@ def _skips() -> pl.Expr:
 
 
 def loop_ends(frames: EngineFrames) -> pl.Series:
-    """Return the cause for which requests wait in each step, unless a skip names them."""
+    """Return, for each step, the cause of waiting of the requests that no skip names."""
     # An empty queue cannot be why a request in it waits.
     unexplained = pl.col("waiting_cause") == str(Cause.QUEUE_EMPTY)
     cause = pl.when(unexplained).then(OTHER).otherwise(pl.col("waiting_cause"))
@@ -374,7 +381,7 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
 
 
 def _stalled_pieces(frames: EngineFrames, stalled: pl.DataFrame) -> pl.DataFrame:
-    """Return the pieces of the rows of ``_stalls``."""
+    """Return one piece for each row of ``_stalls``."""
     if stalled.is_empty():
         return pl.DataFrame(schema=PIECE_SCHEMA)
     return piece_table(
@@ -386,15 +393,15 @@ def _stalled_pieces(frames: EngineFrames, stalled: pl.DataFrame) -> pl.DataFrame
 
 
 NO_PORTIONS = {"request_id": pl.String, "admission": pl.UInt32, "place": pl.Int64, "last_place": pl.Int64}
-"""Columns of portions by which stalls are found."""
+"""Columns of portions that are needed to find stalls."""
 
 
 def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the scheduled portions of requests, cut at the return of the first token after an admission.
+    """Return the scheduled portions of requests, cut at the first token after an admission.
 
-    Columns: ``request_id``, ``admission`` (counts them), ``decodes``, ``state``, ``step`` and ``last_step``,
-    their places ``place`` and ``last_place``, ``tokens``, and of the admission's first token ``output_us``
-    and the place of its step, ``output_place``; null if there was no token.
+    Columns: ``request_id``, ``admission`` (its number for this request), ``decodes``, ``state``, ``step`` and
+    ``last_step`` with their places ``place`` and ``last_place``, and ``tokens``. For the admission's first
+    token, ``output_us`` is its time and ``output_place`` the place of its step; null if there was no token.
     """
     stretches = frames.with_work(frames.measured_stretches.collect()).sort("request_id", "step")
     if stretches.is_empty():
@@ -435,7 +442,7 @@ def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _known_tokens() -> pl.Expr:
-    """Return the tokens that a request must compute after its admission before its next token comes back.
+    """Return how many tokens of an admitted request must be computed before its next token comes back.
 
     If output tokens are among them, the last one had been sampled but not computed before the preemption. A
     request that finds all its lost tokens in a cache decodes at once.

@@ -2,7 +2,8 @@
 
 A request waits from the step whose line contains its arrival until the step that schedules it. It waits again
 from a step that preempts it, or that finds it set aside. A request that waited when the trace began waits
-from its first step. ``mismatches`` compares the result with the counts that the recorder read from vLLM.
+from the trace's first step. ``mismatches`` compares the result with the counts that the recorder read from
+vLLM.
 
 Steps may refuse the head of the queue for its size (``refused_heads``). The module also determines which
 requests would have been admitted if the scheduler had passed over the refused head. This is computed step by
@@ -29,13 +30,12 @@ NEVER = 2**62
 def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     """Return one row per period in which a request waited.
 
-    Columns: ``request_id``, ``trial``, ``since_step`` (the first step after which it still waited, unless
-    that step scheduled it), ``left_step`` (the step that scheduled it, or the first one after it was aborted;
-    it waits after every step ``since_step <= n < left_step``), ``wanted_tokens``, ``preempted`` (it waited
-    because it had lost its blocks), ``set_aside`` (its scheduler had removed it from the running list, but it
-    kept its blocks), ``priority`` and ``order``, its place among waiting requests. Preempted requests come
-    before new ones, the last victim first; with the priority policy, priority comes first. A queue that is
-    not vLLM's has its own order (``Header.foreign_queues``).
+    Columns: ``request_id``, ``trial``, ``since_step`` and ``left_step`` (it waits after every step
+    ``since_step <= n < left_step``; step ``left_step`` scheduled it or is the first one after its abort),
+    ``wanted_tokens``, ``preempted`` (it waited because it had lost its blocks), ``set_aside`` (its scheduler
+    had removed it from the running list, but it kept its blocks), ``priority`` and ``order``, its place among
+    waiting requests. Preempted requests come before new ones, the last victim first; with the priority
+    policy, priority comes first. A queue that is not vLLM's has its own order (``Header.foreign_queues``).
     """
     arrivals, there = _arrivals(frames), _present(frames, frames.there_first)
     again = _present(frames, frames.there_after)
@@ -116,7 +116,7 @@ def _scheduled(frames: EngineFrames, again: pl.DataFrame) -> pl.DataFrame:
 
 
 def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
-    """Return the rows of ``timeline.waits`` that still waited after a step, in queue order."""
+    """Return the rows of ``timeline.waits`` for requests that still waited after a step, in queue order."""
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
 
 
@@ -164,7 +164,7 @@ PRESENT_SCHEMA = {
 def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
     """Return the requests present, with the columns of ``_arrivals``, ``state`` and ``computed_tokens``.
 
-    Requests that are preempted later come before them in the queue.
+    Requests that are preempted later come before these in the queue.
     """
     if there.is_empty():
         return pl.DataFrame(schema=PRESENT_SCHEMA)
@@ -199,7 +199,7 @@ def _preemptions(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
 
 
 def _set_aside(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests that their scheduler removed from the running list with their computed tokens."""
+    """Return the requests that their scheduler set aside; they keep their computed tokens."""
     places = about[["request_id", "priority", "place"]]
     return (
         frames.set_aside.join(places, on="request_id", how="left", maintain_order="left")
@@ -215,7 +215,7 @@ def _set_aside(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
 
 
 def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
-    """Return the number of requests first scheduled before an earlier arrival that was still present."""
+    """Return the number of requests first scheduled while an earlier arrival was still waiting."""
     scheduled = frames.admitted.group_by("request_id").agg(first=pl.col("step").min())
     left = pl.min_horizontal("first", "ended_step").fill_null(NEVER)
     rows = (
@@ -274,7 +274,7 @@ class AdmissionNeed:
         return sum(self.kv.held(computed, tokens) or ())
 
     def blocks_later(self, tokens: int, computed: int) -> int:
-        """Return the KV blocks that the request holds later, for any chunks of its earlier tokens."""
+        """Return the most KV blocks that the request can hold later, whatever chunks it was computed in."""
         most = self.kv.sequence(tokens + self.kv.lookahead) or []
         return sum(map(min, most, self.kv.held(computed, tokens) or []))
 
@@ -299,7 +299,7 @@ HEAD_SCHEMA = {
 
 
 def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per step whose waiting loop ended at a request that was too large for it.
+    """Return one row per step whose waiting loop ended at a request that was too large for the step.
 
     Steps whose reconstructed queue differs in length from the recorded one are left out.
 
@@ -357,7 +357,7 @@ def need_of(frames: EngineFrames, heads: pl.DataFrame) -> AdmissionNeed | None:
     Args:
         frames: The engine's trace.
         heads: ``refused_heads``; if a head needed more blocks than are counted here, the count differs from
-            vLLM's.
+            vLLM's, and the result is None.
     """
     config, header = frames.header.scheduler_config, frames.header
     kv = kv_need(header)
@@ -394,11 +394,13 @@ PASSED_SCHEMA = {
 
 
 def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests behind a refused head that would have fitted, each with the first such step.
+    """Return the requests that would have fitted, but were behind a refused head.
+
+    Each has one row, for the first such step.
 
     Args:
         frames: The engine's trace.
-        waits: ``queue_waits.waits``.
+        waits: ``waits`` of the engine.
         heads: ``refused_heads``. No request passes in a step in which more requests are not ready than the
             trace names.
 
@@ -431,7 +433,7 @@ def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) 
 
 @dataclass
 class _Passing:
-    """Requests that are hypothetically admitted so far, by their place in the queue."""
+    """Hypothetical admissions so far, by the requests' places in the queue."""
 
     need: AdmissionNeed
     passed: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -442,7 +444,7 @@ class _Passing:
     """Queue places of requests that vLLM would have preempted again."""
 
     def drop_gone(self, step: int, free: int | None) -> None:
-        """Drop requests that have left the queue, and those that no longer fit the free blocks."""
+        """Drop requests that have left the queue, and those that no longer fit into the free blocks."""
         self.inside = {at: request for at, request in self.inside.items() if request["left_step"] > step}
         while self.inside and free is not None and self._held(step) > free:
             at, _ = self.inside.popitem()  # vLLM preempts the one that began last
@@ -470,7 +472,7 @@ class _Passing:
             self.passed[request["order"]] = {name: row[name] for name in PASSED_SCHEMA}
 
     def _held(self, step: int) -> int:
-        """Return the blocks that these requests would hold after computing one token in every step since."""
+        """Return the blocks that these requests would hold, with a token computed in each step since."""
         held = 0
         for request in self.inside.values():
             more = min(step - request["passed_step"], request["most_after_prompt"])

@@ -54,7 +54,7 @@ def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def steps_of(steps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps in which rows of ``request_states`` lie, with the number of these (``requests``).
+    """Return the steps in which rows of ``request_states`` lie, with the number of such rows (``requests``).
 
     Args:
         steps: Steps of the timeline, with ``step`` and the requested columns.
@@ -105,7 +105,7 @@ def overlap_us(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
 
 
 def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
-    """Return the time of all ``rows`` together that lies before each moment, in microseconds.
+    """Return the total time of all ``rows`` before each moment, in microseconds.
 
     A row contributes the time since its beginning minus, once it is over, the time since its end.
     """
@@ -122,7 +122,7 @@ def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
 
 
 def united(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the union of spans that touch: ``begin_us`` and ``end_us``, in order."""
+    """Return the spans' union, in order (``begin_us``, ``end_us``); spans that touch become one."""
     import numpy as np  # noqa: PLC0415  # as above
 
     if spans.is_empty():

@@ -1,8 +1,8 @@
 """Model of step times, fitted to the trace itself, from which the costs of findings are estimated.
 
 ``busy = base + a * prefill tokens + b * decode tokens + c * context tokens``, with coefficients that cannot
-be negative, fitted to the steps (of more than 10,000, to an even sample) with a loss that limits the weight
-of outliers (``soft_l1``: ``sqrt(1 + residual ** 2)``, which is about linear beyond a residual of one scale).
+be negative, fitted to the steps (if there are more than 10,000, to an even sample) with a loss that limits
+the weight of outliers (``soft_l1``: ``sqrt(1 + residual ** 2)``, about linear for large residuals).
 """
 
 import math
@@ -13,9 +13,9 @@ import polars as pl
 
 FEATURES = ("prefill_tokens", "decode_tokens", "context_tokens")
 FEWEST_STEPS = 20
-"""Minimum number of steps of a fit: four coefficients need several steps each."""
+"""Minimum number of steps for a fit: four coefficients need several steps each."""
 MOST_STEPS = 10_000
-"""Maximum number of steps of a fit; of more steps, every second is used, or every third, and so on."""
+"""Maximum number of steps for a fit; if there are more, only every second (or third, ...) is used."""
 ROUNDS = 300
 BENDS = 30
 """Number of token counts at which the cost of a decode token may rise."""
@@ -47,8 +47,8 @@ class StepTime:
     least_base_us: float = 0.0
     """Smallest base in microseconds that fits the steps about as well."""
     most_decode_base_us: float = 0.0
-    """Largest base that fits the steps that only decode; it is their whole time if all had the same batch. A
-    prefill hides this base on a device that reads its weights while it computes.
+    """Largest base in microseconds that fits the steps that only decode; their whole time if all had the same
+    batch. A prefill hides this base on a device that reads its weights while it computes.
     """
 
     def predicted(self) -> pl.Expr:
@@ -133,9 +133,9 @@ def _base_bounds(rows: Any, measured: Any) -> tuple[float, float]:
 def correlation_time(residuals: Any) -> float:
     """Return how many neighbouring residuals tell as much as one independent residual; 1 if none are related.
 
-    The sum of the autocorrelations over all distances, up to the first pair of distances whose sum is not
-    positive (Geyer, Statistical Science 7(4), 1992). Where the pace drifts, a fit to many steps is as
-    uncertain as a fit to a few: their errors stand in no relation to the number of steps.
+    This is the sum of the autocorrelations over all distances, up to the first pair of distances whose sum is
+    not positive (Geyer, Statistical Science 7(4), 1992). If the pace drifts, a fit to many steps is as
+    uncertain as a fit to a few.
     """
     import numpy as np  # noqa: PLC0415  # as above
 
@@ -172,7 +172,7 @@ class BentTime:
 
 
 def fit_bent_time(steps: pl.DataFrame) -> BentTime | None:
-    """Fit the time of steps without prefill; None if there is no fit, or tokens never cost more."""
+    """Fit the time of steps without prefill; None if steps are too few, or the cost never rises."""
     import numpy as np  # noqa: PLC0415  # as above
     from scipy.optimize import nnls  # noqa: PLC0415  # as above
 
@@ -194,7 +194,7 @@ def fit_bent_time(steps: pl.DataFrame) -> BentTime | None:
 
 
 def fit_line(sizes: pl.Series, times: pl.Series, weights: pl.Series) -> tuple[float, float]:
-    """Return base and slope of a line of times over sizes above 0, by weighted least squares."""
+    """Return base and slope of a line fitted to times at given sizes (above 0) by weighted least squares."""
     import numpy as np  # noqa: PLC0415  # as above
 
     slope, base = np.polyfit(sizes, times, 1, w=weights)
@@ -214,8 +214,8 @@ def resolved(costs: Any) -> Any:
 def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | None:
     """Predict the times of the ``wanted`` steps quickly, from a model of ``steps``.
 
-    Non-negative least squares of the relative errors (SciPy's ``nnls``): a slow outlier weighs little. None
-    if too few steps have an output.
+    The model minimizes relative errors by non-negative least squares (SciPy's ``nnls``), in which a slow
+    outlier weighs little. The result is None if too few steps have an output.
     """
     import numpy as np  # noqa: PLC0415  # as above
 
@@ -235,7 +235,7 @@ def median(values: pl.Series) -> float:
 
 
 def _timed(steps: pl.DataFrame) -> pl.DataFrame | None:
-    """Return the steps to fit a model to, or an even sample of many; None if too few have an output."""
+    """Return the steps for a fit, or an even sample if there are many; None if too few have an output."""
     has_all = pl.all_horizontal(pl.col(name).is_not_null() for name in FEATURES)
     computes = pl.col("prefill_tokens") + pl.col("decode_tokens") > 0
     used = steps.filter((pl.col("busy_us") > 0) & has_all & computes).select("busy_us", *FEATURES)
@@ -255,9 +255,9 @@ def _non_negative(rows: Any, size: float) -> Any:
     """Return the non-negative costs that solve the least-squares problem.
 
     Args:
-        rows: Columns of the features, scaled to at most 1 except for the size of the row, and the column to
-            fit.
-        size: Size of a usual row.
+        rows: Columns of the features, scaled to at most 1, and the column to fit; each row may be multiplied
+            by a weight.
+        size: Weight of a usual row.
     """
     import numpy as np  # noqa: PLC0415  # as above
     from scipy.optimize import nnls  # noqa: PLC0415  # SciPy takes half a second

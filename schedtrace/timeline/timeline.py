@@ -48,13 +48,13 @@ class EngineTables:
     """Tables from which all others are built; a window's tables are cut from those of the whole trace."""
 
     gone: pl.DataFrame
-    """Requests that left in a gap of the trace (``timeline/frames.py``)."""
+    """Requests that may have left during a gap in the trace (``timeline/frames.py``)."""
     waits: pl.DataFrame
     """Stays of requests in the waiting queue (``timeline/queue_waits.py``)."""
     request_states: pl.DataFrame
-    """Every moment of every request (``timeline/request_states.py``)."""
+    """State of every request at every moment (``timeline/request_states.py``)."""
     engine_states: pl.DataFrame
-    """Every moment of the engine (``timeline/engine_states.py``)."""
+    """State of the engine at every moment (``timeline/engine_states.py``)."""
     thread_times: pl.DataFrame
     """Periods in which threads ran, and waited for a processor (``timeline/engine_states.py``)."""
     starved: pl.DataFrame
@@ -88,16 +88,16 @@ FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")
 
 @dataclass(frozen=True)
 class ChargeTables:
-    """Charges of every wait, with the tables of those who held what the waits were for."""
+    """Charges of every wait, with the tables of the requests that held what others waited for."""
 
     held_up: pl.DataFrame
-    """Requests that would have fitted behind a refused head (``timeline/queue_waits.py``)."""
+    """Requests that would have fitted, but were behind a refused head (``timeline/queue_waits.py``)."""
     idle_holders: pl.DataFrame
     """Requests that held KV blocks and got no tokens (``timeline/charges.py``)."""
     long_prefills: pl.DataFrame
     """Steps in which a long prompt took at least half of the prefill tokens (``timeline/charges.py``)."""
     aborted_work: pl.DataFrame
-    """Steps that computed for requests that were aborted later (``timeline/charges.py``)."""
+    """Steps that computed for requests whose clients left later (``timeline/aborted_requests.py``)."""
     charges: pl.DataFrame
     """Charges of every wait (``timeline/charges.py``)."""
     charged_us: dict[str, int]
@@ -108,8 +108,8 @@ class ChargeTables:
 class Timeline(EngineFrames):
     """Frames of one engine's trace with its tables, which are built on first use.
 
-    A property that builds tables passes those that they need to functions; no function looks up another
-    table.
+    Each property that builds a table passes the tables it depends on to a function, which looks up no
+    others.
     """
 
     ready_tables: EngineTables | None = None
@@ -130,12 +130,12 @@ class Timeline(EngineFrames):
 
     @property
     def request_states(self) -> pl.DataFrame:
-        """Every moment of every request (``timeline/request_states.py``)."""
+        """State of every request at every moment (``timeline/request_states.py``)."""
         return self.tables.request_states
 
     @property
     def engine_states(self) -> pl.DataFrame:
-        """Every moment of the engine (``timeline/engine_states.py``)."""
+        """State of the engine at every moment (``timeline/engine_states.py``)."""
         return self.tables.engine_states
 
     @property
@@ -150,7 +150,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def busy_us(self) -> int:
-        """Time of the engine without its idle time, in microseconds."""
+        """Total time in which the engine was busy, in microseconds."""
         return total_us(self.engine_states.filter(pl.col("state").is_in(BUSY)))
 
     @cached_property
@@ -176,7 +176,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def interrupted_states(self) -> pl.DataFrame:
-        """``request_states`` with the interruptions cut out (``timeline/events.py``)."""
+        """``request_states``, cut at the edges of interruptions (``timeline/events.py``)."""
         return make_interrupted_states(self, self.request_states, self.events, self.host_spans)
 
     @cached_property
@@ -221,7 +221,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def requests_us(self) -> int:
-        """Total time of all requests in microseconds; shares refer to it."""
+        """Total recorded time of all requests in microseconds, of which shares are computed."""
         return total_us(self.recorded_states)
 
     @cached_property
@@ -261,7 +261,7 @@ def make_timeline(
     Args:
         trace: One engine's trace.
         manifest: Manifest of the run, which states how the requests were sent.
-        whole: Whether to include the warm-up, which descriptions of single steps and requests need.
+        whole: Whether to include the warm-up, which descriptions of individual steps and requests need.
         front_end: Record of the run's front ends.
     """
     steps = trace.steps
@@ -439,19 +439,19 @@ def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 USUAL_STEPS = 9
 """Number of the latest steps without prefill whose median is the usual time of the next one."""
 LATE_FROM = 1.5
-"""Factor of the usual time from which the end of a step was seen late."""
+"""Multiple of the usual time above which a step's end is assumed to have been noticed late."""
 
 
 def with_execution_us(steps: pl.DataFrame) -> pl.DataFrame:
-    """Add ``execution_us``: how long each batch alone kept the worker; ``busy_us`` if not recorded.
+    """Add ``execution_us``: how long the worker was busy with each batch alone; ``busy_us`` if not recorded.
 
     With asynchronous scheduling, the worker takes the next batch before the current one has ended.
-    ``execute_us`` begins there, and so includes that wait. While the worker prepares a batch with prefill, it
-    also sees the end of the batch before late (on an H100, by 30 ms): only the sum of both is measured. It
-    is divided anew, also in ``busy_us``, if the batch before only decodes and took far longer than usual, or
-    if the batch with prefill took less time than its decodes alone do. Each batch then has the usual time of
-    decodes, and a part of the rest in proportion to its tokens of prefill. If both prefill, that part is a
-    guess, and ``execution_us`` is null.
+    ``execute_us`` begins at that moment, so it includes a wait. While the worker prepares a batch with
+    prefill, it also notices the end of the previous batch late (on an H100, by 30 ms), so only the sum of
+    both times is measured. This sum is divided anew, also in ``busy_us``, if the previous batch only decodes
+    and took far longer than usual, or if the batch with prefill took less time than its decodes alone would.
+    Each batch then gets the usual time of decodes, and a part of the rest in proportion to its prefill
+    tokens. If both batches have prefill, these parts are a guess, and ``execution_us`` is null for both.
     """
     began = pl.col("start_us") + pl.col("execute_after_us")
     ended = began + pl.col("execute_us")
@@ -483,9 +483,9 @@ def with_execution_us(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 NO_PROGRESS_US = 10_000_000
-"""Microseconds without an output above which a batch stalls: the watchdog's default."""
+"""Microseconds without an output after which a batch counts as stalled: the watchdog's default."""
 LONGER = 5.0
-"""Minimum factor by which such a batch takes longer than any other."""
+"""Minimum ratio of a stalled batch's time to the time of any other batch."""
 
 
 def _stalls(trace: Trace) -> pl.DataFrame:
@@ -554,7 +554,7 @@ def context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame
 
 
 def _with_step(trace: Trace, rows: pl.LazyFrame, column: str) -> pl.DataFrame:
-    """Return the rows of a nested list of the steps, with a column of their step."""
+    """Return rows that belong to steps, each with this column of its step."""
     beside = trace.steps.lazy().select("step", column)
     return rows.join(beside, on="step", how="left", maintain_order="left").collect()
 

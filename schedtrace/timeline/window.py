@@ -22,7 +22,7 @@ class Window:
         return " ".join(f"{name} {us / 1e6:.9g}s" for name, us in bounds.items() if us is not None)
 
     def moments(self, timeline: Timeline) -> tuple[int, int]:
-        """Return both moments on the clock of a trace that has steps."""
+        """Return both ends in microseconds on the clock of the timeline, which must have steps."""
         first, end = timeline.begin_us, timeline.end_us
         if self.end_us is not None:
             end = min(end, self.end_us - timeline.offset_us)
@@ -36,8 +36,9 @@ class Window:
 def windowed(timeline: Timeline, window: Window) -> Timeline:
     """Return a timeline of the steps that began in the window, with all other tables cut to it.
 
-    States keep their causes: a request that already waited before the window waits from its beginning. A
-    window without a step, such as one within a pause, has the requests present and the calls to the engine.
+    States keep their causes: a request that already waited before the window waits from the window's
+    beginning. A window without steps, such as one within a pause, still has the requests present and the
+    calls to the engine.
     """
     if timeline.steps.is_empty():
         return timeline

@@ -204,7 +204,7 @@ class WatchApp(App[None]):
         self.call_after_refresh(self.draw)
 
     async def refresh_seen(self) -> None:
-        """Read and judge on another thread, unless the last observation is still in progress."""
+        """Observe the engines on another thread, unless paused or still busy with an earlier observation."""
         if self.paused or self._looking.locked():
             return
         async with self._looking:
@@ -278,7 +278,7 @@ class WatchApp(App[None]):
         await self._read(self.session.queue_text)
 
     async def _read(self, text_of: Callable[[int], str]) -> None:
-        """Show a text with the screen's width, which another thread makes."""
+        """Show a text that another thread makes for the screen's width."""
         try:
             async with self._looking:
                 text = await asyncio.to_thread(text_of, max(40, self.size.width - 4))
@@ -290,7 +290,7 @@ class WatchApp(App[None]):
         self.draw()
 
     def action_request(self, by: int) -> None:
-        """Focus the list of requests and move the selection in it; 0 opens the selected request."""
+        """Focus the list of requests and move its selection; if ``by`` is 0, open the selected request."""
         requests = self.query_one("#requests", Listing).focus()
         if by:
             requests.action_move(by)

@@ -17,7 +17,7 @@ DIR = "SCHEDTRACE_DIR"
 GROWING_S = 30.0
 """Age in seconds above which a file counts as no longer growing; the recorder writes every second."""
 DEPTH = 4
-"""Depth of folders below the current one that are searched."""
+"""Number of levels of folders below the current one that are searched."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Target:
 
     path: Path
     only: bool
-    """Whether the target is a single run or trace; otherwise it is a folder of runs, of which the newest
-    counts."""
+    """Whether the target is a single run or trace; otherwise it is a folder of runs, the newest of which
+    is watched."""
 
     def awaited(self) -> str:
         """Describe what the watch waits for while there are no traces."""
@@ -62,7 +62,7 @@ def target(location: str | None, environment: dict[str, str], here: Path, *, wai
             newest trace below ``here`` that grows.
         environment: Environment, with ``SCHEDTRACE_DIR`` if it is set.
         here: Current folder.
-        wait: Whether a path may not exist yet, if its parent folder does; a starting server creates it.
+        wait: Whether to accept a path that a starting server has yet to create, if its parent exists.
 
     Raises:
         InputError: If the path or process does not exist, the file is not a trace, or the process records

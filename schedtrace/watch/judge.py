@@ -50,7 +50,7 @@ class Picture:
         return self._other_cause(then)
 
     def _other_cause(self, then: "Picture") -> str:
-        """Name a cause that is twice as frequent as the previous one; a smaller change might flicker."""
+        """Describe the new main cause if it is twice as frequent as the old one; less might be flicker."""
         if not self.waiting_for:
             return ""
         cause = max(self.waiting_for, key=self.waiting_for.__getitem__)
@@ -86,13 +86,13 @@ LINES_LOST = say("Lines of the trace in this time could not be read, so this may
 
 @dataclass
 class Judge:
-    """Former of verdicts on the last seconds, at intervals.
+    """Judge that renews a verdict on the last seconds at intervals.
 
     Args:
         span_s: Seconds up to now that are judged.
         every_s: Minimum seconds between two verdicts.
-        share: Share of a core that the verdicts may take while no change in kind occurs in the engines.
-        spent: Function that returns the processor seconds of this process.
+        share: Share of a core that verdicts may use while the engines do not change in kind.
+        spent: Function that returns the processor time of this process in seconds.
     """
 
     span_s: int
@@ -138,7 +138,7 @@ def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before
         engines: Engines, with or without steps.
         now_s: Current Unix time in seconds.
         span_s: Length of the span in seconds.
-        before: Code of the previous verdict, which stays while no other finding is twice as large.
+        before: Code of the previous verdict's finding, which leads until another finding is twice as large.
     """
     windows = [window for engine in engines if (window := _window(engine, now_s, span_s)) is not None]
     standing = [

@@ -9,16 +9,16 @@ from schedtrace.diagnose.serving_metrics import covered_seconds, throughput
 from schedtrace.model.message import Message
 
 OLD_S = 20
-"""Age in seconds from which a verdict is old."""
+"""Age in seconds above which a verdict is old."""
 
 
 @dataclass
 class Cell:
-    """Second of an engine, or of all engines, with the steps that began in this second."""
+    """Figures of one second of an engine, or of all engines, from the steps that began in this second."""
 
     steps: int = 0
     left: dict[str, float] = field(default_factory=dict)
-    """Waiting requests by cause after the second's last step; also empty if no request runs."""
+    """Number of requests that wait after the second's last step, by cause; also empty if no request runs."""
     waiting: dict[str, float] = field(default_factory=dict)
     """Mean number of requests that a step of this second left waiting, by cause."""
 
@@ -58,7 +58,7 @@ class LiveFigures:
 
     @property
     def kv_frac(self) -> float | None:
-        """Share of the KV blocks in use."""
+        """Share of the KV blocks that is in use; None if unknown."""
         return None if self.kv_used is None or not self.kv_total else self.kv_used / self.kv_total
 
 
@@ -117,13 +117,13 @@ class Seen:
     name: str
     """Name of the run; empty if there is none yet."""
     awaited: str
-    """Path that the watch waits for, if there is no engine yet."""
+    """Description of what the watch waits for while there is no engine."""
     engines: list[LiveFigures]
     verdicts: list[Verdict]
     slowest: list[Slow]
     """Slowest requests: waiting ones by wait, the longest first, then running ones by age."""
     cells: dict[int | None, list[Cell]]
-    """Seconds by rank, in order of time; None for all engines."""
+    """Cells of the last seconds by rank, in order of time; the key None is for all engines."""
     edge_s: int
     """Last second of the charts (Unix time)."""
     causes: list[str]
@@ -173,7 +173,7 @@ UNNAMED = "other"
 
 
 def cells_by_second(rows: pl.DataFrame) -> dict[int, Cell]:
-    """Return the cells of steps by second.
+    """Return a cell for each second in which steps began, by Unix time in seconds.
 
     Args:
         rows: Rows of ``per_step``, in Unix time.
@@ -208,11 +208,11 @@ def added(earlier: Cell, later: Cell) -> Cell:
 
 
 def summed_cells(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int) -> list[Cell]:
-    """Return the last seconds of all engines; a second without steps keeps the last queue.
+    """Return the cells of the last seconds, summed over engines; a second without steps repeats the queue.
 
     Args:
         engines: Each engine's cells by second.
-        edge_s: The last second.
+        edge_s: Last second (Unix time).
         seconds_shown: Number of seconds.
     """
     shown = [Cell() for _ in range(seconds_shown)]

@@ -28,7 +28,7 @@ from schedtrace.watch.watched_engine import SECONDS_KEPT, WatchedEngine
 MOST_SLOW = 50
 MOST_NOTES = 100
 LARGEST_READ = 128 * 2**20
-"""Maximum bytes of a trace that are read for one request's history, which takes some seconds of a core."""
+"""Maximum bytes of a trace to read for one request's history; reading them takes a core some seconds."""
 COMPRESSED = 6
 """Minimum ratio of a part's content to its size on disk (docs/recording.md)."""
 
@@ -56,7 +56,7 @@ class WatchSession:
 
     @property
     def run_folder(self) -> Path | None:
-        """The run folder; None if there is no run yet."""
+        """Run folder that is watched; None if there is no run yet."""
         return next((path.parent for path in self.engines), None)
 
     def observe_engines(self, *, judge_now: bool = False) -> Seen:
@@ -178,7 +178,7 @@ class WatchSession:
         self.engines.clear()
 
     def _find(self, now: float) -> None:
-        """Open the traces of the run, including those of late ranks; switch to a newer run if it exists."""
+        """Open the traces of the run, including those of late ranks; switch to a newer run, if any."""
         files = self.target.trace_paths(self._saved)
         if files and self.run_folder not in {None, files[0].parent} and grows(files):
             name = files[0].parent.name
@@ -222,7 +222,7 @@ class WatchSession:
                 self._lose(path, engine, InputError(what), now)
 
     def _reset(self) -> None:
-        """Forget what was reported about this engine, because another engine follows."""
+        """Forget the verdicts and notes, because another run follows."""
         for judge in self.judges:
             judge.reset()
         self.notes.clear()

@@ -36,7 +36,7 @@ class WaitingChart:
     causes: list[str]
     """Drawn causes, the most frequent first."""
     order: list[str]
-    """Causes in the order of their characters, and from the bottom of the chart to its top."""
+    """Causes in the order of their characters, and of their place in the chart from bottom to top."""
     top: float
     """Number of requests at the chart's upper end."""
     seconds: int
@@ -52,7 +52,7 @@ def waiting_chart(cells: list[Cell], width: int, height: int, order: list[str], 
 
     Args:
         cells: Cells of one second each; a missing beginning stays empty.
-        width: Width in columns of two seconds each, or of one second if there is room.
+        width: Number of columns; each covers two seconds, or one second if the cells are too few for that.
         height: Height in rows.
         order: All causes; each keeps its place, so that its character does not change between observations.
         edge_s: Last second (Unix time); columns of two seconds begin at even seconds, so that their means do
@@ -110,7 +110,7 @@ HEAD = " " * 8 + "".join(f"{heading:>{room}}" for heading, room, _ in ENGINE) + 
 
 
 def colour(cause: str, *, dark: bool) -> str:
-    """Return the colour of a cause on a dark or light ground."""
+    """Return the colour of a cause on a dark or light background."""
     return COLOURS.get(cause, COLOURS["other"])[dark]
 
 

@@ -28,7 +28,8 @@ RECENT = ("start_us", "requests", "token_budget", "unused_tokens", "preempted")
 SECONDS_KEPT = 300
 """Seconds kept for the chart."""
 LAG_S = 1.8
-"""Maximum delay in seconds until a step is in the file: half a second for its output, one in a frame."""
+"""Maximum delay in seconds until a step is in the file: half a second for its output, and one second
+in a frame."""
 IDLE_FROM_S = 3.0
 SILENT_FROM_S = 10.0
 """Seconds of silence after which the recorder counts as stopped; it writes at least every 5 s."""
@@ -47,7 +48,7 @@ class WatchedEngine:
     def __init__(self, path: Path) -> None:
         self.following = Following(path, KEEP_S * 1_000_000)
         self.cells: dict[int, Cell] = {}
-        """Events of each second, by second (Unix time)."""
+        """Cells of the last seconds, by Unix time in seconds."""
         self.demand = Demand()
         """Demand of the load since the watch began."""
         self.step_time: StepTime | None = None
@@ -107,7 +108,7 @@ class WatchedEngine:
         return max(newest, int((now_s - LAG_S) * 1e6) - header.wall_anchor_us)
 
     def timeline(self, begin_us: int) -> Timeline | None:
-        """Return the timeline from about this time on, on the engine's clock; None if there is no step."""
+        """Return the timeline from about this time of the trace's clock on; None if there is no step."""
         chunks = self.following.since(begin_us)
         if not any(chunk.steps.height for chunk in chunks):
             return None
@@ -178,7 +179,7 @@ class WatchedEngine:
         return int(back["output_tokens"].sum()), there.select(pl.all() + self.trace_header.wall_anchor_us)
 
     def slowest(self, now_s: float, most: int) -> list[Slow]:
-        """Return the requests with the longest waits, and the oldest."""
+        """Return the requests with the longest waits, and the oldest ones, up to ``most`` of each."""
         edge, lives = self.edge_us(now_s), self.following.lives
         waits = [
             (live.waits_since_us, at) for at, live in enumerate(lives) if live.waits_since_us is not None

@@ -23,11 +23,11 @@ from schedtrace.whatif.replays import BLOCKS
 from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, family, menu, saved_frac
 
 RESAMPLES = 4
-"""Number of resamples of the step times for each advised change, which is smaller than for ``replay``."""
+"""Number of resamples of the step times for each advised change; ``replay`` uses more."""
 CLIENTS_FEEL = ("output", "TTFT p50", "TPOT p50")
 """Figures that show the effect of another number of clients."""
 FELT_FRAC = 0.05
-"""Minimum relative change of another figure that is reported."""
+"""Minimum relative change with which another figure is reported."""
 SAID = ("steps", "preemptions", "recomputed tokens")
 """Figures that scheduling determines and that are reported."""
 FIGURES = {
@@ -37,7 +37,7 @@ FIGURES = {
 }
 """Figure of a prediction for each objective."""
 GAINS = {"E2E mean": "e2e_mean_ms", "makespan": "output_tokens_per_s", "output": "output_tokens_per_s"}
-"""Metric of a gain for each figure."""
+"""Metric in which a gain is stated, for each figure."""
 
 
 def judged(
@@ -50,14 +50,14 @@ def judged(
     """Return the findings with the changes that help this load most, best first, and all replays.
 
     Advice with a value that a replay can set is tried like the menu's changes, and stays only if it is the
-    best of its kind. Other advice stays unchanged, but loses its estimated gain if any advice has a replayed
-    gain.
+    best of its kind. Advice without a value is dropped if values of its settings were tried; other advice
+    stays. A finding that loses any advice also loses its estimated gain.
 
     Args:
         findings: Ranked findings of one run.
         base: Recorded load of the run.
-        objective: Objective; None for the latency if requests come at their own times, else for the time
-            until all are finished.
+        objective: Objective; None for the latency if requests come at their own times, otherwise for the time
+            until all requests are finished.
         progress: Function called at each replay.
 
     Raises:
@@ -112,7 +112,7 @@ def _without_estimate(finding: Finding, search: Search) -> Finding:
 
 
 def _with_concurrency(finding: Finding, base: RecordedLoad, search: Search) -> Finding:
-    """Add the effect of more and fewer clients if clients that wait for answers are the limit."""
+    """Add the effect of more and fewer clients to ``client-limited``, if clients wait for answers."""
     now = base.clients
     if finding.code != client_limited.RULE.code or now is None or not finding.advice:
         return finding
@@ -204,7 +204,7 @@ def _gain(figure: Figure, was: float | None) -> Gain:
 
 
 def _unsure(figure: Figure, base: RecordedLoad) -> Message:
-    """Return the bounds from a replay whose steps are larger than any recorded step."""
+    """Return a sentence with a figure's bounds, if the replay has larger steps than any recorded step."""
     return say(
         "Its {figure} may change by {low_frac:+%} to {high_frac:+%}, since no recorded step has more than "
         "{tokens:n token}[ or {decodes:n decode}]: only a run can tell.",
@@ -236,7 +236,7 @@ def _change(name: str, value: Any, predictor: Predictor, base: RecordedLoad) -> 
 
 
 def attach_advice(findings: list[Finding], advised: list[Advised], search: Search) -> list[Finding]:
-    """Attach advice to the first finding whose limit it changes, or else to the finding that gave it."""
+    """Attach advice to the first finding with advice of the same family, or else to a new finding."""
     placed = [_without_tried(finding, search) for finding in findings]
     families = [{name for advice in each.advice for name in _families(advice)} for each in findings]
     order = sorted(range(len(placed)), key=lambda at: placed[at].place)  # without the estimates
@@ -261,7 +261,7 @@ def attach_advice(findings: list[Finding], advised: list[Advised], search: Searc
 
 
 def _explained(before: Finding, now: Finding, search: Search) -> Finding:
-    """Add unsuccessful trials to a finding that would otherwise have neither advice nor a reason."""
+    """Add the best unsuccessful trial to a finding that would otherwise have neither advice nor a reason."""
     if now.advice or now.refuted != before.refuted:
         return now
     single = [trial for trial in search.tried.values() if trial is not None and len(trial.changes) == 1]
@@ -287,7 +287,7 @@ def _families(advice: Advice) -> set[str]:
 
 
 def _without_tried(finding: Finding, search: Search) -> Finding:
-    """Remove the advice that was replayed, and its estimate; state which advice did not help."""
+    """Remove replayed advice, and the finding's estimated gain; state which advice did not help."""
     untried: list[Advice] = []
     refuted: list[Message] = []
     for advice in finding.advice:
@@ -326,8 +326,8 @@ def _outcome(configuration: Configuration, name: str, base: RecordedLoad) -> Mes
 
 
 BEYOND_SHOWN = 1.25
-"""Ratio of the predicted output to the most that front end and clients have handled, above which a note says
-so."""
+"""Ratio of the predicted output rate to the highest recorded one; above it, a note warns that front end and
+clients may not keep up."""
 
 
 def _new_output(configuration: Configuration, name: str, base: RecordedLoad) -> Message:
@@ -410,5 +410,5 @@ def _refuted(trial: Trial, search: Search) -> Message:
 
 
 def _change_of(name: str, saved: float) -> float:
-    """Return the relative change of a figure that saves this much; the inverse of ``search.saved_frac``."""
+    """Return the relative change of a figure for a saved share; the inverse of ``search.saved_frac``."""
     return saved / (1 - saved) if name == FIGURES[Objective.THROUGHPUT] else -saved

@@ -1,8 +1,8 @@
 """Figures of a prediction: those that scheduling determines, and times with intervals.
 
 An interval covers the error of the fit, the drift between trials, another start of the engine, and steps
-outside the recorded range. Two more parts judge the figures: bounds on the output rate from the recorded use
-of processors by front end and clients, and the misfit of the unchanged replay.
+outside the recorded range. This module also bounds the output rate by the processor time that front end and
+clients used in the recording, and judges the misfit of the unchanged replay.
 """
 
 import math
@@ -64,7 +64,7 @@ DECIDED = (
 
 
 def decided_figures(before: Sequence[Timeline], after: Sequence[Timeline]) -> list[Figure]:
-    """Return the figures that scheduling determines, as means over trials, of two runs (lists of ranks)."""
+    """Return the figures of two runs (lists of ranks) that scheduling determines, as means over trials."""
     figures = []
     for metric in DECIDED:
         was, value = (
@@ -112,9 +112,10 @@ def timing_figures(
         recorded: Trials as recorded.
         replayed: Trials as replayed.
         changed: Trials as replayed with the change.
-        spread: Ratios of each metric that resampled step times predict.
+        spread: Ratios that resampled step times predict, by metric.
         bound: Trials as replayed with the change, without economies of scale in steps larger than recorded.
-            The change lies between the two ratios, and its value is their middle on a logarithmic scale.
+            The true ratio lies between those of ``changed`` and ``bound``; the estimate is their geometric
+            mean.
         leaned: Trials as replayed with the change, with the time of steps outside the recorded range at
             either end of that time's interval.
     """
@@ -170,7 +171,7 @@ Composition = list[tuple[str, int, int]]
 
 
 def compositions(ranks: Sequence[Timeline]) -> dict[tuple[int, int | None, int], Composition]:
-    """Return compositions by rank, trial and number of the step within the trial."""
+    """Return the composition of each step, by rank, trial and number of the step within the trial."""
     by_step: dict[tuple[int, int | None, int], Composition] = {}
     for number, timeline in enumerate(ranks):
         steps = timeline.steps.sort("step").select(
@@ -191,17 +192,17 @@ def _mean(steps: pl.DataFrame, column: str) -> float:
 
 COVERAGE = 0.9
 RESTARTED_CPU = 0.1
-"""Standard deviation of the logarithm of the ratio of the same steps' times in two starts of a CPU engine.
+"""Standard deviation of log(a / b), where a and b are times of the same steps in two starts of a CPU engine.
 
-Measured, as is that of an H100, which is 0.002 and left out: ``docs/what-if.md``, "Another start of the
-engine".
+This value was measured. On an H100, it is 0.002, which is left out: ``docs/what-if.md``, "Another start of
+the engine".
 """
 
 
 def restart_factor(header: Header, seed: int) -> float:
-    """Return by how much longer steps take in another start of the engine: a deviation up or down, in turn.
+    """Return the factor of step times after another start of the engine: a deviation up or down, in turn.
 
-    The recording is of one start, so it cannot show this.
+    A recording of a single start cannot show this factor.
 
     Args:
         header: Header of the engine's trace.
@@ -217,10 +218,10 @@ def ratio_interval(
 ) -> tuple[float | None, float | None]:
     """Return the 90 % interval of a ratio minus 1.
 
-    The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
-    trials of log(recorded / replayed). The changed run will be another start of the engine, which differs at
-    least as much as one trial from another; more trials do not reduce this. The interval uses Student's t
-    with the trials' degrees of freedom. The drift includes the square of the replays' mean error.
+    The variance of the ratio's logarithm is that of the resampled fits, plus twice that of the drift: the
+    spread over trials of log(recorded / replayed). The changed run will be another start of the engine, which
+    differs at least as much as one trial from another; more trials do not reduce this. The interval uses
+    Student's t with the trials' degrees of freedom. The drift includes the square of the replays' mean error.
     """
     trials = min(len(was), len(replayed))
     if len(resampled) < 2 or not trials:  # noqa: PLR2004  # for a spread
@@ -263,7 +264,7 @@ def with_leaned(
 
 @dataclass(frozen=True)
 class Processors:
-    """Usage of processors beside a server's engine.
+    """Usage of processors by the front end and the clients of a server's engine.
 
     Front end and clients are not replayed. A server's front end detokenizes and streams every token, and its
     clients receive them; on a small machine, both take processors from the engine.
@@ -279,7 +280,7 @@ class Processors:
 
     @property
     def are_short(self) -> bool:
-        """Whether the front end waited long for a processor."""
+        """Whether the front end waited for a processor in a large share of its ready time."""
         return self.waited_frac is not None and self.waited_frac >= STARVED_FRAC
 
 
@@ -320,10 +321,10 @@ def recorded_processors(timelines: Sequence[Timeline]) -> Processors | None:
 def bound_output(figures: Iterable[Figure], processors: Processors) -> None:
     """Bound the output and the makespan of a change, and their intervals.
 
-    If processors were short, there may be none for more output, so the interval begins at most at the highest
-    output that front end and clients handled in any second of the recording. It ends at the output at which
-    the front end's main thread would run all the time, if each step's output takes as much of its time as
-    recorded (with more requests in a step, it takes more).
+    If processors were short, none may be left for more output, so the lower end of the interval is at most
+    the highest output that front end and clients handled in any second of the recording. The upper end is at
+    most the output at which the front end's main thread would run all the time, if each step's output took as
+    much of that thread's time as recorded (with more requests in a step, it takes more).
     """
     by_name = {figure.name: figure for figure in figures}
     output, makespan, steps = (by_name.get(name) for name in ("output", "makespan", "steps"))
@@ -344,7 +345,7 @@ def bound_output(figures: Iterable[Figure], processors: Processors) -> None:
 def _bound(
     figure: Figure, pick: Callable[[float, float], float], low: float, middle: float, high: float
 ) -> None:
-    """Bound a figure and the ends of its interval, by ratios to its present value."""
+    """Bound a figure and the ends of its interval, by ratios to its value before the change."""
     if figure.low_frac is not None:
         figure.low_frac = pick(figure.low_frac, low - 1)
     if figure.high_frac is not None:

@@ -35,12 +35,11 @@ MOST_BYTES = 500_000_000
 MOST_S = 6.0
 """Maximum estimated seconds of one replay; of a longer load, only the first part is replayed."""
 RESAMPLES = 4
-"""Number of fits to resampled steps, as ``prediction.RESAMPLES``; fewer, because a fleet's replays are long.
-"""
+"""Number of fits to resampled steps; fewer than for a single run, because a fleet's replays are long."""
 
 
 def fleet_load(inputs: FleetInputs, *, most_s: float = MOST_S) -> tuple[RecordedLoad, list[Message]]:
-    """Return a fleet's load as one of data-parallel ranks, with notes on what a replay leaves out.
+    """Return a fleet's load as that of data-parallel ranks, with notes on what a replay leaves out.
 
     Args:
         inputs: Engines of one model, device and role.
@@ -48,7 +47,7 @@ def fleet_load(inputs: FleetInputs, *, most_s: float = MOST_S) -> tuple[Recorded
 
     Raises:
         InputError: If a trace cannot be read, the traces are too large, or the engines are not of one kind.
-        UsageError: If the engines are data-parallel ranks in lock-step.
+        UsageError: If there is only one engine, or the engines are data-parallel ranks in lock-step.
     """
     size = sum(file.size for source in inputs.engines for file in source.files)
     if size > MOST_BYTES:

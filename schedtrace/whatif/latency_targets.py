@@ -1,4 +1,4 @@
-"""Search of settings that meet latency targets (``advise``): what findings advise, and a menu of changes."""
+"""Search for settings that meet latency targets (``advise``), in findings' advice and a menu of changes."""
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,11 +28,11 @@ from schedtrace.whatif.sweep import ReplayPool, SweepLog, replay_configurations
 MOST = 3
 """Maximum number of proposals."""
 BEST = 4
-"""Number of the best single changes, which are combined with each other."""
+"""Maximum number of best single changes that are combined with each other."""
 LEAST_FRAC = 0.02
 """Minimum relative gain in goodput of a proposal."""
 WEIGHS_FRAC = 0.05
-"""Minimum weight of a root cause that is a reason for a change."""
+"""Minimum weight of a root cause that counts when root causes before and after a change are compared."""
 RESAMPLES = 4
 
 
@@ -51,7 +51,7 @@ def advise(
         base: The recorded load.
         slo: The objective.
         make_pool: Function that starts the processes.
-        progress: Function called with the number of configurations done and in total, in each round anew.
+        progress: Function called with the number of configurations done and in total; each round counts anew.
         fixed: Changes that every proposal has, such as another number of ranks.
 
     Raises:
@@ -186,7 +186,7 @@ def _roots(configuration: Configuration) -> list[str]:
 
 
 def _commands(base: RecordedLoad, proposal: Configuration) -> list[str]:
-    """Return the recorded command, as far as known, with the proposal's settings; then the comparison."""
+    """Return the recorded command, as far as known, with the proposal's settings, and one to compare runs."""
     changes = proposal.changes
     options = as_options(changes)
     manifest: Manifest | None = base.run.manifest

@@ -1,7 +1,7 @@
-"""Choice of the part of a long load to replay, which shows the waits of the verdict's finding.
+"""Choice of the part of a long load to replay: one that shows the waits of the verdict's finding.
 
-A replay begins with an empty engine, so the part begins when few requests were present, if possible none. If
-the unchanged replay of the part is not close to the recording, no answer is given (``require_baseline``).
+A replay begins with an empty engine, so the part begins when few requests (if possible, none) were present.
+If the unchanged replay of the part is not close to the recording, no answer is given (``require_baseline``).
 """
 
 import math
@@ -27,7 +27,7 @@ from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 STEP_US, REQUEST_US = 350.0, 25.0
-"""Microseconds of a replay per step, and per request in a step, for 16 to 256 running requests."""
+"""Microseconds that a replay takes per step, and per request in a step (for 16 to 256 running requests)."""
 MOST_S = 3.0
 """Maximum seconds of one replay; a menu has 20 to 40 replays."""
 FEWEST = 50
@@ -40,18 +40,17 @@ def replay_s(timelines: list[Timeline]) -> float:
 
 
 HOLDS_FRAC = 0.5
-"""Least ratio of a finding's share of the time in a part to its share in the whole, for the part to show
-it.
-"""
+"""Minimum ratio of a finding's share of the requests' time in a part to its share in the whole load, with
+which the part shows the finding."""
 CANDIDATES = 1000
-"""Number of requests, evenly spaced, that may begin a part; each is examined in a pass over the load."""
+"""Maximum number of requests, evenly spaced, that may begin a part; each takes a pass over the load."""
 
 
 def part_of(base: RecordedLoad, findings: Sequence[Finding] = (), *, most_s: float = MOST_S) -> RecordedLoad:
-    """Return as many of the trials, or else of one trial's requests, as can be replayed in this time.
+    """Return as many of the trials, or else of one trial's requests, as can be replayed in ``most_s``.
 
-    If requests came at their own times, the part is chosen so that it shows the leading root cause. Clients
-    that wait for answers, or send all at once, are replayed from the load's beginning.
+    If requests came at their own times, the part is chosen so that it shows the leading root cause. If
+    clients wait for answers or send all requests at once, the part is the load's beginning.
 
     Args:
         base: The recorded load.
@@ -111,7 +110,7 @@ class _Time:
         self.first_us = int(starts[0]) if starts.len() else 0
 
     def spans(self, finding: Finding) -> list[pl.DataFrame]:
-        """Return each engine's spans of time that a finding is about; none if they are not recorded."""
+        """Return each engine's spans of time that a finding is about; empty if no such spans are recorded."""
         charges = KINDS[finding.code].charges
         if charges:
             wanted = pl.col("charge").is_in([*map(str, charges)])
@@ -128,7 +127,7 @@ class _Time:
         return [part / all_of_it if all_of_it else 0.0 for part, all_of_it in zip(inside, whole, strict=True)]
 
     def holds(self, finding: Finding, begin_us: int, end_us: int) -> bool:
-        """Return whether a finding is as visible between these moments as in the whole load."""
+        """Return whether these moments enclose enough of a finding to show it (``HOLDS_FRAC``)."""
         spans = self.spans(finding)
         if not spans:
             return True
@@ -154,11 +153,10 @@ class _Chosen(NamedTuple):
     first: int
     requests: int
     begin_us: int
-    """Arrival of the first request, on the first engine's clock; for the first of the load, begin of its
-    steps.
-    """
+    """Arrival of the first request on the first engine's clock; if it is the load's first, the beginning of
+    the load's steps."""
     end_us: int
-    """Time up to which a replay takes as long as allowed."""
+    """Time up to which the load can be replayed within the allowed time."""
 
 
 def _choose(
@@ -233,7 +231,7 @@ def _cut(load: Workload, chosen: _Chosen) -> Workload:
 
 
 def _trials(base: RecordedLoad, most_s: float) -> tuple[list[Workload], list[Timeline]]:
-    """Return the first trials, at least one; all trials if the prefix cache was kept between them."""
+    """Return the first trials, at least one; all if there are no trials, or the warm-up is replayed, too."""
     trials = sorted(
         {trial for timeline in base.timelines for trial in timeline.trials() if trial is not None}
     )
@@ -252,7 +250,7 @@ def _trials(base: RecordedLoad, most_s: float) -> tuple[list[Workload], list[Tim
 
 
 def _until_answered(timeline: Timeline, load: Workload, chosen: _Chosen) -> Timeline:
-    """Return the events until an engine's requests of this load were answered."""
+    """Return an engine's timeline up to its last answer to this load, with only this load's requests."""
     # Engines of a fleet may use the same ids.
     names = {request.request_id for request in load if request.data_parallel_rank in (None, timeline.rank)}
     own = pl.col("request_id").is_in(names)
@@ -268,7 +266,7 @@ def _until(timeline: Timeline, end_us: Any, begin_us: int | None = None) -> Time
     Args:
         timeline: An engine of the run.
         end_us: Moment on this engine's clock; None if it had no request of the part.
-        begin_us: Moment on the clock of the run's first engine; None for the engine's begin.
+        begin_us: Moment on the clock of the run's first engine; None for the engine's beginning.
     """
     end_us = timeline.begin_us if end_us is None else end_us
     return windowed(timeline, Window(begin_us=begin_us, end_us=end_us + timeline.offset_us + 1))
@@ -279,9 +277,9 @@ def _cost_us(steps: pl.DataFrame) -> pl.Series:
 
 
 def usual_figure(base: RecordedLoad) -> str:
-    """Return the figure for a load: the mean latency of an open load, else the time until all are finished.
+    """Return the figure that judges a load: the mean latency, or the makespan if the load is not open.
 
-    One of ``figures.METRICS``.
+    The figure is one of ``figures.METRICS``.
     """
     paced = any(load.replayed_clients is not None for load in base.loads)
     return "makespan" if paced or all(map(came_at_once, base.timelines)) else "E2E mean"

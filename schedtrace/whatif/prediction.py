@@ -73,7 +73,7 @@ class RecordedLoad:
     part: LoadPart | None = None
     """Part of the whole load that is replayed; None for the whole load."""
     absent: frozenset[tuple[str, str | None]] = frozenset()
-    """Code and cause of each finding of the whole load that is too small in this part to be tested on it."""
+    """Code and cause of each finding that is too weak in this part to be tested on it."""
 
     @property
     def requests(self) -> int:
@@ -82,7 +82,7 @@ class RecordedLoad:
 
     @property
     def load_words(self) -> str:
-        """Describe in a sentence the load that is replayed."""
+        """Name of the replayed load, as part of a sentence."""
         return "this load" if self.part is None else self.part.words
 
     @property
@@ -104,7 +104,7 @@ class RecordedLoad:
 
     @cached_property
     def processors(self) -> Processors | None:
-        """Usage of processors beside a server's engine; None without a server."""
+        """Usage of processors by a server's front end and its clients; None without a server."""
         return recorded_processors(self.timelines)
 
     @property
@@ -189,7 +189,7 @@ def _written(value: float, unit: str) -> str:
 
 
 class Predictor:
-    """Predictor of several changes of one recorded load, which replays the unchanged load only once.
+    """Predictor of several changes of one recorded load; the unchanged load is replayed only once.
 
     Args:
         base: The recorded load.
@@ -201,7 +201,7 @@ class Predictor:
         self._base, self._output, self._resamples = base, output, resamples
         self._scratch = tempfile.TemporaryDirectory()
         self._resampled_trials: dict[int, list[TrialReport]] = {}
-        """Replays of the unchanged load, by the seed of the step times."""
+        """Replayed trials of the unchanged load, by the seed of the resampled step times."""
 
     def __enter__(self) -> Self:
         return self
@@ -267,7 +267,8 @@ class Predictor:
             name: One of ``figures.METRICS``.
 
         Raises:
-            InputError: If it is off by more than ``figures.MOST_FRAC``, or the load has no such figure.
+            InputError: If the replay is off by more than ``figures.MOST_FRAC``, or the load has no such
+                figure.
             UsageError: If the replay of the unchanged load never ends.
         """
         if abs(self.misfit_frac(name)) > MOST_FRAC:
@@ -278,8 +279,8 @@ class Predictor:
     def misfit_frac(self, name: str) -> float:
         """Return the misfit of the unchanged replay; 0 if it is small enough.
 
-        A misfit of up to half of the difference between trials counts as small, because it does not exceed
-        their noise.
+        A misfit counts as small up to ``REPRODUCES_WITHIN``, or up to half of the difference between the
+        recorded trials, which shows their noise.
 
         Raises:
             InputError: If the load has no such figure.
@@ -385,9 +386,9 @@ class Predictor:
         return replay_work(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
 
     def _resampled(self, seed: int, *, side: int, factor: float = 1.0) -> Counted:
-        """Return a fit to resampled steps with noise of resampled residuals, different on each side.
+        """Return a fit to resampled steps, with noise from resampled residuals that differs by side.
 
-        All steps take ``factor`` times as long.
+        The sides are the replays without (0) and with changes (1). All steps take ``factor`` times as long.
         """
         import numpy as np  # noqa: PLC0415  # a quarter of a second
 
@@ -417,7 +418,7 @@ class Predictor:
         return ratios
 
     def same_steps(self) -> tuple[int, int]:
-        """Return how many steps a replay by step decides as recorded, and the number of all steps."""
+        """Return how many steps a replay by step decides as recorded, and the number of recorded steps."""
         replayed = self._replay({}, "by-step", by_step=True)
         ours, theirs = (compositions(ranks) for ranks in (replayed.timelines, self._base.timelines))
         return sum(ours.get(step) == what for step, what in theirs.items()), len(theirs)

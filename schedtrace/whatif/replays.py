@@ -1,4 +1,4 @@
-"""Replay of a load on an engine with changed settings, which predictions, advice and sweeps share.
+"""Replay of a load on an engine with changed settings, for predictions, advice and sweeps.
 
 The engine is a recorded engine, or a model on a GPU.
 """
@@ -61,7 +61,7 @@ class RecordedEngine:
         return self.times.description
 
     def configured(self, changes: Mapping[str, Any]) -> tuple[dict[str, Any], StepTimes]:
-        """Return options of ``simulate.replay.play``, and the step times.
+        """Return options of ``simulate.replay.play_loads``, and the step times.
 
         Raises:
             UsageError: If a replay cannot make a change.
@@ -83,7 +83,7 @@ class ModelledEngine:
 
     Args:
         shape: Shape of the model.
-        gpu: One of the GPUs.
+        gpu: Kind of the engine's GPUs.
         times: Step times; None for the roofline of shape and GPUs.
     """
 
@@ -145,7 +145,7 @@ class Work:
         return self.loads[self.warmups :]
 
     def portable(self) -> "Work":
-        """Return the load with every request in memory, because another process cannot read the source."""
+        """Return this work with every request in memory, because another process cannot read the source."""
         loads = [replace(load, read=partial(iter, list(load))) for load in self.loads]
         return replace(self, loads=loads)
 
@@ -195,14 +195,15 @@ def replay_work(
 
     Args:
         work: The load and its engine.
-        changes: Names of vLLM's arguments to values, or ``CONCURRENCY``.
+        changes: Values by the names of vLLM's arguments, or by ``CONCURRENCY``.
         folder: Run folder to write; an existing one is replaced.
         times: Step times; None for the engine's own.
-        by_step: As for ``simulate.replay.play``.
+        by_step: As for ``simulate.replay.play_loads``.
 
     Raises:
-        UsageError: If vLLM does not accept the changes, or a replay cannot make them. NeverEndsError: If the
-        load never ends with them. OSError: If the trace cannot be written.
+        UsageError: If vLLM does not accept the changes, or a replay cannot make them.
+        NeverEndsError: If the load never ends with the changes.
+        OSError: If the trace cannot be written.
     """
     from schedtrace.simulate.replay import play_loads  # noqa: PLC0415  # imports vLLM
 
@@ -236,7 +237,7 @@ def fitted_length(shape: Shape, arguments: Mapping[str, Any], options: Mapping[s
     Args:
         shape: Shape of the model.
         arguments: vLLM's arguments.
-        options: Options of ``simulate.replay.play`` made from the arguments.
+        options: Options of ``simulate.replay.play_loads`` that were made from the arguments.
     """
     length: int = options["max_model_len"]
     left = arguments.get("max_model_len") in FIT_TO_MEMORY
@@ -246,7 +247,7 @@ def fitted_length(shape: Shape, arguments: Mapping[str, Any], options: Mapping[s
 def replayed_load(
     work: Work, label: str, path: Path | None = None, part: LoadPart | None = None
 ) -> ReplayedLoad:
-    """Return the measured load of a work as documents describe it.
+    """Return the description of a measured load that documents contain.
 
     Args:
         work: The load and its engine.
@@ -276,7 +277,7 @@ def load_notes(work: Work, changes: Iterable[Mapping[str, Any]]) -> list[Message
 
 
 def gathering_notes(times: StepTimes | None, changes: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Return notes on the assumed cost of gathering, if any change uses balance scheduling."""
+    """Return notes on the assumed cost of gathering counts, if any change uses balance scheduling."""
     if not any(of_one.get("balance_ranks") for of_one in changes):
         return []
     took_us = times.gathering_us() if times else None

@@ -33,8 +33,7 @@ FAMILIES = {
 }
 """Family of each setting; settings of one family act on the same resource."""
 FEWEST_TOKENS = 16
-"""Minimum number of tokens of a budget or a threshold that is tried; with fewer, a step computes almost
-nothing."""
+"""Smallest token budget or threshold that is tried; with fewer tokens, a step computes almost nothing."""
 PADDED_TO = 8
 """Multiple to which devices usually pad a batch of decodes, as vLLM's captured graphs do."""
 
@@ -65,7 +64,7 @@ def menu(base: RecordedLoad, now: Mapping[str, Any]) -> list[Change]:
 
 
 def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield smaller and larger numbers of seats, at most the number of requests present at once."""
+    """Yield smaller and larger numbers of seats, up to the largest number of requests present at once."""
     seats, most = now["max_num_seqs"], _peak(timelines, pl.col("num_running_after") + _WAITING)
     taken = _peak(timelines, pl.col("num_running_after"))
     # Also the two numbers below those taken whose decodes fill a captured graph.
@@ -77,7 +76,7 @@ def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change
 
 
 def _full_batch(count: int) -> int:
-    """Return the largest number of requests up to this one that fills a padded batch, if there is one."""
+    """Return the largest number up to ``count`` that fills a padded batch; ``count`` if there is none."""
     return count if count < PADDED_TO else count // PADDED_TO * PADDED_TO
 
 
@@ -110,7 +109,7 @@ def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
 
 
 def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield thresholds: fractions of the budget below the longest prompt, and no threshold."""
+    """Yield thresholds: fractions of the budget that are below the longest prompt, and 0 for no threshold."""
     name = "long_prefill_token_threshold"
     if not now.get("enable_chunked_prefill", True):
         return
@@ -124,7 +123,7 @@ def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[C
 
 
 def _switches(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield changes of settings that are on or off, and intervals between prefills of ranks."""
+    """Yield changes of settings with few values, and intervals between prefills of ranks."""
     header = timelines[0].header
     preempted = any(timeline.preemptions.height for timeline in timelines)
     priorities = {
@@ -157,7 +156,7 @@ def _peak(timelines: list[Timeline], value: pl.Expr) -> int:
 
 
 LEAST_FRAC = 0.02
-"""Minimum saving of a change that counts."""
+"""Minimum share that a change must save to count."""
 MOST_ADVICE = 3
 """Maximum number of settings that are advised, not counting a pair of them."""
 ENOUGH_FRAC = 0.97
@@ -224,7 +223,7 @@ class Search:
         self.tried: dict[tuple[Change, ...], Trial | None] = {}
         """Trial for each set of changes; None if vLLM refuses the changes, or a replay cannot make them."""
         self.configurations: dict[tuple[Change, ...], Configuration] = {}
-        """Same replays as configurations; a refused configuration states the reason."""
+        """Configuration for each set of changes; a refused configuration states the reason."""
 
     def best(self, changes: list[Change]) -> list[Trial]:
         """Return a change for each of the best settings, by gain, and a pair of these if it gains more.
@@ -283,8 +282,8 @@ class Search:
     def _best_by_family(self) -> list[Trial]:
         """Return the trial with the largest possible gain for each family of settings that helps.
 
-        Families are in the order of estimated gains: a gain that larger steps may undo comes after a smaller
-        gain within the recorded range.
+        Families are in the order of estimated gains: a gain that larger steps may undo can come after a
+        smaller gain within the recorded range.
         """
         best: dict[str, Trial] = {}
         for trial in self._helpful():
@@ -320,7 +319,7 @@ class Search:
         return [middle for middle in middles if middle not in {*values, now}]
 
     def _least_of(self, best: Trial) -> Trial:
-        """Return the smallest change of the same setting that gains nearly as much."""
+        """Return the smallest change of the same setting that gains nearly as much as ``best``."""
         name = best.changes[0][0]
         now = self.predictor.now(name) or 0
         enough_frac = ENOUGH_UNSURE_FRAC if best.unsure else ENOUGH_FRAC
@@ -335,5 +334,5 @@ class Search:
 
 
 def saved_frac(figure: Figure, change_frac: float) -> float:
-    """Return the saved share of a figure's time; for a rate, of the time of its work."""
+    """Return the share of time that a figure's change saves; for a rate, of the time for the same work."""
     return 1 - 1 / (1 + change_frac) if figure.higher_is_better else -change_frac

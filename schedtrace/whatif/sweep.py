@@ -42,7 +42,7 @@ from schedtrace.workloads.workload import Workload
 RETRIES = 3
 """Number of times that Ray repeats a replay after its worker has ended."""
 DIGITS = 3
-"""Number of decimals of milliseconds, because a trace's clock counts microseconds."""
+"""Number of decimals of times in milliseconds; a trace's clock counts microseconds."""
 
 
 def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> ReplayOutcom
 
 
 def _measure(outcome: ReplayOutcome, traces: Sequence[Trace], loads: Sequence[Workload]) -> None:
-    """Fill in the figures that the traces of a replay, which share a clock, show."""
+    """Fill in the figures that a replay's traces show; the traces share a clock."""
     arrivals, finishes = (
         pl.concat(frames, how="diagonal_relaxed")
         for frames in ([trace.arrivals for trace in traces], [trace.finishes for trace in traces])
@@ -116,7 +116,7 @@ QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_ST
 
 
 class ReplayPool:
-    """Other processes, each of which imports vLLM once and may replay the same loads many times.
+    """Pool of processes, each of which imports vLLM once and may replay the same loads many times.
 
     Args:
         pool: The processes. On a cluster, each machine needs the same releases of schedtrace and vLLM; loads
@@ -175,14 +175,14 @@ FILE_NAME = "sweep.jsonl"
 
 
 class SweepLog:
-    """Finished configurations of a folder.
+    """Log of a sweep's finished configurations, in a folder.
 
     Args:
         folder: Folder, which is created if it does not exist.
 
     Raises:
-        UsageError: If the folder cannot be created.
-        InputError: If its file cannot be read, or contains a line of another kind.
+        UsageError: If the folder cannot be created, or its file cannot be read.
+        InputError: If its file contains a line of another kind.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -210,7 +210,7 @@ class SweepLog:
             self.finished[outcome.key] = outcome
 
     def add(self, outcome: ReplayOutcome) -> None:
-        """Add an outcome to the file unless it is there; it is safe even if the process is then killed."""
+        """Add an outcome to the file unless it is there; it stays even if this process is then killed."""
         if outcome.key in self.finished:
             return
         self.finished[outcome.key] = outcome
@@ -220,7 +220,7 @@ class SweepLog:
 
 
 def digest(work: Work) -> str:
-    """Return a hexadecimal digest of everything but the changes that determines the outcomes."""
+    """Return a hexadecimal digest of everything that determines the outcomes, except for the changes."""
     hashed = hashlib.sha256()
     for load in work.loads:
         hashed.update(msgspec.json.encode([load.prefix_block, list(load)]))
@@ -304,11 +304,11 @@ def replay_configurations(
 ) -> Replays:
     """Replay each configuration that ``log`` lacks, in the processes of a pool.
 
-    The recorded configuration is replayed even if it is not among these.
+    The recorded configuration is replayed even if ``changes`` lacks it.
 
     Args:
         work: Load and engine of all configurations.
-        changes: Changes of each configuration; all change the same settings.
+        changes: Changes of each configuration.
         log: Log that gets each outcome at once.
         make_pool: Function that starts the processes.
         slo: Bounds by which every configuration is judged.

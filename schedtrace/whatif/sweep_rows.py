@@ -67,7 +67,7 @@ def bound_values(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> list[float 
 
 
 def meets(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> bool:
-    """Return whether every bound holds, for which every request must have finished."""
+    """Return whether every request has finished and every bound holds."""
     return len(outcome.ttft_ms) == outcome.requests and all(
         bound.latency == "tpot" if value is None else value <= bound.limit_ms
         for value, bound in zip(bound_values(outcome, bounds), bounds, strict=True)

@@ -24,8 +24,8 @@ from schedtrace.workloads.rows import (
 )
 
 LIMITS, NO_TEXT, OTHER_URL = "limits", "no text", "other url"
-"""Keys that count rows whose output length is the client's limit; rows with parts that are not text, which
-are left out; and rows that ask for something other than text."""
+"""Keys that count rows whose output length is the client's limit, messages with parts that are not text
+(these parts are left out), and rows that ask for something other than text."""
 LENGTHS = ("output_len", "output_tokens", "output_length")
 MAXIMA = ("max_completion_tokens", "max_tokens")
 """Names of the client's limit on output tokens, the newer one first."""
@@ -137,7 +137,7 @@ def sharegpt_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, Pr
 
     Raises:
         InputError: If the file is not a list of conversations; the message contains the number of the broken
-            one.
+            conversation.
     """
     if not next(numbered_lines(path), (1, b""))[1].startswith(b"["):
         raise _broken(path, 1, "it does not begin with a list")

@@ -38,18 +38,19 @@ AT_ONCE_FRAC = 0.05
 """Maximum think time, as a share of the median end-to-end latency, that counts as sending at once. Even very
 regular arrivals do not coincide so closely with answers by chance."""
 MOSTLY_AT_ONCE_FRAC = 0.25
-"""Maximum think time of 90 % of the requests of a client that sends at once, as the same share."""
+"""Maximum think time of nine in ten requests of clients that send at once, as a share of the median
+end-to-end latency."""
 FEWEST_EVENTS = 4
 """Minimum number of rounds of a barrier, or of aborted requests, that can show a pattern."""
 FULL_FRAC = 0.15
-"""Minimum share of requests that a queue in front of the engine sends at an answer, and minimum share that
-arrive later."""
+"""Minimum share of requests that arrive at an answer, and minimum share of those that arrive later, if there
+is a queue in front of the engine."""
 TIMES_OPEN = (1.0, 1.25, 1.5, 2.0, 3.0)
 """Numbers of sessions to try, as multiples of the largest number of open requests."""
 MOST_BINS = 20
 """Maximum number of age bins, each with its own rate, per state."""
 PRIOR = 0.5
-"""Number of arrivals at the overall rate by which the fit smooths each age bin of a state."""
+"""Number of imagined arrivals, at the overall rate, with which the fit smooths each age bin of a state."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Clients:
 
     pattern: Pattern
     clients: int
-    """Number of clients of a loop or of sessions, of requests in a barrier's round, of requests that a limit
-    keeps open, or of retries."""
+    """Number that belongs to the pattern: clients of a loop, sessions, requests in a barrier's round,
+    requests that a limit keeps open, or retries."""
     think_us: tuple[float, ...]
     """Think times in microseconds, in order. A think time begins at the n-th answer for a loop or a limit, at
     the end of a round for a barrier, and at the abort for retries; for sessions, only the mean is known."""
@@ -128,7 +129,7 @@ def clients_of(
 
 
 def as_closed_loop(arrived_us: Sequence[float], answered_us: Sequence[float | None], clients: int) -> Clients:
-    """Return a load as a closed loop of this many clients, whatever pattern its times show."""
+    """Return a closed loop of this many clients, whatever pattern the load's times show."""
     return Clients("loop", clients, _History.from_times(arrived_us, answered_us).thinks_us(clients))
 
 
@@ -140,9 +141,9 @@ class _Spell(NamedTuple):
     state: int
     """State of the client or queue, such as ``_BEFORE``."""
     begin_us: float
-    """Age of the state at the start of the period."""
+    """Age of the state at the start of the period, in microseconds."""
     end_us: float
-    """Age of the state at the end of the period."""
+    """Age of the state at the end of the period, in microseconds."""
     comes: bool
     """Whether the request arrives at the end of the period."""
     weight: float = 1.0
@@ -167,7 +168,7 @@ class _History:
     gave_up_us: list[float]
     """Times at which clients aborted requests."""
     took_us: float
-    """Median end-to-end latency."""
+    """Median end-to-end latency in microseconds."""
 
     @classmethod
     def from_times(
@@ -203,7 +204,7 @@ class _History:
 
     @cached_property
     def done_us(self) -> list[float]:
-        """Times at which all requests up to each place are answered or aborted."""
+        """Time, for each place, at which all requests up to this place were answered or aborted."""
         return list(accumulate(self.ends_us, max))
 
     @cached_property
@@ -214,7 +215,7 @@ class _History:
         return [0, *found_idle] if first_us is not None else []
 
     def thinks_us(self, clients: int) -> tuple[float, ...]:
-        """Return the times from the n-th answer to the n-th request that may follow an answer."""
+        """Return the microseconds from the n-th answer to the n-th request that may follow an answer."""
         lags = zip(self.sent_us[clients:], self.gone_us, strict=False)
         return tuple(max(0.0, sent - gone) for sent, gone in lags)
 
@@ -248,7 +249,7 @@ class _History:
         return [self.sent_us[start] - self.done_us[start - 1] for start in self.round_starts[1:]]
 
     def is_at_once(self, pattern: Pattern) -> bool:
-        """Return whether nearly all requests arrived at the answer that a loop or a barrier waits for."""
+        """Return whether nearly all requests came right after the answer that a loop or barrier waits for."""
         lags_us = {"loop": self.thinks_us(self.most_open), "barrier": self.round_lags_us}.get(pattern, ())
         if len(lags_us) < FEWEST_EVENTS:
             return False
@@ -259,15 +260,15 @@ class _History:
         )
 
     def follows(self, clients: int, place: int) -> float:
-        """Return when a request may follow an answer, if so many may be open at a time; infinite: never."""
+        """Return the time of the answer after which a client may send a request; infinite: never."""
         nth = place - clients
         return self.gone_us[nth] if nth < len(self.gone_us) else math.inf
 
     def nats(self, variants: "Sequence[_Variant]") -> Any:
-        """Return the log-likelihood of each arrival under a pattern fitted to the opposite half of the load.
+        """Return the log-likelihood of each arrival under a pattern fitted to the other half of the load.
 
         Args:
-            variants: Forms of the pattern; in each half, the fit uses the form that suits it best.
+            variants: Forms of the pattern; each fit uses the form that suits its half of the load best.
         """
         import numpy as np  # noqa: PLC0415  # it takes a quarter of a second to load
 

@@ -1,8 +1,8 @@
-"""Formats of workload files, recognized by their first line, and readers of one request per line.
+"""Formats of workload files, recognized by the beginning of a file, and readers of several formats.
 
 * Azure's traces of LLM inference (github.com/Azure/AzurePublicDataset; of 2023, 2024, and the multimodal one
-  of 2025) are CSV. ``TIMESTAMP`` is a date with a time, with up to seven decimals, of which those beyond
-  microseconds are cut off, and, in some files, a time zone.
+  of 2025) are CSV. ``TIMESTAMP`` is a date and a time with up to seven decimals (those beyond microseconds
+  are cut off) and, in some files, a time zone.
 * BurstGPT (github.com/HPMLL/BurstGPT) is CSV, too: ``Timestamp`` is seconds since midnight of the first day.
   A request with 0 response tokens failed. ``Session ID`` and ``Elapsed time`` of newer files are not read.
 * Mooncake (``FAST25-release/traces`` of github.com/kvcache-ai/Mooncake), Qwen-Bailian
@@ -10,7 +10,7 @@
   of every block of a prompt (``timed_traces.py``).
 * Users' own JSON, and vLLM's ``custom`` data set, have a prompt's text or its length, and the number of
   tokens to generate.
-* ShareGPT is one JSON list of conversations (``sharegpt.py``); ``chats.py`` has OpenAI's own formats.
+* ShareGPT is one JSON list of conversations; OpenAI has formats of its own (both: ``chats.py``).
 * ServeGen (github.com/alibaba/ServeGen) writes CSV, too: ``timestamp`` is seconds since the beginning.
 * Sessions are those of AIPerf and Dynamo (``sessions.py``).
 * Requests of a finished benchmark have the times at which they were sent, and their lengths. ``vllm bench
@@ -82,8 +82,8 @@ KNOWN = (
     "(docs/workloads.md)"
 )
 HEAD_BYTES = 2**16
-"""Number of bytes by which a format recognizes its files; if the first object is longer, its last field's
-value is None."""
+"""Number of bytes at the beginning of a file by which its format is recognized; if the first object is
+longer, the value of its last field counts as None."""
 LONGEST_LINE = 2**24
 """Maximum bytes of the first line that are examined; a ShareGPT file is a single line."""
 
@@ -113,7 +113,7 @@ WITHOUT_REQUESTS = {
     "a result of vllm bench serve": "it has no requests; vllm bench serve --save-detailed writes them",
 }
 """Advice on files of kinds without requests; for a kind without advice, the message only states that it has
-none."""
+no requests."""
 
 
 def _read_csv(
@@ -267,7 +267,7 @@ class SequenceLengths(msgspec.Struct):
 
 
 class Metadata(msgspec.Struct):
-    """Metadata of a request in AIPerf's export that are used here."""
+    """Metadata of a request in AIPerf's export, as far as they are used here."""
 
     request_start_ns: float
     was_cancelled: bool = False
@@ -314,16 +314,16 @@ class FileFormat:
     """Entry of the table of formats."""
 
     name: str
-    """Noun phrase for such a file."""
+    """Noun phrase for a file of this format."""
     claims: Callable[[FileSample], bool]
-    """Check whether a file has features of only this format."""
+    """Function that returns whether a file has features of only this format."""
     make: Callable[[Path, FormatOptions], WorkloadFormat]
     has_units: bool = False
     """Whether the options ``time_unit`` and ``prefix_block`` apply to the format."""
 
 
 def _prompt_format(source: Source, prompts: PromptReader, *notes: Message) -> Callable[..., WorkloadFormat]:
-    """Return the maker of a format of prompts without times."""
+    """Return the function ``make`` of a format that has prompts but no times."""
 
     def make(_path: Path, options: FormatOptions) -> WorkloadFormat:
         reader = partial(
@@ -340,7 +340,7 @@ def _prompt_format(source: Source, prompts: PromptReader, *notes: Message) -> Ca
 def _csv_format(
     source: Source, columns: tuple[str, str, str], at_us: Callable[[str], float]
 ) -> tuple[Callable[[FileSample], bool], Callable[..., WorkloadFormat]]:
-    """Return the claim and the maker of a format in CSV."""
+    """Return the functions ``claims`` and ``make`` of a format in CSV."""
 
     def make(path: Path, _options: FormatOptions) -> WorkloadFormat:
         images = IMAGES in _head(path).first_cells
@@ -450,7 +450,7 @@ FORMATS: tuple[FileFormat, ...] = (
         _prompt_format("jsonl", own_prompts),
     ),
 )
-"""All formats, no two of which claim the same file."""
+"""All formats; two of them claim a file only if it mixes their fields."""
 
 
 def format_of(path: Path, options: FormatOptions) -> WorkloadFormat:

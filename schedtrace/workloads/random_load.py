@@ -39,10 +39,10 @@ def _gaps(rate: float, burstiness: float, seed: int) -> Iterator[float]:
 
 
 def at_times_of(load: Workload, times: Workload) -> Workload:
-    """Return the requests of ``load``, of which the n-th arrives when the n-th of ``times`` did.
+    """Return the requests of ``load`` at other times: the n-th arrives when the n-th of ``times`` did.
 
-    An idle engine does not wake at once. Requests that it found waiting in the recorded first step reach the
-    engine together.
+    An idle engine does not wake at once. Requests that were waiting when it began the first recorded step
+    therefore reach the engine together.
 
     Raises:
         InputError: If ``times`` has fewer requests.

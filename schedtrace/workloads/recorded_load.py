@@ -32,7 +32,7 @@ MARK_BYTES = 3
 
 
 def identities(hashes: str | None) -> tuple[int, ...]:
-    """Return a number for each block up to the last mark; the same in every trial of a trace.
+    """Return a number for each block up to the last mark; equal beginnings of prompts get equal numbers.
 
     The number of a marked block is its hash. For a block between two marks, only the next mark shows whether
     two prompts share the block, so its number encodes that mark's hash and the distance from it.
@@ -46,10 +46,10 @@ def identities(hashes: str | None) -> tuple[int, ...]:
 
 
 def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
-    """Return the tokens of a hashed block: the size with which all prompts have their number of hashes.
+    """Return the number of tokens of a hashed block: the size that explains every prompt's number of hashes.
 
-    vLLM hashes blocks of ``block_size`` or, if cache groups differ, smaller blocks. None if no hashes are
-    recorded, or no size in the header fits.
+    vLLM hashes blocks of ``block_size`` or, if cache groups differ, smaller blocks. Return None if no hashes
+    are recorded, or no size in the header fits.
     """
     hashed = requests.filter(pl.col("prefix_hashes").is_not_null())
     if not hashed.height:
@@ -72,7 +72,7 @@ def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
 
 
 def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> int:
-    """Return how many requests found more of their prompt in a cache than any other prompt shares.
+    """Return how many requests found more of their prompt cached than it shares with any other prompt.
 
     Args:
         requests: Requests of one trial, with ``prefix_hashes`` and ``cached_tokens``.
@@ -105,9 +105,9 @@ _FINISHED = (
 def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | None = None) -> Workload:
     """Return the load of one trial, or of a whole trace without trials.
 
-    The output of a request that was aborted, failed or had not ended is unknown. It gets its ``max_tokens``
-    as output, and is aborted at the recorded time. Requests that were present when the recording began are
-    left out, because a replay cannot restore the tokens that they had computed.
+    The output of a request that was aborted, failed or had not ended is unknown. Such a request gets its
+    ``max_tokens`` as output, and is aborted at the recorded time. Requests that were present when the
+    recording began are left out, because a replay cannot restore the tokens that they had computed.
 
     Args:
         trace: Trace of one engine.
@@ -147,7 +147,7 @@ def loads_of(trace: Trace, *, manifest: Manifest | None = None) -> list[Workload
 
 
 def trials_of(trace: Trace) -> list[int | None]:
-    """Return the trials with requests, including the warm-up; only ``None`` if requests name no trial."""
+    """Return the trials with requests, including the warm-up; ``[None]`` if requests name no trial."""
     if not trace.arrivals.height:
         return []
     trials = trace.arrivals["trial"].drop_nulls().unique().sort().to_list()
@@ -199,7 +199,7 @@ def _requests(trace: Trace, trial: int | None) -> pl.DataFrame:
     """Return the arrivals of a trial in the order of the queue, each with the request's end.
 
     ``nth``: number of earlier requests with the same id; ``gone_us``: time at which the request ended in a
-    gap of the trace; ``cut_short``: whether it did not end normally.
+    gap of the trace; ``cut_short``: whether the request did not end normally.
     """
     nth = pl.int_range(pl.len()).over("request_id").alias("nth")
     ends = trace.finishes.select("request_id", nth, *_FINISHED)
@@ -275,7 +275,7 @@ _OF_REQUESTS = {
     ),
     "with a grammar: how long it took to compile is not in the load.": pl.col("structured"),
 }
-"""Note about the requests that meet each condition."""
+"""Notes about requests, each with the condition that these requests meet."""
 
 
 def _notes(

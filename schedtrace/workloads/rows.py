@@ -1,4 +1,4 @@
-"""Shared code of readers of workload files: numbered lines, JSON and CSV by names, and rows."""
+"""Code that readers of workload files share: numbered lines, JSON and CSV with named fields, and rows."""
 
 import codecs
 import csv
@@ -25,13 +25,13 @@ class Row(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     at_us: float | None = None
-    """Time of the row on the file's clock; None if the file has no times."""
+    """Time of the row on the file's clock, in microseconds; None if the file has no times."""
     prefix: tuple[int, ...] = ()
     priority: int = 0
     data_parallel_rank: int | None = None
     session: str | None = None
-    """Session in which the row is a turn, sent after the answer to the turn before; None: it waits for no
-    answer."""
+    """Session to which the row belongs, as a turn that is sent after the answer to the previous turn; None:
+    the row waits for no answer."""
     delay_us: float = 0.0
     """Time from the answer to the previous turn until this turn is sent."""
 
@@ -63,17 +63,17 @@ PromptReader = Callable[[Path, Counter[str]], Iterator[tuple[int, PromptRow]]]
 
 
 CountTokens = Callable[[str], int]
-"""Function that returns a tokenizer's count of a text's tokens."""
+"""Function that returns the number of tokens of a text."""
 CHARACTERS_A_TOKEN = 4
 """Approximate number of characters per token in English text."""
 MOST_TOKENS = 2**40
 """Maximum number of tokens of a request."""
 ESTIMATED = "estimated"
-"""Key that counts rows whose texts were estimated instead of measured with a tokenizer."""
+"""Key that counts rows whose lengths were estimated instead of measured with a tokenizer."""
 
 
 def estimated_tokens(text: str) -> int:
-    """Return an estimate of a text's length without a tokenizer."""
+    """Return an estimate of a text's number of tokens, without a tokenizer."""
     return -(-len(text) // CHARACTERS_A_TOKEN)
 
 

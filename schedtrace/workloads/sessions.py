@@ -6,9 +6,9 @@ Rows are AIPerf's ``mooncake_trace`` and Dynamo's traces of agents: ``input_leng
 ``turns``.
 
 In some files, the ``input_length`` of a later turn counts the whole prompt; in others, it counts only the new
-part, before which the client sends the conversation so far. ``context_mode`` states which, or else the rows
-show it: a whole prompt repeats the block ids of the turn before, and is at least as long as that prompt and
-its answer.
+part, and the client sends the conversation so far before this part. ``context_mode`` states which, or else
+the rows show it: a whole prompt repeats the block ids of the turn before, and is at least as long as that
+prompt and its answer.
 """
 
 import math
@@ -111,7 +111,7 @@ class _Evidence:
     """Ids of each session's latest turn, and the number of tokens of its prompt and answer."""
 
     def add(self, key: str | None, turn: SessionTurn) -> None:
-        """Add a turn with its session to the evidence; None: the turn belongs to no session."""
+        """Add a turn to the evidence; ``key`` is its session, or None if it belongs to no session."""
         self.modes.add(turn.context_mode)
         self.has_times |= key is not None or turn.timestamp is not None or turn.delay is not None
         ids, length = turn.hash_ids or [], turn.input_length or 0.0
@@ -215,7 +215,7 @@ class Sessions:
 
 
 def turns_of(path: Path) -> Iterator[tuple[int, str | None, SessionTurn]]:
-    """Yield each turn with the number of its line and its session (None if it belongs to none)."""
+    """Yield each turn with the number of its line and its session (None if it belongs to no session)."""
     for number, row in json_rows(path, SessionRow):
         key = None if row.session_id is None else f"{row.session_id}"
         if row.turns is None:

@@ -1,4 +1,4 @@
-"""Timed traces in JSON: Mooncake, Qwen-Bailian and vLLM's ``timed_trace`` have the same names of fields.
+"""Timed traces in JSON: Mooncake, Qwen-Bailian and vLLM's ``timed_trace`` use the same field names.
 
 Their rows are ``timestamp``, ``input_length``, ``output_length`` and ``hash_ids``, an id for each begun block
 of the prompt. Units differ: Mooncake has whole milliseconds and blocks of 512 tokens, the others seconds and
@@ -32,9 +32,9 @@ NO_IDS, SPARE_IDS = "no block ids", "spare block ids"
 """Keys that count rows without block ids, and rows with more ids than blocks."""
 NO_OUTPUT_LENGTH = "no output_length: add it, or give --output-len"
 LOOKED_AT = 10_000
-"""Number of rows from which units are inferred."""
+"""Maximum number of rows from which units are inferred."""
 FITS = 0.9
-"""Minimum share of the rows with ids that must have an id for each begun block."""
+"""Minimum share, among the rows with ids, of rows that have an id for each begun block."""
 _SIZES = tuple(2**power for power in range(17))
 """Candidates for the number of tokens per block."""
 
@@ -58,7 +58,8 @@ class Units:
     block: int
     source: Source
     note: Message | None = None
-    """Message on what was inferred, and from what; None if the user stated it, or it makes no difference."""
+    """Message on what was inferred, and from what; None if nothing was inferred, or if it makes no
+    difference."""
 
     def trace_rows(self, path: Path, counts: Counter[str], output_len: int | None = None) -> Iterator[Row]:
         """Yield the rows of the file; rows without an output length get ``output_len``."""
@@ -96,7 +97,7 @@ class BlockSizes:
             self.fitting.update(size for size in _SIZES if (ids - 1) * size < length <= ids * size)
 
     def block_tokens(self, path: Path) -> int | None:
-        """Return the tokens per block; None if all usual sizes result in the same prefixes.
+        """Return the number of tokens per block; None if the rows do not determine it.
 
         Raises:
             UsageError: If no size fits.
@@ -137,7 +138,7 @@ class _Evidence:
 
     @property
     def has_gaps(self) -> bool:
-        """Return whether requests arrive at different times."""
+        """Whether requests arrive at different times."""
         return len(self.times) > 1
 
     def time_unit(self, block: int | None) -> TimeUnit | None:

@@ -23,7 +23,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     arrived_us: float
-    """Time at which the client sends the request."""
+    """Time at which the client sends the request, in microseconds since the load began."""
     prompt_tokens: int
     output_tokens: int
     """Output tokens after which the request ends, unless it is aborted before."""
@@ -34,8 +34,8 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Rank that the client requests; None if vLLM's front end chooses."""
     lora: str | None = None
     prefix: tuple[int, ...] = ()
-    """Identity of each leading block of the prompt, ``Workload.prefix_block`` tokens each; the last one may
-    be a part of a block. Two prompts share their first k blocks if their first k identities are equal."""
+    """Identity of each leading block of the prompt, ``Workload.prefix_block`` tokens each; the last block may
+    be incomplete. Two prompts share their first k blocks if their first k identities are equal."""
     front_end_us: float = 0.0
     """Time from the request's arrival until it reached the engine's input queue."""
     queued_step: int | None = None
@@ -56,8 +56,8 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     structured: bool = False
     """Whether the output follows a grammar."""
     after: str | None = None
-    """Request of the session's previous turn: this request is sent ``delay_us`` after the answer to it, but
-    not before ``arrived_us``. None: it waits for no answer."""
+    """Id of the request of the session's previous turn. This request is sent ``delay_us`` after the answer to
+    that turn, but not before ``arrived_us``. None: it waits for no answer."""
     delay_us: float = 0.0
     draft_acceptance: float | None = None
     """Share of the request's draft tokens that were accepted; None if not recorded, or none were scheduled.
@@ -98,7 +98,8 @@ class Workload:
     name: str
     source: Source
     prefix_block: int | None
-    """Tokens of each block in ``LoadRequest.prefix``; None if it is unknown which prompts share a prefix."""
+    """Number of tokens of each block in ``LoadRequest.prefix``; None if it is unknown which prompts share a
+    prefix."""
     notes: list[Message]
     """Notes on facts that the source lacks, and on the assumptions made."""
     requests: int

@@ -18,7 +18,7 @@ from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 NO_OUTPUT, NO_PROMPT, SORTED = "no output", "no prompt", "sorted"
 OVERRIDDEN = "other output"
-"""Key that counts rows whose own time is overridden."""
+"""Key that counts rows whose own output length is overridden."""
 OF_ROWS = {
     NO_OUTPUT: "{rows:n row} without output tokens left out.",
     NO_PROMPT: "{rows:n row} without prompt tokens left out.",
@@ -101,18 +101,19 @@ def open_workload(
         num_prompts: Number of usable requests to take; if the file has fewer and its times are not used, it
             is repeated.
         output_len: Output tokens of every request, instead of the file's.
-        rate: Requests per second, to draw the arrival times anew as in ``schedtrace run``.
+        rate: Requests per second, to draw arrival times anew as in ``schedtrace run``; None for the file's
+            times or, if it has none, for all at once.
         burstiness: Shape of the gamma distribution of the gaps at that rate; 1 is Poisson.
         seed: Random seed of the gaps.
-        speedup: Divisor of the file's gaps.
+        speedup: Divisor of the gaps between the file's times.
         prequeue: Whether all requests arrive at 0.
         count_tokens: Function that measures texts; None to estimate 4 characters per token.
         time_unit: Unit of a timed trace in JSON; None to infer it from its rows.
         prefix_block: Tokens of each block that has an id; None to infer the size from the rows.
 
     Raises:
-        InputError: If the file is unreadable, of no known format or without a usable request; ``path:line:
-            what`` for a row.
+        InputError: If the file is unreadable, of no known format or without a usable request; an error in a
+            row reads ``path:line: what``.
         UsageError: If options exclude each other, ``speedup`` is set for a file without times, or a timed
             trace lacks an option that it needs.
     """
@@ -189,8 +190,8 @@ class _File:
     output_len: int | None
     times: _Times
     unsorted_line: int | None = None
-    """Line of the first row that is earlier than the row before it, in which case rows must be sorted;
-    otherwise None."""
+    """Line of the first row that is earlier than the row before it; rows must then be sorted. None if there
+    is no such row."""
 
     def requests(self, counts: Counter[str]) -> Iterator[LoadRequest]:
         """Yield the requests, reading the file once.

@@ -1,6 +1,6 @@
 """Documents about records: their content, the statements that it supports, and what it does not show.
 
-A benchmark's result is described alone, or beside the engine's trace.
+A benchmark's result is described alone, or compared with the engine's trace.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ def described_benchmark(path: str, result: BenchmarkResult) -> WeakRecord:
 def compare_with_trace(
     record: WeakRecord, runs: Sequence[RunReport], same_file: Sequence[WeakRecord] = ()
 ) -> None:
-    """Add the engine's latencies to the client's, if exactly one trial has as many finished requests.
+    """Add the engine's latencies to the client's, if exactly one trial finished the same number of requests.
 
     Equal numbers do not prove that the requests are the same; a statement is therefore likely at best.
 
@@ -138,8 +138,8 @@ def analyzed_records(
     """Read records and return the statements that each supports; two dumps of one server form a window.
 
     Args:
-        readers: Files with the readers of their kinds.
-        names: Names of files in the documents, if they differ from the path.
+        readers: Reader for each file.
+        names: Names that the documents use for files, where these differ from the path.
         url: Address of a server whose metrics are also read.
 
     Raises:
@@ -162,7 +162,7 @@ def analyzed_records(
 
 
 def periodic_lines(runs: Sequence[Run], names: Mapping[Path, str]) -> list[WeakRecord]:
-    """Return the statements of periodic lines in iteration logs; only these lines show queue lengths.
+    """Return the statements that periodic lines in iteration logs support; only these show queue lengths.
 
     Args:
         runs: Runs, of which only iteration logs are examined.
@@ -261,7 +261,7 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
 
 
 def _in_order(statements: list[Statement]) -> list[Statement]:
-    """Sort the statements: failures first, possible stalls at few snapshots last, all others unchanged."""
+    """Sort statements: failures first, and stalls that at most half of the snapshots suggest last."""
 
     def certainty_order(statement: Statement) -> int:
         is_possible = statement.code == "no-tokens" and statement.certainty == "possible"

@@ -1,4 +1,4 @@
-"""Statements about vLLM's metrics: values at a moment, totals since the start, changes between dumps.
+"""Statements about vLLM's metrics: values at a moment, totals since the start, and changes between dumps.
 
 If metrics or console lines report a queue, ``queue_statement`` names the limit that requests probably wait
 for: KV cache, seats, or unknown.
@@ -20,11 +20,11 @@ HALF_FULL = 0.5
 """Maximum KV cache usage at which the cache is not the probable limit, because even a large request would
 fit."""
 NEARLY_ALL = 0.8
-"""Minimum share of occupied seats at which all may have been taken, because vLLM counts after requests have
-finished."""
+"""Minimum share of occupied seats at which all seats may have been taken: vLLM counts running requests after
+finished requests have left."""
 LEAST_EQUAL = 3
-"""Minimum number of snapshots with a queue that show the same number of running requests, to suggest a limit
-on it."""
+"""Minimum number of snapshots with a queue; if all show the same number of running requests, a limit on this
+number is probable."""
 
 Limit = Literal[
     "kv", "some_kv", "seats", "both", "prompts", "none_run", "between_steps", "several", "unknown"
@@ -128,7 +128,7 @@ _SURER: frozenset[Limit] = frozenset({"kv", "both"})
 
 
 def _showing(limit: Limit, moments: Sequence[Moment], at: int) -> int:
-    """Return the number of moments for which the sentence is true, whatever limited the requests then.
+    """Return the number of moments at which the fact in the sentence holds, even if another limit applied.
 
     Args:
         limit: Limit that the sentence names.
@@ -145,9 +145,9 @@ def _showing(limit: Limit, moments: Sequence[Moment], at: int) -> int:
 
 
 def _candidates(limit: Limit, moments: Sequence[Moment], seats: int | None, most_running: int) -> list[str]:
-    """Return the possible causes of waiting that the moments suggest, without proof.
+    """Return the causes of waiting that the moments suggest but do not prove.
 
-    If the limit on running requests is unknown, it is at least the largest number of running requests seen.
+    If the limit on running requests is unknown, the largest number of running requests seen stands in for it.
     """
     if limit not in {"some_kv", "prompts"}:
         return []
@@ -270,7 +270,7 @@ def extent(values: Sequence[float]) -> Range:
 
 
 def amount(range_: Range, noun: str = "request") -> Message:
-    """Return the range of some counts as text, with a noun if there is one."""
+    """Return a range of counts as text, followed by ``requests`` unless ``noun`` is empty."""
     low, high = int(range_.low), int(range_.high)
     counted = say("{high:n request}", high=high) if noun else say("{high:n}", high=high)
     return counted if low == high else say("{low:n} to {counted}", low=low, counted=counted)
@@ -283,7 +283,7 @@ def _share(share: Range) -> Message:
 
 
 QUEUE_FRAC = 0.1
-"""Minimum share of the requests' time in the queue for a statement about it."""
+"""Minimum share of the requests' time in the queue at which the statement's code is ``time-in-queue``."""
 
 Values = dict[str, float]
 
@@ -302,7 +302,7 @@ def engine_metrics(dumps: Sequence[MetricsDump]) -> list[EngineMetrics]:
 
 
 def is_window(dumps: Sequence[MetricsDump]) -> bool:
-    """Return whether the dumps are of the same engines since the same start, in order of time."""
+    """Return whether the dumps show the same engines after the same server start, the earlier dump first."""
     first, last = (
         {(each.engine, each.model): each.values for each in dump.engines} for dump in (dumps[0], dumps[-1])
     )
@@ -353,7 +353,7 @@ def _metrics(engine: EngineValues, before: EngineValues | None, elapsed_s: float
 
 
 def _restarted(before: Values, after: Values) -> bool:
-    """Return whether the server restarted between dumps: a counter was created later, or decreased."""
+    """Return whether the server restarted between dumps: a counter was created anew, or decreased."""
     if before.get("prompt_tokens_created") != after.get("prompt_tokens_created"):
         return True
     counters = [name for name in before if name.endswith(("_total", "_count", "_sum"))]
@@ -487,7 +487,7 @@ def _pace(engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
 
 
 def _latencies(engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
-    """Report where finished requests spent their time, by vLLM's totals."""
+    """Report where finished requests spent their time: between the dumps, or else since the start."""
     lately = engine.window is not None and bool(engine.window.finished_requests)
     window = engine.window if engine.window is not None and lately else engine.totals
     if not window.finished_requests:

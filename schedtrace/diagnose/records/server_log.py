@@ -20,27 +20,28 @@ from schedtrace.read.records.failure_lines import UNNAMED
 from schedtrace.read.records.vllm_log import ServerLog
 
 LEAST_PACES = 2
-"""Minimum number of snapshots with prompts, and without, for which the pace of decodes is compared."""
+"""Minimum number of snapshots with prompts, and of those without, for a comparison of the pace of decodes."""
 SLOWED_FRAC = 0.7
-"""Maximum ratio of the pace of decodes in snapshots with prompts to the pace without, at which prompts count
-as slowing decodes."""
+"""Maximum pace of decodes with prompts, as a ratio to the pace without prompts, at which prompts count as
+slowing decodes."""
 STEADY = 2.0
-"""Maximum ratio of paces without prompts that still counts as steady; more variation hides the effect of
-prompts."""
+"""Maximum ratio between the paces of snapshots without prompts at which the pace counts as steady; more
+variation would hide the effect of prompts."""
 SIMILAR = 1.5
-"""Maximum ratio of running requests at which paces of decodes can be compared."""
+"""Maximum ratio at which numbers of running requests, or intervals between lines, count as similar."""
 SILENT = 2.5
-"""Minimum silence, in intervals between lines, that counts as a stop of the lines."""
+"""Minimum silence after a line, in intervals between lines, at which vLLM counts as having stopped printing.
+"""
 UNEVEN = 1.5
-"""Minimum ratio of the mean numbers of running requests at which ranks count as uneven."""
+"""Minimum ratio between the mean numbers of running requests at which ranks count as uneven."""
 LEAST_UNEVEN = 4
-"""Minimum difference of the mean numbers of running requests at which ranks count as uneven."""
+"""Minimum difference between the mean numbers of running requests at which ranks count as uneven."""
 VLLM_INTERVAL_S = 10.0
-"""Time between periodic lines unless ``VLLM_LOG_STATS_INTERVAL`` sets another one."""
+"""Seconds between periodic lines, unless ``VLLM_LOG_STATS_INTERVAL`` sets another interval."""
 
 
 def console_snapshots(engine: EngineLines) -> ConsoleSnapshots:
-    """Summarize the lines of one engine."""
+    """Summarize the periodic lines of one engine."""
     lines = list(engine.snapshots)
     deferred = [line.deferred for line in lines if line.deferred is not None]
     usages = [line.kv_cache_usage_frac for line in lines if line.kv_cache_usage_frac is not None]
@@ -73,7 +74,7 @@ def span_s(lines: Sequence[PeriodicLine]) -> float | None:
 
 
 def console_statements(log: ServerLog) -> Iterator[Statement]:
-    """Yield the statements that the periodic lines support, by engine, then those that compare engines."""
+    """Yield the statements that each engine's periodic lines support, then those that compare engines."""
     several = len(log.engines) > 1
     for engine in log.engines:
         rank = engine.engine_rank if several else None
@@ -131,7 +132,7 @@ def _running(lines: list[PeriodicLine]) -> Message:
 
 
 def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]:
-    """Compare output tokens per second and running request between snapshots with and without prompts.
+    """Compare the output tokens/s per running request between snapshots with and without prompts.
 
     Lines with far fewer or more running requests are left out, because the size of the batch also changes the
     pace. A request that begins or ends within an interval gets fewer tokens. With a queue, this cannot be the
@@ -181,7 +182,7 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
 
 
 def _begun_busy(lines: list[PeriodicLine]) -> Iterator[PeriodicLine]:
-    """Yield the lines with a queue, and those whose interval began with running requests, as far as known."""
+    """Yield the first line, the lines with a queue, and those whose interval began with running requests."""
     longest = SIMILAR * min(intervals_s(lines), default=VLLM_INTERVAL_S)
     yield from lines[:1]
     for before, line in pairwise(lines):
@@ -192,11 +193,11 @@ def _begun_busy(lines: list[PeriodicLine]) -> Iterator[PeriodicLine]:
 
 
 def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) -> Iterator[Statement]:
-    """Report running requests without a token in an interval.
+    """Report intervals in which requests ran but got no token.
 
-    vLLM stops printing these lines after the second idle interval, whether or not requests run: silence
-    after such a line is the sign of a stall. A prompt that takes longer than an interval looks the same: its
-    tokens are counted when the last one is computed.
+    vLLM stops printing periodic lines after the second interval without tokens, whether or not requests run,
+    so silence after such a line is a sign of a stall. A prompt that takes longer than an interval looks the
+    same: its tokens are counted when the last one is computed.
     """
     idle = [
         place
@@ -277,7 +278,7 @@ def _counted(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]
 
 
 def _uneven_ranks(engines: list[EngineLines]) -> Iterator[Statement]:
-    """Compare the mean load of engines with equally many lines, which one front end prints together."""
+    """Compare the mean loads of ranks if their numbers of lines are nearly equal, so that the times match."""
     ranks = [engine for engine in engines if engine.engine_rank is not None]
     counts = {engine.lines for engine in ranks}
     if len(ranks) < 2 or max(counts) > 1.1 * min(counts):  # noqa: PLR2004  # two to compare, of the same times
@@ -329,7 +330,7 @@ _ADVICE = {
         "Another process has the port: choose another {port:setting}.", port="--port"
     ),
 }
-"""Advice for each part of an error message."""
+"""Advice for error messages that contain each of these texts."""
 NEXT_PROMPT = 1
 """Number of tokens that a decode computes, apart from drafts."""
 

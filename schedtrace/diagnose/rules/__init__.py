@@ -1,7 +1,7 @@
 """Rules for all findings: pure functions from a timeline, or from all ranks, to findings.
 
-A finding's rule is in the file of its code, or in ``prefill_chunks``, ``queue_order`` or ``unused_budget``,
-which have several. ``docs/findings/<code>.md`` defines each finding, with its columns and thresholds.
+Each rule is in the file named after its finding; ``prefill_chunks``, ``queue_order`` and ``unused_budget``
+contain several rules. ``docs/findings/<code>.md`` defines each finding, with its columns and thresholds.
 """
 
 from collections.abc import Iterable
@@ -79,7 +79,7 @@ _OF_AN_ENGINE = (
 
 _OF_ALL_RANKS = (slow_rank.RULE, rank_imbalance.RULE, prefill_stall.RULE)
 _OF_REPLAYS = (better_setting.RULE,)
-"""Kinds of findings that only replays yield; their ``find`` yields nothing."""
+"""Rules for findings that only replays yield; ``find`` of these rules yields nothing."""
 
 
 def _by_code(rules: Iterable[Rule[Any]]) -> dict[str, Rule[Any]]:

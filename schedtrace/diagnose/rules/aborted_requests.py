@@ -1,7 +1,7 @@
-"""``aborted-requests``: requests that clients gave up before their end, so their work was wasted.
+"""``aborted-requests``: clients gave up requests that were unfinished, so the work for them was wasted.
 
-A client that gives up may leave no abort, because a proxy keeps its request open. Then only its retry shows
-it: the same prompt comes again at a client's timeout, while the first request is unfinished.
+If a proxy keeps a request open after its client gave up, there is no abort. Only the retry shows it then: the
+same prompt arrives again after the client's timeout, while the first request is unfinished.
 """
 
 from bisect import bisect_left, insort
@@ -33,9 +33,10 @@ from schedtrace.timeline.timeline import Timeline
 SOON_FRAC = 0.1
 """Largest delay of a retry after the abort, as a share of the time that the client had waited."""
 MOST_FRAC = 0.5
-"""Share of aborted requests that shows a pattern."""
+"""Minimum share of the aborted requests that clients must have sent again for this to be a pattern."""
 ELSEWHERE = (IDLE_HOLDERS, PARKED_LOADS, *map(str, {*CONNECTOR_CAUSES, *WAITING_STATUS_CAUSES.values()}))
-"""Charges of waits that no load of the clients causes: an abort after such a wait is its effect."""
+"""Charges of waits that the clients' load does not cause; an abort after such a wait is an effect of the
+wait."""
 
 
 class Aborts(Evidence, kw_only=True):
@@ -60,7 +61,7 @@ class Aborts(Evidence, kw_only=True):
     median_age_ms: float
     """Median time from arrival to abort."""
     same_age: bool
-    """Whether most of them were aborted at about the same age."""
+    """Whether most aborted requests had about the same age when they were aborted."""
     retries: int
     """Number of aborted requests that clients sent again."""
     by_content: bool
@@ -68,23 +69,24 @@ class Aborts(Evidence, kw_only=True):
 
     @property
     def again(self) -> bool:
-        """Whether clients sent most aborted requests again at once."""
+        """Whether clients sent at least half of the aborted requests again soon after the abort."""
         return self.retries >= MOST_FRAC * self.aborted
 
 
 class SentAgain(Evidence, kw_only=True):
-    """Requests that came again unfinished and were not aborted."""
+    """Requests that clients sent again while they were unfinished, and that were not aborted."""
 
     sent_again: int
-    """Number of requests that came again before their end."""
+    """Number of requests that clients sent again while they were unfinished."""
     arrived: int
     """Number of all requests that arrived."""
     after_ms: float
     """Median time from a request to its retry."""
     retry_output_tokens: int
-    """Number of output tokens of the requests that came again."""
+    """Number of output tokens that the engine computed for these requests, without their retries."""
     behind: int
-    """Number of other requests that waited for a limit while the device worked for these."""
+    """Number of other requests that waited for a limit while the device worked for the requests in
+    ``sent_again``."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -171,7 +173,7 @@ def _aborted(timeline: Timeline) -> Findings:
 def _retries(aborted: pl.DataFrame, arrivals: pl.DataFrame) -> tuple[dict[str, str], bool]:
     """Return the retry of each aborted request (same prompt, soon after), and whether hashes identify it.
 
-    Without recorded hashes, a retry is a request with equal numbers of prompt and output tokens.
+    Without recorded hashes, a retry is a request with the same prompt length, ``max_tokens`` and adapter.
     """
     by_content = arrivals["prefix_hashes"].drop_nulls().len() > 0
     waiting: dict[Any, list[tuple[int, str]]] = defaultdict(list)

@@ -19,11 +19,11 @@ from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 UNITS = {"G": 2**30, "M": 2**20, "K": 2**10}
-"""Suffixes of vLLM's options; a fraction before one of them is refused."""
+"""Factors of the suffixes that vLLM's options accept; vLLM refuses a fraction before a suffix."""
 LEAST_UNITS = 16
 """Fewest units for which a suffix is used; with fewer, rounding up would ask for much more than needed."""
 LEAST_COST = 0.01
-"""Smallest share of a step that all running requests together must add to be mentioned."""
+"""Minimum share of a step's time that its additional requests must cost for this cost to be stated."""
 SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 BATCHED_TOKENS = Setting("--max-num-batched-tokens")
@@ -31,10 +31,10 @@ LONG_PREFILL = Setting("--long-prefill-token-threshold")
 
 
 def allowed(timeline: Timeline, finding: Finding) -> Finding:
-    """Return the finding without advice that vLLM would refuse or override here, and with the reason.
+    """Return the finding without the advice that vLLM would refuse or override here, but with the reasons.
 
-    A finding that loses its first piece of advice also loses its gain, which belongs to it. If the trace does
-    not record whether vLLM chose the current value itself, the advice says so.
+    A finding that loses its first piece of advice also loses its gain, which is the gain from that piece. If
+    the trace does not record whether vLLM chose the current value itself, the advice says so.
     """
     accepted: list[Advice] = []
     refuted: list[Message] = []
@@ -61,7 +61,7 @@ def allowed(timeline: Timeline, finding: Finding) -> Finding:
 
 
 def chosen_by_vllm(timeline: Timeline, name: str) -> bool | None:
-    """Return whether vLLM derived this argument's value because none was given; None: not recorded."""
+    """Return whether vLLM derived this argument's value because the user gave none; None: not recorded."""
     configured = timeline.front_end.configured if timeline.front_end else None
     return None if configured is None else name in configured.derived
 
@@ -100,7 +100,7 @@ def _chunked(timeline: Timeline, value: Any) -> Message:
 
 
 def _above(value: Any, most: int | None, option: Setting, things: str = "") -> Message:
-    """Return why vLLM refuses a value above another option's, or nothing if it does not, or if unknown."""
+    """Return why vLLM refuses a value above another option's; nothing if it does not, or if unknown."""
     if value is None or most is None or value <= most:
         return NOTHING
     return say("vLLM refuses more {things}than {option} ({most:n})", things=things, option=option, most=most)
@@ -127,7 +127,7 @@ def _block_size(timeline: Timeline, _: Any) -> Message:
 
 
 ADAPTER_MEMORY = {"max_loras": "Device", "max_cpu_loras": "Host"}
-"""Memory that each place of adapters takes."""
+"""Memory in which each setting makes room for adapters."""
 _CHECKS: dict[str, Callable[[Timeline, Any], Message]] = {
     "async_scheduling": why_no_async_scheduling,
     "enable_chunked_prefill": _chunked,
@@ -144,11 +144,11 @@ _CHECKS: dict[str, Callable[[Timeline, Any], Message]] = {
 
 
 def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
-    """Return option, value and current value for a KV cache with this many blocks and the null block.
+    """Return option, value and current value for a KV cache with this many blocks.
 
     Args:
         timeline: Timeline of the engine.
-        blocks: Number of blocks; None for "more than now".
+        blocks: Number of blocks, including the null block; None for "more than now".
     """
     settings, cpu = timeline.header.settings, timeline.header.device == "cpu"
     if now := settings.get("cache_config.num_gpu_blocks_override"):
@@ -182,7 +182,7 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
 
 
 def twice_the_blocks(timeline: Timeline, purpose: str = "") -> Advice:
-    """Return the advice to make the KV cache twice as large, with words for the purpose of the new blocks."""
+    """Return the advice to double the number of KV blocks; ``purpose`` says what the new blocks are for."""
     total = timeline.header.kv_blocks_total or 0
     return advise(
         "{space}: {blocks:n block} instead of {total:n}" + purpose,
@@ -215,7 +215,7 @@ def typed_bytes(count: int, *, exact: bool = False) -> str:
 
 
 def kv_bytes(timeline: Timeline, blocks: int | None) -> int | None:
-    """Return the bytes of this many blocks on each device; None if unknown, or if pipeline stages differ."""
+    """Return the bytes of this many blocks on each device; None if unknown or if stages may differ."""
     header = timeline.header
     configured, total = header.settings.get("cache_config.kv_cache_memory_bytes"), header.kv_blocks_total
     if blocks is None or (header.pipeline_parallel_size or 1) > 1:
@@ -238,9 +238,10 @@ class Decodes(NamedTuple):
     each: int
     """Tokens of a decode: one, and the drafts that it verifies."""
     seats: int
-    """Number of requests that the seats hold; at most the number that were present at once."""
+    """Number of seats, but at most the largest number of requests that were present at once."""
     batched_tokens: int
-    """Smallest ``--max-num-batched-tokens`` that holds a decode of each, with the slots kept for drafts."""
+    """Smallest ``--max-num-batched-tokens`` with room for these decodes and for the slots reserved for
+    drafts."""
 
     @property
     def total_tokens(self) -> int:
@@ -249,7 +250,11 @@ class Decodes(NamedTuple):
 
 
 def decodes_of_all(timeline: Timeline) -> Decodes:
-    """Return the tokens for decodes in all seats, with the configured drafts or else the most of a step."""
+    """Return the tokens that decodes in all seats need.
+
+    Each decode has the configured number of drafts or, if that is not recorded, the largest number in the
+    trace.
+    """
     drafts = timeline.header.settings.get("speculative_config.num_speculative_tokens")
     if not isinstance(drafts, int):
         drafts = int(timeline.stretches.select(pl.col("draft_tokens").max()).collect().item() or 0)
@@ -308,7 +313,7 @@ def replay_advice(setting: Setting) -> Advice:
 
 
 def async_scheduling() -> Advice:
-    """Return the advice to hide the host's work behind the device's."""
+    """Return the advice to hide the host's work behind the device's by asynchronous scheduling."""
     return advise(
         "{option} (now off): vLLM then schedules the next step while the device computes",
         setting="async_scheduling",
@@ -317,11 +322,11 @@ def async_scheduling() -> Advice:
 
 
 def more_adapters(timeline: Timeline, name: str = "max_loras") -> Advice | None:
-    """Return the advice to make room for every adapter; None if there is room, or if it is unknown.
+    """Return the advice to make room for every adapter; None if there is room, or if that is unknown.
 
     Args:
         timeline: Timeline of the engine.
-        name: ``max_loras`` for room on the device, ``max_cpu_loras`` for room in the worker's memory.
+        name: ``max_loras`` for room on the device, ``max_cpu_loras`` for room in the host's memory.
     """
     now = timeline.header.settings.get(f"lora_config.{name}")
     adapters = timeline.known_requests["lora"].drop_nulls().n_unique()

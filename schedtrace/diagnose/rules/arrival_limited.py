@@ -19,7 +19,7 @@ from schedtrace.timeline.timeline import Timeline
 MOST_FRAC = 0.5
 """Share of requests that must arrive in bursts for a load to count as bursty."""
 SLOW_HANDOVER_FRAC = 0.01
-"""Share of the busy time spent in short steps from which they matter for throughput."""
+"""Minimum share of the busy time that short steps must take to matter for throughput."""
 HANDOVER = (
     "{steps:n step} ran with tokens and seats to spare and no request waiting, while up to "
     "{to_come:n request} of the same trial had not arrived: {spent_ms:ms}, {spent_frac:%} of the busy time. "
@@ -29,11 +29,11 @@ HANDOVER = (
 """Sentences about the fields of ``Handover``."""
 
 OF_TRIAL = pl.col("trial").fill_null(-1).alias("of")
-"""Trial; a trace without trials counts as one, because nulls match nothing in a join."""
+"""Trial, or -1 in a trace without trials, because nulls match nothing in a join."""
 
 
 class Handover(msgspec.Struct, kw_only=True):
-    """Short steps of a run whose requests all exist from the start, and the time that the front end took."""
+    """Short steps of a run whose requests all exist from the start, and the time to hand these over."""
 
     steps: int
     """Number of steps that nothing limited except that requests of their trial had not arrived."""
@@ -42,11 +42,12 @@ class Handover(msgspec.Struct, kw_only=True):
     spent_ms: float
     """Total time of the short steps, from start to output."""
     spent_frac: float
-    """Share of the busy time."""
+    """``spent_ms`` as a share of the busy time."""
     budget_used_frac: float
     """Mean share of the token budget that the short steps used."""
     handed_over_ms: float
-    """Mean time over the trials from the first request in the scheduler to the last one."""
+    """Time between the arrivals of a trial's first and last request in the scheduler; mean over the trials.
+    """
 
 
 class LateRequests(Evidence, kw_only=True):
@@ -55,9 +56,9 @@ class LateRequests(Evidence, kw_only=True):
     late_requests: int
     """Number of requests that came too late for a step."""
     late_us_max: int | None
-    """Arrival of the last of them at the front end, since the end of the ``schedule()`` call that missed it.
-    Negative: the request had already reached the front end, but not the scheduler. None: no request was late.
-    """
+    """Largest time, in microseconds, from the end of the ``schedule()`` call that missed a request to the
+    request's arrival at the front end. Negative: each had already reached the front end, but not the
+    scheduler. None: no request was late."""
     on_their_way: int
     """Number of late requests that were at the front end when ``schedule()`` ended."""
     extra_steps: int
@@ -65,7 +66,7 @@ class LateRequests(Evidence, kw_only=True):
     extra_steps_us: int
     """Total time of the extra steps, from start to output."""
     handover: Handover | None
-    """Short steps; None: they took too little of the run, or clients sent their requests over time."""
+    """Short steps; None: they took too little of the busy time, or clients sent their requests over time."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -139,7 +140,7 @@ def _late_finding(timeline: Timeline, late: pl.DataFrame, handover: Handover | N
 
 
 def _share(timeline: Timeline, late: pl.DataFrame) -> float | None:
-    """Return the share of the requests' time between a step that missed requests and the next step.
+    """Return the share of the requests' time that late requests waited until the next step.
 
     None if requests arrive independently: each must then wait for the next step, and no setting changes that.
     """
@@ -254,7 +255,7 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
 
 
 def _handover(timeline: Timeline) -> Handover | None:
-    """Return figures about short steps; None if requests come over time, or short steps are few."""
+    """Return figures about short steps; None if clients send over time, or short steps take little time."""
     if not timeline.closed_workload or not timeline.busy_us:
         return None
     short = short_steps(timeline)
@@ -313,7 +314,7 @@ def short_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _short_frac(finding: Finding) -> float | None:
-    """Return the share of short steps, if the finding is about these alone."""
+    """Return the busy time's share in short steps; None if the finding is not about short steps alone."""
     evidence = finding.evidence
     if not isinstance(evidence, LateRequests) or evidence.late_requests or evidence.handover is None:
         return None

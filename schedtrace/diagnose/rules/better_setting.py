@@ -8,7 +8,7 @@ from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.trace_facts import Fact
 
 TIMES = {"e2e_mean_ms": "requests' time", "output_tokens_per_s": "run's time"}
-"""Name of the time that a gain of each metric saves."""
+"""Name of the time that a gain in each metric saves."""
 
 
 class BetterSetting(Evidence, kw_only=True):
@@ -23,7 +23,7 @@ class BetterSetting(Evidence, kw_only=True):
 
 
 def finding(advice: Advice, gain: Gain, settings: dict[str, Any], metric: str) -> Finding:
-    """See ``docs/findings/better-setting.md``.
+    """Return the finding about a better setting; see ``docs/findings/better-setting.md``.
 
     Args:
         advice: Advice with the change.

@@ -23,11 +23,12 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.clients import clients_of
 
 MOST_IN_FLIGHT = 0.75
-"""Share of a pipeline's batches from which their mean number in flight is not stated."""
+"""Mean share of a pipeline's batches in flight from which on their number is not stated."""
 EMPTY_FROM_FRAC = 0.10
-"""Least mean share of places left empty by rounds at which the finding is reported."""
+"""Minimum mean share of places that rounds must leave empty for the finding to blame the rounds."""
 FULL_FROM_FRAC, FULL_GAIN = 0.95, 0.25
-"""Least share of the time in which a full engine works, and most gain from more requests at once."""
+"""Minimum share of the time in which a full engine works, and maximum gain that more requests at once bring
+it."""
 FEW = (
     "{client_words}; [{several:!}the engine[ has {seats:n seat} and] {works}]"
     "[{several:?}the engines have {seats:n seat}]"
@@ -75,15 +76,16 @@ class ClientPace(Evidence, kw_only=True):
     engines: int = 1
     """Number of engines that received the requests."""
     batches_in_flight: float | None = None
-    """Mean number of a pipeline's batches in flight; None: no pipeline, or not recorded."""
+    """Mean number of a pipeline's batches in flight; None: no pipeline, not recorded, or at least three
+    quarters of the maximum."""
     pipeline_batches: int | None = None
-    """Most batches in flight of the pipeline."""
+    """Maximum number of batches in flight in the pipeline; None if ``batches_in_flight`` is."""
     dummy_frac: float | None = None
-    """Share of the ranks' batches that hold no request; None: as many requests are open as there are ranks,
-    or they do not run in lock-step."""
+    """Share of the ranks' batches that hold no request; None: there are as many open requests as ranks, or
+    more, or the ranks do not run in lock-step."""
     most_gain_frac: float | None = None
-    """Most throughput that more requests at once would gain, if that is little and the engine always works;
-    None: more, or not known."""
+    """Maximum rise of throughput from more requests at once, if that is little and the engine always works;
+    otherwise, or if unknown, None."""
 
 
 ADVICE = {
@@ -194,9 +196,9 @@ def _waits_for_clients(load: OfferedLoad, seats: int | None) -> bool:
 
 
 def _most_gain(timeline: Timeline, load: OfferedLoad) -> float | None:
-    """Return the most throughput that fuller steps gain, if the engine always works and the gain is small.
+    """Return the largest gain that fuller steps may bring, if it is small and the engine always works.
 
-    A pipeline also gains from more batches.
+    None otherwise, and for a pipeline, which also gains from more batches.
     """
     model, busy_us = timeline.step_time, timeline.busy_us
     is_pipeline = (timeline.header.pipeline_parallel_size or 1) > 1
@@ -275,7 +277,7 @@ def _finding(
         load: Offered load.
         seats: Seats of all engines.
         engines: Number of engines.
-        timeline: Timeline of the engine, if it is one.
+        timeline: Timeline of the engine; None for several engines.
         dummy_frac: Share of the ranks' batches without a request, if fewer requests than ranks are open.
     """
     evidence = _evidence(load, engines, timeline, dummy_frac)

@@ -151,8 +151,8 @@ def finding_of(
         holder: As in ``Finding``.
         message: As in ``Finding``.
         example: As in ``Finding``.
-        cases: Rows, of which the example is about the first: a template names its columns, and ``at``, its
-            step. None: the example is about the evidence.
+        cases: Rows; the example is about the first row. A template names its columns, and its step as
+            ``at``. None: the example is about the evidence.
         figures: The finding's other fields. ``severity`` defaults to that of a root cause with this gain and
             share.
     """
@@ -194,7 +194,7 @@ def largest(rows: pl.DataFrame, column: str) -> pl.DataFrame:
 
 
 def _about_first(words: str, cases: pl.DataFrame, values: Values) -> Message | None:
-    """Return a template filled with the columns of the first row, and with its step as ``at``, if any."""
+    """Return a template filled with the columns of the first row, and with its step, if any, as ``at``."""
     if cases.is_empty():
         return None
     at = {"at": first_step(cases)} if "step" in cases.columns else {}

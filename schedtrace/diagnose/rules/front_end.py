@@ -38,10 +38,11 @@ def ways_to_engine(timeline: Timeline) -> pl.DataFrame:
 
     Columns, in microseconds:
 
-    * ``request_id``, ``trial``, ``begin_us``: its arrival at the front end,
-    * ``end_us``: when it had been prepared for the engine or, if that is not recorded, the earliest possible
-      moment: the beginning of the step after which the engine took it,
-    * ``before_us``: until the engine's input thread took it; the whole way if that is not recorded,
+    * ``request_id``, ``trial``, ``begin_us``: the request's arrival at the front end,
+    * ``end_us``: when the request had been prepared for the engine or, if that is not recorded, the earliest
+      possible moment: the beginning of the step after which the engine took it,
+    * ``before_us``: from ``begin_us`` until the engine's input thread took it; if that is not recorded, until
+      the earliest possible moment as above,
     * ``prepare_us``: in that thread (block hashes, grammar); null: not recorded,
     * ``input_queue_us``: from ``end_us`` until the engine took it between two steps; null: not recorded,
     * ``ttft_us``: from ``begin_us`` to the first token's output in the engine.
@@ -85,9 +86,11 @@ def _with_step_under_way(timeline: Timeline, arrivals: pl.DataFrame) -> pl.DataF
 
 
 FOUND_FROM_FRAC = 0.15
-"""Minimum share of the time to first token or, offline, of the run; every request has some of this time."""
+"""Minimum share of the time to first token or, offline, of the run; every request spends some time on its
+way."""
 NOTICED_MS = 50
-"""Minimum median time of the way on a server, in milliseconds; users do not notice less."""
+"""Minimum median time, in milliseconds, that requests to a server need to reach its engine; users do not
+notice less."""
 STARVED_FRAC = 0.10
 """Minimum share of its ready time that a thread must wait for a processor to explain a delay."""
 SATURATED_FRAC = 0.90
@@ -126,9 +129,11 @@ class ThreadShare(msgspec.Struct, kw_only=True):
     role: str
     """``engine``, ``worker`` or ``front_end``."""
     ran_frac: float
-    """Share of the time that the thread was on a processor. A front end's thread is named from 0.90 on."""
+    """Share of the time that the thread was on a processor. The report names a front end's thread
+    from 0.90 on."""
     waited_frac: float
-    """Share of the thread's ready time in which no processor was free. It is named from 0.10 on."""
+    """Share of the thread's ready time in which no processor was free. The report names a thread from
+    0.10 on."""
 
 
 class FrontEndTime(Evidence, kw_only=True):
@@ -137,23 +142,20 @@ class FrontEndTime(Evidence, kw_only=True):
     offline: bool
     """Whether ``LLM(...)`` handed over whole batches."""
     way_ms_p50: float
-    """Median time from the arrival at the front end until the request was prepared for the engine."""
+    """Median time from a request's arrival at the front end until the request was prepared for the engine."""
     before_ms_p50: float
-    """Median time until the engine's input thread took the request. If that is not recorded: the time until
-    the scheduler received it, without the step in progress.
-    """
+    """Median time from a request's arrival at the front end until the engine's input thread took it. If that
+    is not recorded: until the scheduler received it, without the step in progress."""
     prepare_ms_p50: float | None
-    """Median part of the way in the input thread, for block hashes and the grammar; None: not recorded."""
+    """Median time in the engine's input thread, for block hashes and the grammar; None: not recorded."""
     input_queue_ms_p50: float | None
-    """Median time after the way until the current step ended; not included in any share here. None: not
-    recorded.
-    """
+    """Median time from then until the step in progress ended; not included in any share here. None: not
+    recorded."""
     queue_empty_frac: float | None
     """Share of the steps with work after which no request waited."""
     threads: list[ThreadShare]
-    """Main threads of engine, workers and front end that the trace recorded at least twice during the run;
-    empty if the system does not count their time.
-    """
+    """Main threads of the engine, the workers and the front end that the trace recorded at least twice during
+    the run; empty if the system does not count the time of threads."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -253,7 +255,7 @@ def _holder(evidence: FrontEndTime) -> Message:
 
 
 def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
-    """Return advice: a processor if one was missing, more front ends for a server, tokens for text."""
+    """Return advice: more processors, threads or front-end processes, and less work for the front end."""
     pieces, settings = [], timeline.header.settings
     short = bool(starved_thread_names(evidence.threads))
     if short:

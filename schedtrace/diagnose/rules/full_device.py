@@ -1,4 +1,4 @@
-"""Decision whether requests waited for a limit or for the device, by the gain of a higher limit.
+"""Decision whether requests waited for a limit or for the device, based on the gain from a higher limit.
 
 Work is conserved: a fuller step does more work, and only the fixed cost of a step is saved. The device is
 assumed not to become faster per token as steps grow, so steps larger than the recorded ones gain no more.
@@ -22,12 +22,11 @@ from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline
 
 WORTH_FRAC = 0.05
-"""Share of throughput below which the gain of a higher limit counts as nothing, because the device is full.
-"""
+"""Minimum gain of throughput from a higher limit that counts; below this, the device is full."""
 OVERLOADED_FRAC = 0.10
-"""Share of throughput below which a gain counts as nothing if more requests arrive than the engine serves."""
+"""Minimum gain of throughput that counts if more requests arrive than the engine serves."""
 MISSING_FRAC = 0.25
-"""Share of the missing throughput that bounds a gain as ``OVERLOADED_FRAC`` does; the smaller bound
+"""Minimum gain that counts in the same case, as a share of the missing throughput; the smaller minimum
 applies."""
 LIMITS = {
     Cause.MAX_NUM_SEQS: ("a seat", "more seats"),
@@ -35,7 +34,7 @@ LIMITS = {
     Cause.INPUT_BUDGET: ("the token budget", "a larger one"),
     Cause.KV_BLOCKS: ("KV blocks", "more of them"),
 }
-"""Causes of waits, with phrases for a higher limit."""
+"""Causes of waits, each with phrases for the scarce resource and for more of it."""
 MOST_FRAC = 0.5
 """Minimum share of a full device's time for the verdict to state that prefill takes it."""
 
@@ -120,7 +119,7 @@ def prefill_work(timeline: Timeline) -> Message:
 
 
 def _block_beyond_prompts(timeline: Timeline) -> int | None:
-    """Return the tokens of a block if prefix caching is on and every prompt is shorter than a block."""
+    """Return the block size in tokens if prefix caching is on and no prompt is longer; otherwise None."""
     if not timeline.header.enable_prefix_caching:
         return None
     use = cache_use(timeline)
@@ -140,17 +139,17 @@ def _cached(timeline: Timeline) -> list[Advice]:
 
 
 def gain_without(timeline: Timeline, waits: Charged, cause: Cause, *, tail: bool = False) -> float | None:
-    """Return the rise of throughput if no request waited for this limit; None without a step-time model.
+    """Return the relative rise of throughput if no request waited for this limit; None if unknown.
 
-    Requests that waited at a step would have been in it, as far as the other limits had room, so fewer steps
+    Requests that waited at a step would have been in it, as far as the other limits allow, so fewer steps
     would do the work. No request would have recomputed tokens after a preemption.
 
     Args:
         timeline: The engine's trace.
         waits: Waits for the limit.
         cause: Cause of the waits.
-        tail: Whether to add the steps with few requests that may also be saved if the last request ends the
-            run, because a long request would have begun sooner.
+        tail: Whether to add the steps at the end of a run with few requests: if a long request begins sooner,
+            these may be saved, too.
     """
     model, working = timeline.step_time, timeline.steps.filter(pl.col("total_requests") > 0)
     if model is None or working.is_empty() or not timeline.busy_us:
@@ -176,7 +175,7 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause, *, tail: bool
 
 
 def most_base_us(model: StepTime) -> pl.Expr:
-    """Return the most of a step's time that may not depend on its work, by whether it prefills."""
+    """Return the largest part of a step's time that may not depend on its work, with or without prefill."""
     of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
     return pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)
 
@@ -185,7 +184,7 @@ LEAST_KNOWN_FRAC = 0.9
 
 
 def knows_waiting_tokens(steps: pl.DataFrame) -> bool:
-    """Return whether nearly all of these steps record the waiting tokens, which a gain needs."""
+    """Return whether nearly all steps record the waiting tokens, from which a gain is computed."""
     return steps["waiting_tokens_after"].count() >= LEAST_KNOWN_FRAC * steps.height
 
 

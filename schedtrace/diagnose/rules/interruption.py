@@ -39,7 +39,7 @@ LEAST_FRAC = 0.01
 """Minimum share of the requests' time; a smaller share does not affect latencies."""
 
 WHOLE_FROM = 10.0
-"""Factor above which a factor is written without a decimal."""
+"""Factor from which on factors are written without a decimal."""
 
 WHERE = {
     "device": "on the device",
@@ -56,11 +56,11 @@ class Kind(NamedTuple):
     title: str
     what: str
     advice: str = ""
-    """Advice; empty if it depends on the part."""
+    """Advice; empty if the advice depends on the part of the step."""
 
 
 STEP_PARTS = {"device": "execution", "host_gap": "between"}
-"""Names of those parts of a step that have another name in ``slow-steps``."""
+"""Names that ``slow-steps`` gives to parts of a step, where its names differ from those used here."""
 
 NOT_SLOW = (events.PAUSED, events.ASLEEP, events.CALLED, events.NO_CALL, events.HUNG, events.STALLED)
 """Kinds whose whole time counts, not only the time beyond the expected time."""
@@ -135,7 +135,7 @@ class Interruptions(Evidence, kw_only=True):
     """Interruptions of one kind."""
 
     kind: str
-    """Kind of the event, as above."""
+    """Kind of the interruptions, such as ``paused``."""
     first_step: int | None
     """First step of the range from the first interruption to the last."""
     last_step: int | None
@@ -145,7 +145,7 @@ class Interruptions(Evidence, kw_only=True):
     time_ms: float
     """Total time of the interruptions."""
     requests_ms: float
-    """Time that requests lost, as above."""
+    """Total time that requests lost to the interruptions."""
     requests: int
     """Number of requests that were open during the interruptions."""
     aborted: int
@@ -163,25 +163,27 @@ class Interruptions(Evidence, kw_only=True):
     period_ms: float | None
     """Time from one ``periodic`` interruption to the next."""
     open: bool = False
-    """Whether the trace ends during the interruption; the finding is then always reported, and first."""
+    """Whether the trace ends during an interruption; a ``hung`` or ``stalled`` one is then always reported,
+    and first."""
     scheduler: str
     """The scheduler's class."""
     stacks: list[str] = msgspec.field(default_factory=list)
-    """Stacks of the threads of engine and workers in the longest interruption, if ``hung`` or ``stalled``."""
+    """Stacks of the threads of the engine and the workers in the longest interruption, if ``hung`` or
+    ``stalled``."""
     marked: int
-    """Number of these slow steps that share a compared feature of ``slow-steps``; 0: none is shared."""
+    """Number of these slow steps that share a feature compared by ``slow-steps``; 0: they share none."""
     marked_of_all_frac: float | None
     """Share of all steps that have this feature."""
     short_ms: float | None
-    """Time in which the engine was starved of processor time, if ``starved``."""
+    """Time in which too few processors were free for the engine, if ``starved``."""
     role: str | None = None
-    """Thread that lost the most time, if ``starved``: ``engine`` or ``worker``."""
+    """Role of the thread that lost the most time, if ``starved``: ``engine`` or ``worker``."""
     pid: int | None = None
     """Id of that thread's process."""
     ran_frac: float | None = None
-    """Share of the time with too few processors in which that thread was on a processor."""
+    """Share of ``short_ms`` in which that thread was on a processor."""
     waited_frac: float | None = None
-    """Share of that time in which that thread was ready to run but had no processor."""
+    """Share of ``short_ms`` in which that thread was ready to run but had no processor."""
 
     @property
     def thread(self) -> str:
@@ -195,7 +197,7 @@ class Interruptions(Evidence, kw_only=True):
 
     @property
     def in_a_row(self) -> bool:
-        """Whether these steps follow each other directly."""
+        """Whether the slow steps follow each other directly."""
         return self.kind == events.EPISODE
 
     @property
@@ -216,7 +218,7 @@ class Interruptions(Evidence, kw_only=True):
 
     @property
     def stretch(self) -> Steps:
-        """Range of steps from the first of these steps to the last."""
+        """Range of steps from ``first_step`` to ``last_step``."""
         return Steps(self.first_step or 0, self.last_step or 0)
 
     @property
@@ -228,7 +230,7 @@ class Interruptions(Evidence, kw_only=True):
 
 
 class CacheResets(Evidence, kw_only=True):
-    """Resets of the prefix cache that preempted running requests, of the cause ``cache_reset``."""
+    """Resets of the prefix cache that preempted running requests (cause ``cache_reset``)."""
 
     resets: int
     """Number of resets that preempted a request."""
@@ -239,9 +241,9 @@ class CacheResets(Evidence, kw_only=True):
     most_times: int
     """Number of this request's preemptions."""
     lost_tokens: int
-    """Computed tokens that the requests lost."""
+    """Number of computed tokens that the requests lost."""
     prefix_keys: int | None
-    """Cached blocks that all resets dropped; None in older traces."""
+    """Number of cached blocks that all resets dropped; None in older traces."""
     wait_ms: float
     """Time charged to the resets."""
 
@@ -416,7 +418,7 @@ def _aborted(timeline: Timeline, rows: pl.DataFrame) -> int:
 
 
 def _stacks(timeline: Timeline, rows: pl.DataFrame) -> list[str]:
-    """Return the watchdog's stacks of the longest interruption; empty without its record."""
+    """Return the stacks that the watchdog recorded in the longest interruption; empty if it recorded none."""
     longest = rows.filter(pl.col("kind").is_in([events.HUNG, events.STALLED])).sort(
         LENGTH_US, descending=True
     )
@@ -432,7 +434,7 @@ MOST_FRAMES = 3
 
 
 def _place(stacks: list[str]) -> Message:
-    """Return the place of the engine's thread: its innermost functions."""
+    """Name the innermost functions in which the engine's thread was."""
     main = takewhile(lambda line: not line.startswith("Thread 0x"), stacks[1:])
     theirs = [line for line in main if "/schedtrace/record/" not in line]
     frames = [f"{match[1]}:{match[2]} {match[3]}" for line in theirs if (match := _FRAME.search(line))]
@@ -442,7 +444,7 @@ def _place(stacks: list[str]) -> Message:
 
 
 def _starving(timeline: Timeline) -> dict[str, Any]:
-    """Return the evidence's fields about the lack of processors, and the thread that lost the most time."""
+    """Return the evidence about the lack of processors, and about the thread that lost the most time."""
     in_window = timeline.starved.with_columns(
         pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
     )
@@ -479,7 +481,7 @@ def _message(evidence: Interruptions, cases: pl.DataFrame) -> Message:
 
 
 def _advice(timeline: Timeline, evidence: Interruptions, mark: "SharedMark | None") -> list[Advice]:
-    """Return the advice for the feature that slow steps share or for the kind, or what to examine."""
+    """Return advice for the feature that slow steps share, else for their kind, else on what to examine."""
     part = STEP_PARTS.get(evidence.part, evidence.part)
     if mark and (shared := remedies(timeline, part, [mark.term])):
         return shared

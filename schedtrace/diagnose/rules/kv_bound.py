@@ -26,7 +26,7 @@ STATED_FRAC = 0.01
 """Minimum share of the requests' time spent on recomputation for the verdict to state it."""
 WATERMARKS = (0.05, 0.1, 0.2)
 STATE = "Mamba"
-"""Kinds of groups whose blocks hold a state of fixed size instead of tokens."""
+"""Kind of the cache groups whose blocks hold a state of fixed size instead of tokens."""
 
 
 class KvSpace(Waited, kw_only=True):
@@ -45,13 +45,13 @@ class KvSpace(Waited, kw_only=True):
     mean_budget_left_frac: float | None
     """Mean share of the token budget that was left in the steps that refused a request for KV blocks."""
     held_step: int | None
-    """Step in which the waiting loop was refused blocks: that of the longest refusal for which the trace
-    lists the holders, or else a step with as many held blocks as the median of these steps (of all steps if
-    none was refused). ``running`` and all blocks are of this step, so that they add up."""
+    """Step to which ``running`` and the held, free and needed blocks belong, so that they add up: that of the
+    longest refusal for which the trace lists the holders, or else the step with the median number of held
+    blocks among the steps that refused a request (among all steps if none did)."""
     running: int | None
     """Number of running requests in ``held_step``."""
     blocks_held: int | None
-    """Number of KV blocks that all requests held, without vLLM's null block."""
+    """Number of KV blocks that all requests held, not counting vLLM's null block."""
     blocks_free: int | None
     """Number of free KV blocks."""
     blocks_needed: int | None
@@ -59,18 +59,18 @@ class KvSpace(Waited, kw_only=True):
     blocks_total: int | None
     """Number of KV blocks in the cache."""
     blocks_for_all: int | None
-    """Approximate number of KV blocks that hold all requests at once: ``ceil((prompt + output tokens) /
-    block_size)`` of a finished request on average, times the most requests that were in the scheduler at once
-    (at most the seats), or the largest need of as many requests that vLLM admitted in a row, plus one, vLLM's
-    null block. With several cache groups, what a running request held on average counts instead. None: the
+    """Approximate number of KV blocks that hold as many requests as were in the scheduler at once (at most
+    the seats), with vLLM's null block: this number times the mean ``ceil((prompt + output tokens) /
+    block_size)`` of finished requests, or the largest need of as many requests that vLLM admitted in a row.
+    With several cache groups, the mean number of blocks that a running request held counts instead. None: the
     cache has as many."""
     largest_holder: str | None
     """Request that held the most blocks in ``held_step``, if the trace lists the holders."""
     largest_holder_blocks: int | None
     """Number of KV blocks that the largest holder held."""
     set_aside: float
-    """Number of requests that a scheduler other than vLLM's had removed from the running list without freeing
-    their blocks, at that refusal."""
+    """Number of requests that, in ``held_step``, a scheduler other than vLLM's had removed from the running
+    list without freeing their blocks."""
     groups: list[GroupUse]
     """KV cache groups; empty if there is only one group, or if groups are not recorded."""
 
@@ -131,7 +131,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
 
 
 def _named_groups(evidence: KvSpace) -> Message:
-    """Return the names of the groups whose number of blocks does not depend only on a request's tokens."""
+    """Describe the blocks that each request holds for the state of Mamba groups; nothing without any."""
     states = [group for group in evidence.groups if group.kind == STATE]
     if not states:
         return NOTHING

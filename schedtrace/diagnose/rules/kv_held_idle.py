@@ -1,4 +1,4 @@
-"""``kv-held-idle``: requests without tokens keep the KV blocks that they or other requests wait for."""
+"""``kv-held-idle``: requests that get no tokens keep the KV blocks that they or other requests wait for."""
 
 from typing import Any
 
@@ -60,8 +60,8 @@ class IdleHolders(Waited, kw_only=True):
     time_ms: float
     """Duration of the longest series."""
     kind: str
-    """``session``, ``finished``, ``aborted`` (during a KV load that has not ended), or ``request`` if the
-    holders are of several kinds or another kind."""
+    """Kind of the holders: ``session``, ``finished``, ``aborted`` (during a KV load that has not ended) or
+    ``request`` (several kinds, or another kind)."""
     holders: int
     """Number of idle holders in the longest series."""
     largest: str
@@ -77,7 +77,7 @@ class IdleHolders(Waited, kw_only=True):
     """Longest time for which a finished request kept its blocks, up to the end of the trace if it still did.
     """
     deadlock: bool
-    """Whether no request ran and each of the holders itself waited for blocks."""
+    """Whether no request ran, and there were several holders, each of which waited for blocks, too."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -87,7 +87,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _parked_loads(timeline: Timeline) -> Finding | None:
-    """Return the finding about requests that wait for KV from elsewhere; None if these hold up no others."""
+    """Return the finding about requests that wait for KV from elsewhere; None if no other waits for them."""
     waits = charged(timeline, PARKED_LOADS)
     if waits is None:
         return None
@@ -152,7 +152,7 @@ def _parked(timeline: Timeline) -> tuple[int | None, float | None]:
 
 
 def _idle_holders(timeline: Timeline) -> Finding | None:
-    """Return the finding about requests that kept blocks without tokens; None if these hold up no others."""
+    """Return the finding about requests that kept blocks without tokens; None if nobody waits for them."""
     waits = charged(timeline, IDLE_HOLDERS)
     if waits is None:
         return None

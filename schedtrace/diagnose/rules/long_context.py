@@ -13,15 +13,13 @@ from schedtrace.timeline.step_time import FEWEST_STEPS, MOST_STEPS, median
 from schedtrace.timeline.timeline import Timeline, context_tokens
 
 LONG_TIMES, SHORTER_FRAC = 8, 0.25
-"""Minimum ratio of a long prompt to the median of the shorter ones, and minimum share of the requests with a
-shorter one."""
+"""Minimum ratio of a long prompt to the median of the shorter ones, and minimum share of shorter prompts."""
 LEAST_FRAC = 0.05
 """Minimum share of the requests' time that these contexts cost the other requests."""
 LONGER_FRAC = 0.25
 """Minimum time that these contexts add to a step, as a share of the rest of the step (medians)."""
 EXPLAINED_FRAC, RESOLVED_FRAC = 0.3, 0.01
-"""Minimum part that contexts must explain: as a share of the errors of a model without contexts, and of the
-time."""
+"""Minimum parts that contexts must explain: of the errors of a model without contexts, and of the time."""
 ELSEWHERE = (
     "An engine of its own for requests with contexts of this length, or shorter contexts: no setting of the "
     "scheduler makes these steps shorter."
@@ -38,7 +36,7 @@ class LongContext(Evidence, kw_only=True):
     median_prompt_tokens: float
     """Median length of the shorter prompts."""
     requests: float
-    """Mean number of other requests that decoded in steps beside long contexts."""
+    """Mean number of other requests in a decode step with long contexts."""
     step_us: float
     """Median time of decode steps with long contexts."""
     own_us: float
@@ -100,7 +98,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _long_requests(timeline: Timeline) -> tuple[pl.DataFrame, pl.Series]:
-    """Return the requests with far longer prompts than the others, longest first, and the others' lengths."""
+    """Return the requests with far longer prompts, the longest first, and the other prompts' lengths."""
     prompts = timeline.known_requests.select("request_id", "prompt_tokens").drop_nulls()
     prompts = prompts.sort("prompt_tokens", "request_id", descending=[False, True])
     lengths = prompts["prompt_tokens"].to_numpy()
@@ -111,7 +109,7 @@ def _long_requests(timeline: Timeline) -> tuple[pl.DataFrame, pl.Series]:
 
 
 def _fewer_drafts(steps: pl.DataFrame) -> list[Advice]:
-    """Return the advice to compare fewer drafts if these steps verified any: each may read the context."""
+    """Return the advice to try fewer drafts if these steps verified any: each draft may read the context."""
     if not (drafts := int(steps["draft_tokens"].sum() or 0)):
         return []
     return [

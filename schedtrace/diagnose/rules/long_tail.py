@@ -1,6 +1,6 @@
-"""``long-tail``: a few requests with far longer outputs run alone at the end of a trial, or take its time.
+"""``long-tail``: a few requests with far longer outputs run alone at the end, or take most of the time.
 
-Requests that only take time count only if the others stop by themselves and nothing limits the engine.
+Requests that do not run alone count only if the others stop by themselves and nothing limits the engine.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ FAR = 3.0
 """Minimum factor by which a tail's outputs exceed those of nine tenths of the requests; less is usual."""
 QUANTILE = 0.9
 FEWEST = 20
-"""Minimum number of requests of a trial; with fewer, a single request is more than a tenth."""
+"""Minimum number of requests to compare; with fewer, the longest tenth has fewer than two."""
 FOUND_FROM_FRAC = 0.05
 """Minimum share of the run for the finding to be reported."""
 FEW_FRAC, MOST_FRAC = 0.25, 0.5
@@ -37,7 +37,7 @@ class Tail(Evidence, kw_only=True):
     usual_tokens: float
     """90th percentile of the numbers of output tokens."""
     tail_ms: float
-    """Time of the tails, as above."""
+    """Total length of the tails of all trials."""
 
 
 class Unbounded(Evidence, kw_only=True):
@@ -52,7 +52,7 @@ class Unbounded(Evidence, kw_only=True):
     usual_tokens: float
     """90th percentile of the outputs of requests that stopped."""
     time_frac: float
-    """Share of the time of all requests that these requests took."""
+    """Share of all requests' time that the requests in ``capped`` took."""
     again: int
     """Number of requests in ``capped`` whose prompt a later request repeats, according to the prompts'
     hashes."""

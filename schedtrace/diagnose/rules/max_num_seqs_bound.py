@@ -32,11 +32,12 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_TIMES = 1.1
-"""Minimum factor on the seats that is advised; a smaller rise is not worth a restart."""
+"""Minimum factor by which advice raises the seats; a smaller rise is not worth a restart."""
 CAPPED_TIMES = 2.0
-"""Minimum ratio of the steps with capped chunks to full steps for the same tokens for the cap to be named."""
+"""Minimum ratio of the steps with capped chunks to the full steps for the same tokens at which the cap is
+named."""
 FULLEST_FRAC = 0.1
-"""Maximum share of the steps that may be fuller than the steps for which seats are advised."""
+"""Share of the steps, those with the fullest KV cache, that ``seats_that_fit`` leaves out."""
 
 
 class Seats(Waited, kw_only=True):
@@ -60,14 +61,15 @@ class Seats(Waited, kw_only=True):
     """Mean share of the token budget that was left."""
     seats_that_fit: int | None
     """Number of requests for which the KV cache has room: ``seats / (1 - share of free KV blocks)``, with the
-    share that was free in nine tenths of the steps with waits for a seat."""
+    share that at least nine tenths of the steps with waits for a seat had free."""
     capped_steps: int | None
-    """Number of steps in which ``long_prefill_token_threshold`` made chunks smaller and left budget, if most
-    of the requests with seats prefilled and full steps would have needed at most half as many; else None."""
+    """Number of steps in which ``long_prefill_token_threshold`` made chunks smaller and left budget; None
+    unless more requests with seats prefilled than decoded, and full steps would have been at most half as
+    many."""
     full_steps: int | None
-    """Number of full steps for the tokens of the capped ones; None if ``capped_steps`` is."""
+    """Number of full steps for the same tokens as in ``capped_steps``; None if that is None."""
     classes: list[ClassTime]
-    """Priorities of the requests that got tokens in the steps with waits for a seat."""
+    """Priority classes of the requests that got tokens in the steps with waits for a seat."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -192,7 +194,7 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
 
 
 def _other_limit_first(timeline: Timeline, *, fit: int, most: int, wanted: int) -> list[Advice]:
-    """Return the limit to raise together with the seats, if more seats alone have no effect."""
+    """Return the advice to raise another limit together with the seats, if seats alone have no effect."""
     option, costs = seats_setting(timeline), seats_cost(timeline)
     if fit < LEAST_TIMES * timeline.seats:
         total, value = timeline.header.kv_blocks_total, min(wanted, most)

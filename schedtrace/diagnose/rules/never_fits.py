@@ -20,10 +20,10 @@ from schedtrace.timeline.timeline import Timeline
 
 
 class NeverFitting(Evidence, kw_only=True):
-    """Requests that can never run, for one cause, with figures of the first one."""
+    """Requests that can never run because of one cause, with figures of the first of them."""
 
     requests: int
-    """Number of requests that can never run for this cause."""
+    """Number of requests that can never run because of this cause."""
     delayed_requests: int
     """Number of other requests that waited between the first and the last refusal."""
     blocks_usable: int | None
@@ -37,11 +37,12 @@ class NeverFitting(Evidence, kw_only=True):
     self_preemptions: int
     """Number of this request's preemptions to free blocks for itself."""
     tokens: int
-    """Length of this request's prompt, or number of tokens at which it outgrew the pool."""
+    """Length of this request's prompt in tokens, or number of tokens at which the request outgrew the pool.
+    """
     blocks_needed: list[int]
     """KV blocks that this request needs, by cache group; empty if unknown."""
     waited_ms: float
-    """Time from this request's first refusal to its last."""
+    """Total time that this request spent in the queue."""
     waiting_behind: int
     """Number of requests in the queue after the last refusal."""
 
@@ -125,7 +126,7 @@ def _evidence(timeline: Timeline, cause: str, rows: pl.DataFrame, behind: int) -
 
 
 def _why(timeline: Timeline, cause: str, evidence: NeverFitting) -> Message:
-    """Return the request's need and the amount that exists; leave out values that are not recorded."""
+    """Return the request's need and what exists; without values that are not recorded."""
     total, budget, block = evidence.blocks_usable, timeline.token_budget, _mamba_block(timeline)
     if cause == Cause.KV_BLOCKS and total is not None and evidence.needed > total:
         groups = [say("{blocks:n}", blocks=blocks) for blocks in evidence.blocks_needed]
@@ -215,7 +216,7 @@ def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> Advice:
 
 
 def _mamba_block(timeline: Timeline) -> int:
-    """Return the tokens per block of the aligned groups; 0 if there is none."""
+    """Return the largest number of tokens per block of the Mamba groups; 0 if there are none."""
     groups = timeline.header.cache_groups
     return max((group.block_size for group in groups if group.kind == "Mamba"), default=0)
 

@@ -25,19 +25,18 @@ from schedtrace.timeline.timeline import Timeline
 CIRCLES = "A request computes its tokens again and again"
 MOST_HOLDERS = 3
 LEADS_FRAC = 0.5
-"""Minimum share of all computed tokens for repeated work to lead the report, even if all requests finished.
-"""
+"""Minimum share of repeated work in all computed tokens at which the finding leads the report, even if all
+requests finished."""
 MOST_FRAC = 0.5
-"""Minimum share of the steps with preemptions that must have preempted in vain, and of the lost tokens whose
-blocks must still be taken after such a step.
-"""
+"""Minimum share of steps in vain among the steps with preemptions, and minimum share of the lost tokens whose
+blocks are still taken after a step for this step to be in vain."""
 
 
 class Restarts(Evidence, kw_only=True):
     """Requests that computed the same tokens again, with figures of the one that recomputed the most."""
 
     requests: int
-    """Number of requests."""
+    """Number of restarted requests."""
     unfinished: int
     """Number of restarted requests that did not finish."""
     hopeless: int
@@ -50,18 +49,16 @@ class Restarts(Evidence, kw_only=True):
     fruitless: int
     """Number of restarts after which ``request_id`` got no further than before."""
     high_tokens: int
-    """Largest number of this request's tokens that were computed at one time."""
+    """Largest number of computed tokens that this request held at any time."""
     recomputed_tokens: int
     """Number of tokens that this request computed again."""
     preemptions: int
     """Number of this request's preemptions."""
     holders: list[str]
-    """Requests for which vLLM preempted this one or, if it was preempted for itself, those that got tokens in
-    most of the steps in between."""
+    """Requests for which vLLM preempted this one or, if only for itself, the requests that got tokens in most
+    steps meanwhile."""
     steps_in_vain: int | None
-    """Number of steps that preempted several requests although their blocks were not free at once; None: few
-    did.
-    """
+    """Number of steps that preempted several requests whose blocks were not free at once; None: too few."""
     victims_in_vain: float | None
     """Mean number of requests that such a step preempted."""
 
@@ -70,7 +67,7 @@ class Parked(Evidence, kw_only=True):
     """Requests that were ready and stayed parked, with figures of the one that stayed longest."""
 
     requests: int
-    """Number of requests."""
+    """Number of parked requests."""
     unfinished: int
     """Number of parked requests that were not scheduled again."""
     hopeless: int
@@ -167,8 +164,8 @@ def _in_vain(timeline: Timeline) -> pl.DataFrame:
     """Return the steps that preempted several requests in vain, with ``victims``; empty if these are few.
 
     With several batches in flight and a KV connector, vLLM may write to the blocks of a preempted request
-    until the batch in flight is done, and keeps them until then. A release that does not know of this
-    preempts one request after the other for the same shortage.
+    until the batch in flight is done, and keeps them until then. A release that does not allow
+    for this preempts one request after the other for the same shortage.
     """
     lost = timeline.preemptions.filter("in_schedule").group_by("step", maintain_order=True)
     taken = lost.agg(victims=pl.len(), lost=pl.col("lost_tokens").sum()).join(
@@ -182,7 +179,7 @@ def _in_vain(timeline: Timeline) -> pl.DataFrame:
 
 
 def _holders(timeline: Timeline, worst: dict[str, Any], lost: pl.DataFrame) -> list[str]:
-    """Return the requests for which the worst one was preempted, or else those in most steps."""
+    """Return the requests for which the worst one was preempted, or else those in most steps meanwhile."""
     preemptors = lost.filter(pl.col("for_request_id") != worst["request_id"])
     if preemptors.height:
         counts = preemptors.group_by("for_request_id", maintain_order=True).len()

@@ -31,12 +31,12 @@ from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline, made_once
 
 SLOW_LOAD = 2.0
-"""Minimum factor by which a KV load takes longer than computing its tokens to be called slow."""
+"""Minimum ratio of a KV load's time to the time of computing the same tokens at which the load is called
+slow."""
 MOSTLY = 0.9
-"""Minimum share of the waits for a connector's answer during which it loads KV for other requests, to be
-named."""
+"""Minimum share of the waits for a connector's answer that a reason must explain to be stated."""
 FEWEST_UNANSWERED = 3
-"""Minimum number of requests without an answer that shows that the connector does not answer."""
+"""Minimum number of requests without an answer at which the connector counts as not answering."""
 HAVE_A_RULE = frozenset(
     charge for rule in (KV_BOUND, MAX_NUM_SEQS_BOUND, TOKEN_BUDGET_BOUND) for charge in rule.charges
 )
@@ -69,7 +69,7 @@ def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noq
 
 
 def _adapters(timeline: Timeline, waits: Charged) -> Message:
-    """Return the adapters of requests that ran in these steps, and those that requests waited for."""
+    """Describe which adapter ran the most in these steps, and which one requests waited for the longest."""
     adapters = timeline.known_requests[["request_id", "lora"]].drop_nulls()
     wanted = totals(waits.rows.join(adapters, on="request_id"), "time_us", by="lora")
     ran = timeline.request_states.filter(pl.col("tokens") > 0).join(adapters, on="request_id")
@@ -129,7 +129,7 @@ def _budget(waits: Charged) -> Message:
 
 
 def _padded_decodes(timeline: Timeline) -> Message:
-    """Describe how many seats a step's budget lets decode; return nothing if it lets all of them decode."""
+    """Describe how many seats' decodes fit into a step's budget; nothing if all of them do."""
     decodes: Decodes = decodes_of_all(timeline)
     budget = timeline.token_budget
     if decodes.total_tokens <= budget:
@@ -178,7 +178,7 @@ class LoadTimes(NamedTuple):
 
 
 def _load_spans(timeline: Timeline) -> pl.DataFrame | None:
-    """Return ``request_id``, ``begin_us``, ``end_us`` and ``over_us`` (null: never) of each KV load.
+    """Return ``request_id``, ``begin_us``, ``end_us`` and ``over_us`` (null: not over) of each KV load.
 
     None if there are no loads.
     """
@@ -329,10 +329,10 @@ def _finding(timeline: Timeline, cause: str, waits: Charged) -> Finding:
 
 
 def _batches_take_turns(timeline: Timeline, cause: str, detail: str | None) -> bool:
-    """Return whether requests without a next token waited for their output, although no pipeline needs it.
+    """Return whether batches take turns although no pipeline needs that.
 
-    vLLM's ``AsyncScheduler`` schedules a request whose output is in flight. A class that does not, although
-    vLLM keeps several batches in flight, splits the requests into batches that compute in turn.
+    vLLM's ``AsyncScheduler`` schedules a request whose output is in flight. If a scheduler does not, although
+    vLLM keeps several batches in flight, the requests split into batches that compute in turn.
     """
     header = timeline.header
     in_flight = (header.batches_in_flight or 1) > 1 and header.pipeline_parallel_size == 1
@@ -420,7 +420,7 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
 def _larger_budget(timeline: Timeline, cause: str, tokens: int) -> Advice:
     """Return advice on a larger budget, without a value if prefix caching may become less effective.
 
-    Mamba layers may cache a state only at the end of each chunk, so larger chunks leave fewer of them.
+    Mamba layers may cache a state only at the end of each chunk, so larger chunks leave fewer states.
     """
     at_chunks = any(group.cache_mode == "align" for group in timeline.header.cache_groups)
     if cause == Cause.MAMBA_ALIGNMENT and at_chunks and cache_use(timeline)["shareable_tokens"].sum() > 0:

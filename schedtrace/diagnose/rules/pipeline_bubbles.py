@@ -1,4 +1,4 @@
-"""``pipeline-bubbles``: a pipeline's stages idle because its batches do not overlap or differ in size."""
+"""``pipeline-bubbles``: stages of a pipeline idle because its batches do not overlap, or differ in size."""
 
 import polars as pl
 
@@ -27,11 +27,10 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 ALONE_FRAC = 0.5
-"""Maximum share of the executions' time with a single batch in flight for the pipeline to count as
-overlapping."""
+"""Minimum share of the executions' time with a single batch in flight at which batches do not overlap."""
 UNEVEN_FRAC = 0.2
-"""Minimum unevenness, ``1 - mean / max``, of the batches in flight; that of 7, 13, 2 and 10 requests is 0.38.
-"""
+"""Minimum unevenness, ``1 - mean / max``, of the batches in flight; batches of 7, 13, 2 and 10 requests have
+0.38."""
 
 
 class PipelineBubbles(Evidence, kw_only=True):
@@ -40,13 +39,14 @@ class PipelineBubbles(Evidence, kw_only=True):
     depth: int
     """Number of batches in flight."""
     cycles: int
-    """Number of cycles, as above."""
+    """Number of cycles: groups of ``depth`` consecutive steps without prefill."""
     uneven_cycles: int
-    """Number of uneven cycles."""
+    """Number of cycles whose largest batch is larger than an even share."""
     unevenness_frac: float
-    """Unevenness of these, as above."""
+    """Unevenness of these cycles: ``1 - mean / max`` of their batches."""
     most_gain_frac: float
-    """``sum(largest) / sum(best) - 1``: the gain if a stage's time were proportional to the batch."""
+    """``sum(largest) / sum(best) - 1`` over these cycles: the gain if a stage's time were proportional to its
+    batch."""
 
 
 class OneAtATime(Evidence, kw_only=True):
@@ -57,12 +57,12 @@ class OneAtATime(Evidence, kw_only=True):
     depth: int
     """Configured number of batches in flight."""
     mean_in_flight: float
-    """Mean number of batches in flight (those whose execution had not ended) right after ``schedule()``,
-    including its own."""
+    """Mean number of batches in flight right after a ``schedule()`` call: its own batch, and those whose
+    execution had not ended."""
     steps: int
     """Number of batches whose execution is recorded."""
     alone_steps: int
-    """Number of batches that were alone in flight although other requests were running."""
+    """Number of batches that were alone in flight although requests outside the batch were running."""
     alone_ms: float
     """Total time of the executions of batches that were alone in flight."""
     executed_ms: float

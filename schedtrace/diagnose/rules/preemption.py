@@ -23,14 +23,15 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 CRITICAL_RECOMPUTE_FRAC = 0.10
-"""Minimum share of recomputed tokens for a critical finding; it costs about as much throughput."""
+"""Minimum share of recomputed tokens for a critical finding; recomputation costs about this share of
+throughput."""
 OFTEN = 3
-"""Number of preemptions of one request that make a storm; the third shows that resuming does not help."""
+"""Number of preemptions of one request that are a storm; the third shows that resuming does not help."""
 FEWEST_PREEMPTIONS = 3
 MUCH_FRAC = 0.10
-"""Minimum share of prefill done twice that makes a storm, with ``FEWEST_PREEMPTIONS`` or more."""
+"""Minimum share of prefill done twice that is a storm if there are at least ``FEWEST_PREEMPTIONS``."""
 STORM_NEEDS = frozenset({Fact.REQUESTS, Fact.BLOCKS, Fact.TIMES})
-"""Facts that a record must contain so that a storm can be judged."""
+"""Facts that a trace must contain to show whether there is a storm."""
 STORM = (
     " It is a storm: {cycles:n} came within {cycle_steps:n step} of admission, and {prefill_again_frac:%} of "
     "all prefill was done twice. The first was in {first_step:step} with {first_running:n request} running"
@@ -48,12 +49,12 @@ EXAMPLE = (
 
 
 class Storm(msgspec.Struct, kw_only=True):
-    """Preemptions of the same requests again and again, or of much work."""
+    """Repeated preemptions of the same requests, or preemptions that discard much work."""
 
     cycles: int
     """Number of preemptions within ``cycle_steps`` steps of an admission."""
     cycle_steps: int
-    """Maximum number of steps from an admission to a preemption that count as a cycle."""
+    """Maximum number of steps from an admission to a preemption that counts in ``cycles``."""
     prefill_again_frac: float
     """Share of all prefill that was done twice."""
     first_step: int

@@ -39,7 +39,7 @@ class LongPrompt(Evidence, kw_only=True):
     """Long prompt, the budget that it took, and the requests that waited."""
 
     request_id: str
-    """Request whose prompt took the most tokens in the steps in which others waited."""
+    """Request whose prompt took the most tokens while others waited."""
     prompt_tokens: int
     """Length of the prompt of ``request_id``."""
     prompts: int
@@ -106,7 +106,7 @@ LONG_PROMPT_RULE = Rule(
 
 
 LEAST_CAPPED_FRAC = 0.02
-"""Least share of the requests' time that prompts lose in capped chunks."""
+"""Minimum share of the requests' time that prompts must lose in capped chunks."""
 
 
 class CappedPrefill(Evidence, kw_only=True):
@@ -117,9 +117,9 @@ class CappedPrefill(Evidence, kw_only=True):
     requests: int
     """Number of requests whose prompts were capped although the step had budget left."""
     chunks: int
-    """Number of their capped chunks."""
+    """Number of capped chunks of these prompts."""
     full_chunks: float
-    """Number of chunks for the same tokens with all of the budget that the steps had left."""
+    """Number of chunks that would hold the same tokens if each also used the budget that its step left."""
     low_frac: float
     """Lower bound of the share of the capped steps' time that does not depend on their tokens."""
 
@@ -183,7 +183,7 @@ def _find_capped_chunks(timeline: Timeline) -> Findings:
 
 
 def _capped_chunks(timeline: Timeline) -> pl.DataFrame:
-    """Return the chunks that only the threshold capped, with the tokens that the step's budget allowed."""
+    """Return the chunks that only the threshold capped, with the tokens that the budget allowed."""
     if timeline.caps.is_empty():
         return timeline.caps
     steps = timeline.steps.filter(pl.col("busy_us") > 0)["step", "trial", "busy_us"]
@@ -233,16 +233,16 @@ CAPPED_PREFILL_RULE = Rule(
 
 
 LEAST_TOGETHER_FRAC = 0.5
-"""Least share of the requests' time for which prompts wait for the other prompts of their step."""
+"""Minimum share of the requests' time in which prompts wait for the other prompts of their step."""
 
 
 class BatchedPrefill(Evidence, kw_only=True):
     """Steps that completed several prompts, and the time that these prompts waited for each other."""
 
     prefill_frac: float
-    """All prefill as a share of all requests' time."""
+    """Time in the state ``prefill`` as a share of all requests' time."""
     others_frac: float
-    """Time that prompts waited for the other prompts of their step, as a share of all requests' time."""
+    """Time in which prompts waited for the other prompts of their step, as a share of all requests' time."""
     steps: int
     """Number of steps that completed two prompts or more."""
     mean_prompts: float
@@ -307,8 +307,8 @@ def together(timeline: Timeline) -> pl.DataFrame:
     """Return steps that completed two prompts or more.
 
     Columns: ``step``, ``trial``, ``busy_us``, ``prefill_tokens``, ``prompts`` (completed) and ``others_us``:
-    the sum of the times that they waited for each other's tokens, without the time of a step that has no
-    prompt. Empty if that is unknown.
+    the total time that these prompts waited for each other's tokens. The time that a step takes without any
+    prompt is not part of it. Empty if that time is unknown.
     """
     completed = pl.col("computed_tokens") + pl.col("scheduled_tokens") >= pl.col("prompt_tokens")
     decodes = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))

@@ -13,11 +13,11 @@ from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.passes import PASS, PrefillStalls
 
 FOUND_FROM_FRAC = 0.01
-"""Minimum share of all passes' time for the finding to be reported."""
+"""Minimum share of all common steps' time at which the finding is reported."""
 RESOLVED = 2.0
 """Number of standard deviations by which the sum of the stalls must exceed 0."""
 SCHEDULER_CLASS = "schedtrace.balance.BalanceScheduler"
-"""Class of ``schedtrace.balance``, in the form of ``--scheduler-cls``."""
+"""Scheduler class of ``schedtrace.balance``, as a value of ``--scheduler-cls``."""
 
 
 class RankStall(msgspec.Struct, kw_only=True):
@@ -28,31 +28,32 @@ class RankStall(msgspec.Struct, kw_only=True):
     stalled_passes: int
     """Number of common steps in which this rank only decoded while another rank prefilled."""
     stalled_ms: float
-    """Time by which the steps of ``stalled_passes`` exceeded common steps without prefill."""
+    """Time by which the common steps in ``stalled_passes`` took longer than those without prefill."""
     stalled_others_ms: float
-    """Total stall of other ranks in common steps in which this rank's prefill was the largest."""
+    """Total stall in common steps in which the prefill of this rank was the largest and another rank only
+    decoded."""
 
 
 class PrefillStall(Evidence, kw_only=True):
-    """Passes in which ranks waited for another rank's prefill: their number and time."""
+    """Common steps in which ranks waited for another rank's prefill: their number and time."""
 
     passes: int
-    """Number of common steps, in which a rank computed something."""
+    """Number of common steps in which at least one rank computed something."""
     prefill_passes: int
-    """Number of common steps in which a rank prefilled."""
+    """Number of common steps in which at least one rank prefilled."""
     stalled_passes: int
     """Number of common steps in which a rank prefilled while another rank only decoded."""
     mean_prefilling: float
-    """Mean number of ranks that prefilled in a common step with a prefill."""
+    """Mean number of prefilling ranks in a common step with a prefill."""
     stalled_ms: float
-    """Time by which the steps of ``stalled_passes`` took longer than common steps without prefill."""
+    """Time by which the common steps in ``stalled_passes`` took longer than those without prefill, in all."""
     stalled_frac: float
-    """Share of the time of all common steps."""
+    """``stalled_ms`` as a share of the time of all common steps."""
     ranks: list[RankStall]
     """Figures of each rank."""
     aligned_saved_ms: float | None
-    """Largest saving if all ranks prefilled the same chunks at the same time; None if the saving is too
-    little to resolve, or a setting already aligns prefills."""
+    """Maximum time saved if all ranks prefilled the same chunks at the same time; None if this is too little
+    to resolve, or if a setting already aligns prefills."""
     most_gain_frac: float | None
     """Largest possible rise of throughput from aligned prefills."""
 
@@ -119,7 +120,7 @@ def _find(ranks: RecordedRanks) -> Findings:
 
 
 def _evidence(ranks: RecordedRanks, stalls: PrefillStalls, blamed: pl.DataFrame) -> PrefillStall:
-    """Return the evidence; ``blamed`` has the turn with the largest prefill of each pass with a stall."""
+    """Return the evidence; ``blamed`` has the turn with the largest prefill of each stalled common step."""
     stalled_us = float(stalls.stalling["excess_us"].sum())
     # The most that aligned prefills save, unless that is little, or a setting already aligns them.
     saved_us, noise_us = stalls.saved_us(), stalls.noise_us * stalls.passes.height**0.5

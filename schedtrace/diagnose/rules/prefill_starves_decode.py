@@ -28,21 +28,22 @@ from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time,
 from schedtrace.timeline.timeline import Timeline, made_once
 
 FOUND_FROM_FRAC = 0.10
-"""Minimum share of the time that decoding requests spent in steps."""
+"""Minimum share of the decoding requests' time in steps that prefill must have added."""
 
 CRITICAL_FROM_FRAC = 0.25
 
 WORTH_FRAC = 0.05
-"""Minimum share of the requests' time that a smaller budget saves for large chunks to be a root cause."""
+"""Minimum share of the requests' time that a smaller budget must save for large chunks to be a root cause."""
 SIZES = ("size", "step_us", "larger_us")
 """Figures of a smaller budget that the verdict states."""
 
 PAUSE_TIMES, PAUSE_US = 10, 1_000_000
-"""Minimum ratio to the usual time at which users notice a step as a pause, and time above which they notice
-it at any ratio."""
+"""Minimum ratio to the usual time at which users notice a step as a pause, and time in microseconds that they
+notice at any ratio."""
 MOST_FRAC = 0.5
 AGAIN_FRAC = 0.25
-"""Minimum share of the prefill that the cache has lost for the prefill to be an effect of the losses."""
+"""Minimum share of prefill tokens that the cache had lost at which the prefill is an effect of these losses.
+"""
 FAILED_LOADS = (
     'look at the KV connector and its other side: why loads fail. kv_load_failure_policy "fail" in '
     "--kv-transfer-config ends such requests instead of computing their prompts here."
@@ -58,12 +59,13 @@ ELSEWHERE = (
     "such as {half:n token}, before you rely on it."
 )
 SHARED_FRAC = 0.95
-"""Least share of the steps with prefill that take at least half of a cost of any prefill."""
+"""Minimum share of the steps with prefill that must show at least half of a fixed cost for every prefill to
+have this cost."""
 DECODES = pl.col("decode_tokens") - pl.col("draft_tokens")
 """Number of decodes in a step: drafts belong to the decode that they follow."""
 WHOLE_LOG = 0.5
-"""Minimum number of doublings between small and large prefills that separates a fixed cost from the cost of a
-token."""
+"""Minimum binary logarithm of the ratio of large to small prefills that separates a fixed cost from the cost
+per token."""
 
 
 class PrefillTime(NamedTuple):
@@ -79,18 +81,18 @@ class StretchedDecodes(Evidence, kw_only=True):
     """Time that prefill added to the time between tokens."""
 
     stretch_frac: float
-    """Share of all time between tokens, as above."""
+    """Share of the decoding requests' time in steps that prefill added."""
     mean_stretch_us: float
-    """Mean of ``stretch_us``."""
+    """Mean time that prefill added to a stretched step."""
     fixed_us: float
     """Part of the stretch that does not depend on the number of prefill tokens; 0 if the steps show no such
     part."""
     failed_loads: int
-    """Number of requests with a failed KV load whose prompts were computed in the stretched steps."""
+    """Number of requests whose KV load failed and whose prompts were computed in the stretched steps."""
     kv_loads: int
     """Number of all requests with a KV load."""
     failed_tokens: int
-    """Number of prompt tokens of the failed loads that the stretched steps computed."""
+    """Number of prompt tokens that the stretched steps computed for requests whose KV load failed."""
     median_prefill_tokens: float
     """Median number of prefill tokens of a stretched step."""
     max_busy_us: int
@@ -167,7 +169,7 @@ def _root_cause(
         timeline: The engine's trace.
         mixed: Stretched steps.
         prefills: Chunks of prompts in these steps.
-        failed: Chunks of prompts whose KV loads failed.
+        failed: Chunks of requests whose KV loads failed.
         evidence: Evidence about these steps.
     """
     prefill_tokens = int(mixed["prefill_tokens"].sum())
@@ -217,7 +219,7 @@ def _root_cause(
 def _interrupted(
     timeline: Timeline, mixed: pl.DataFrame, prefills: pl.DataFrame, stretch_us: float
 ) -> Fields | None:
-    """Return the fields of decodes that large chunks interrupt; None if something else is the cause."""
+    """Return the fields about large chunks that interrupt decodes; None if something else is the cause."""
     prefill_tokens = int(mixed["prefill_tokens"].sum())
     if timeline.closed_workload:  # most prefill may be for requests sent with the decoding ones, but late
         late = late_requests(timeline)[["request_id"]]
@@ -249,7 +251,7 @@ def _interrupted(
 
 
 def _holder(prefills: pl.DataFrame) -> Message:
-    """Return the names of the requests whose prompts these chunks prefilled."""
+    """Describe the prompts that these chunks prefilled: their number, and the largest."""
     each = prefills.group_by("request_id").agg(
         pl.col("scheduled_tokens").sum(), pl.col("prompt_tokens").first()
     )
@@ -278,10 +280,10 @@ def _mixed(timeline: Timeline) -> pl.DataFrame:
 
 @made_once
 def prefill_time(timeline: Timeline) -> PrefillTime:
-    """Return the time that prefill adds to steps that decode, beyond the time of their decodes alone.
+    """Return the time that prefill adds to a step that also decodes.
 
-    This time has a fixed part only if steps with few and with many prefill tokens show one, and steps that
-    only decode show the time of decodes.
+    The fixed part is 0 unless steps with few and with many prefill tokens show one, and steps that only
+    decode show the time of decodes.
     """
     model = timeline.step_time
     plain = PrefillTime(0.0, 0.0 if model is None else model.per_prefill_token_us)

@@ -24,19 +24,19 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_COMPARED = 3
-"""Minimum number of requests that found their shared beginning, and of requests that missed it, for a
-comparison of latencies."""
+"""Minimum numbers of requests that found their shared beginning, and that missed it, for a comparison of
+latencies."""
 MOST_FRAC = 0.5
 MISSED_FRAC = 0.05
-"""Minimum share of all prompt tokens that makes a change worthwhile."""
+"""Minimum share of missed tokens in all prompt tokens at which a change is worthwhile."""
 FEWEST_REQUESTS = 10
-"""Minimum number of requests without a hit for this to be reported."""
+"""Minimum number of requests in a trace without any hit for this to be reported."""
 SMALL_BLOCK = 16
-"""Block size of vLLM on GPUs; prompts that share fewer tokens do not count as beginning alike."""
+"""vLLM's block size in tokens on GPUs; prompts that share fewer tokens do not count as beginning alike."""
 KEEPS_BLOCK = "speculative_config.disable_eagle_block_drop"
 """Setting with which vLLM reuses the last cached block of every prompt instead of computing it again."""
 LEAST_FRAC = 0.01
-"""Minimum share of the requests' time that is stated."""
+"""Minimum share of the requests' time for a sentence to state it."""
 
 REASONS = {
     "skipped": "{requests:n request} did not look, since vLLM does not read the cache for prompt "
@@ -61,43 +61,42 @@ class PrefixCache(Evidence, kw_only=True):
     hit_frac: float | None
     """Share of the prompt tokens that were found in the cache."""
     shareable_tokens: int | None
-    """Number of tokens in beginnings shared with an earlier prompt; None: prefix hashes are not recorded."""
+    """Number of tokens in those beginnings of prompts that an earlier prompt shares; None: prefix hashes are
+    not recorded."""
     missed_tokens: int | None
     """Number of shareable tokens that were computed again; None: prefix hashes are not recorded."""
     group_lost_tokens: int | None
     """Number of missed tokens that one KV cache group still had and another had lost; None if there are none,
-    or vLLM does not report it (before 0.32)."""
+    or if vLLM does not report it (before 0.32)."""
     dropped_tokens: int | None
-    """Missed tokens in the last block of a shared beginning, which vLLM computes again for a drafter that
-    reads hidden states (EAGLE, MTP and similar); None: no such drafter, or not recorded.
-    """
+    """Number of missed tokens in the last blocks of shared beginnings, which vLLM computes again for a
+    drafter that reads hidden states (EAGLE, MTP and similar); None: no such drafter, or not recorded."""
     shared_blocks: int | None
     """Number of KV blocks in all beginnings that prompts share, each counted once; None if unknown."""
     shared_end_blocks: int | None
-    """Number of shared blocks that stay cached if groups with a sliding window keep only the ends; None if
-    there is no such group, or unknown."""
+    """Number of shared blocks that stay cached if groups with a sliding window keep only the ends of
+    beginnings; None if there is no such group, or if unknown."""
     keeps_windows: bool
     """Whether groups with a sliding window keep all of their blocks cached."""
     lacks_states: bool
-    """Whether most missed tokens were in another KV cache group, and a Mamba group, which caches a state only
-    where a chunk of a prompt ends, had no state there.
-    """
+    """Whether another KV cache group still had most missed tokens, but a Mamba group, which caches a state
+    only where a chunk of a prompt ends, had no state there."""
     usable_blocks: int | None
     """Number of KV blocks in the cache, without vLLM's null block; None: not recorded."""
     least_free_blocks: int | None
     """Smallest number of blocks that were free after a step, including cached ones; None: not recorded."""
     without_hit: dict[str, int]
-    """Number of requests that found nothing, by reason ([``miss``](../trace-format.md))."""
+    """Number of requests that found no cached tokens, by reason ([``miss``](../trace-format.md))."""
     salted: int
     """Number of requests with a cache salt."""
     resets: int
-    """Number of times that ``prefix_keys`` fell to 0."""
+    """Number of times that ``prefix_keys``, the number of cached blocks, fell to 0."""
     evicted_blocks: int | None
-    """Number of blocks by which ``prefix_keys`` fell from step to step; new keys hide losses. None: not
-    recorded."""
+    """Number of blocks by which ``prefix_keys`` fell from step to step, other than to 0; new keys hide
+    losses. None: not recorded."""
     empty_tier: str | None
-    """KV connector that stores the engine's blocks but brought no token; None if there is none, or it brought
-    some."""
+    """KV connector that stores the engine's blocks but brought no token; None if there is no such connector.
+    """
     returned: int
     """Number of returns of preempted requests; a request may come back several times."""
     returned_requests: int
@@ -107,34 +106,34 @@ class PrefixCache(Evidence, kw_only=True):
     found_tokens: int
     """Number of lost tokens that the preempted requests found in the cache again."""
     evicted_tokens: int
-    """Number of tokens of full blocks that the requests did not find in the cache again."""
+    """Number of tokens in full blocks that the preempted requests did not find in the cache again."""
     missed_ttft_ms: float | None
     """Median time to first token of new requests that computed a part of a shared beginning again; None if
-    too few requests missed or found their beginning, or this is unknown."""
+    too few requests missed their beginning, or too few found it, or if this is unknown."""
     reused_ttft_ms: float | None
     """Median time to first token of new requests that found their whole shared beginning."""
 
     @property
     def too_many(self) -> bool | None:
-        """Whether the cache lacks room for all shared prefixes beside running requests; None if unknown."""
+        """Whether all shared beginnings need more blocks than are always free; None if unknown."""
         if self.needed_blocks is None or self.least_free_blocks is None:
             return None
         return self.needed_blocks > self.least_free_blocks
 
     @property
     def needed_blocks(self) -> int | None:
-        """Number of blocks that all shared prefixes occupy if windows are kept as now; None if unknown."""
+        """Number of blocks that all shared beginnings occupy if windows are kept as now; None if unknown."""
         return self.shared_blocks if self.keeps_windows else self.shared_end_blocks or self.shared_blocks
 
     @property
     def needed_beyond(self) -> int | None:
-        """Value of ``needed_blocks`` if the cache has fewer blocks; otherwise None."""
+        """``needed_blocks`` if the cache has fewer blocks; otherwise None."""
         needed, usable = self.needed_blocks, self.usable_blocks
         return needed if needed is not None and usable is not None and needed > usable else None
 
     @property
     def ends_fit(self) -> bool:
-        """Whether the cache could hold all shared prefixes if windows kept only their ends."""
+        """Whether all shared beginnings would fit only if windows kept just their ends."""
         ends = self.shared_end_blocks
         is_smaller = self.keeps_windows and ends is not None and ends <= (self.least_free_blocks or 0)
         return bool(self.too_many) and is_smaller
@@ -238,7 +237,7 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
 
 
 def _could_share(evidence: PrefixCache, block_size: int) -> bool:
-    """Return whether there was no hit although prompts may share a partial block, or are salted."""
+    """Return whether there was no hit although prompts may begin alike: by a partial block, or with salts."""
     long_enough = not evidence.without_hit.get("short") and block_size <= SMALL_BLOCK
     none = not evidence.cached_tokens and evidence.requests >= FEWEST_REQUESTS
     return none and (not long_enough or evidence.salted > 0)
@@ -309,7 +308,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
 
 
 def _first_token_ms(timeline: Timeline, use: pl.DataFrame) -> tuple[float | None, float | None]:
-    """Return the median times to first token of requests that missed, and that found, their beginning."""
+    """Return the median times to first token, in ms, of requests that missed and found their beginning."""
     sharing = use.filter(pl.col("shareable_tokens") > 0).select(
         "request_id", missed=pl.col("missed_tokens") > 0
     )
@@ -322,7 +321,7 @@ def _first_token_ms(timeline: Timeline, use: pl.DataFrame) -> tuple[float | None
 
 
 def _shared_blocks(timeline: Timeline) -> tuple[int | None, int | None]:
-    """Return the blocks of all shared beginnings; with windows, also the blocks of their ends."""
+    """Return the number of blocks of all shared beginnings and, with sliding windows, of their ends."""
     shared, need = shared_beginnings(timeline), kv_need(timeline.header)
     if shared is None or need is None or not shared.ends:
         return None, None
@@ -348,7 +347,7 @@ def _keys_lost(timeline: Timeline) -> tuple[int, int | None]:
 
 
 def _recomputed(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests that had to recompute the most tokens."""
+    """Return the requests that computed tokens again, those with the most tokens first."""
     admitted = use.filter(pl.col("missed_tokens") > 0).select(
         *("step", "trial", "request_id"),
         computed_before_tokens="shareable_tokens",
@@ -368,7 +367,7 @@ def _recomputed(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
 
 
 def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None:
-    """Return the recomputation's share of the requests' time, counting all that run or wait during it."""
+    """Return the share of all requests' time for which computing again held up those present, or None."""
     model = timeline.step_time
     if model is None or not model.per_prefill_token_us:
         return None
@@ -378,7 +377,7 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
 
 
 def _holder(evidence: PrefixCache) -> Message:
-    """Describe the requests or resets that emptied the cache, or the cache group that lacks the tokens."""
+    """Describe what emptied the cache, or which cache group lacks the tokens."""
     if evidence.lacks_states:
         return say(
             "Another KV cache group still had {group_lost_tokens:n} of these, but the Mamba group had no "
@@ -452,7 +451,7 @@ def _sentences(evidence: PrefixCache, block_size: int, *, missed: bool, nothing:
 
 
 def _tail(evidence: PrefixCache) -> Message:
-    """State how much longer requests that miss their beginning wait for a first token, if far longer."""
+    """State how long requests that miss their beginning wait for a first token, if far longer than others."""
     missed, reused = evidence.missed_ttft_ms, evidence.reused_ttft_ms
     if missed is None or reused is None or missed < TIMES_MEDIAN * reused:
         return NOTHING
@@ -466,7 +465,7 @@ def _tail(evidence: PrefixCache) -> Message:
 def _advice(
     timeline: Timeline, evidence: PrefixCache, block_size: int, *, missed: bool, nothing: bool
 ) -> list[Advice]:
-    """Return advice on block size and number, whole sliding windows, and requests that skip the cache."""
+    """Return advice on blocks, sliding windows, the connector, salts, and requests that skip the cache."""
     advice = []
     gone = evidence.evicted_tokens or evidence.evicted_blocks or evidence.group_lost_tokens
     dropped = evidence.dropped_tokens or 0
@@ -556,7 +555,7 @@ def _smaller_drop(timeline: Timeline, block_size: int) -> list[Advice]:
 
 
 def _more_states(timeline: Timeline, evidence: PrefixCache, block_size: int) -> Advice:
-    """Return advice to cache the states of a Mamba group at more places."""
+    """Return the advice to let a Mamba group cache states at more places."""
     smaller = "smaller chunks ({chunks:setting}): the Mamba group caches a state where each chunk ends"
     if evidence.keeps_windows:
         return advise(smaller, chunks="--max-num-batched-tokens", costs="More steps.")

@@ -1,4 +1,4 @@
-"""Requests that wait because of the queue's order: ``head-of-line`` and ``priority-inversion``.
+"""Waits that are caused by the queue's order: ``head-of-line`` and ``priority-inversion``.
 
 * ``head-of-line``: a request refused for its size held up requests behind it that would have fitted.
 * ``priority-inversion``: more urgent requests waited while less urgent ones ran, or were admitted.
@@ -36,13 +36,13 @@ class HeadOfLine(Waited, kw_only=True):
     """Refused requests, and the requests behind them."""
 
     heads: int
-    """Number of different heads."""
+    """Number of different refused requests at the head of the queue."""
     head: str
     """Head behind which requests waited longest in total."""
     head_tokens: int
     """Number of tokens that this head wanted."""
     blocks_free: float | None
-    """Median number of free KV blocks after the steps that refused this head."""
+    """Median number of KV blocks that were free after a step that refused this head."""
 
 
 def held_up_requests(timeline: Timeline) -> pl.DataFrame:
@@ -166,10 +166,10 @@ class Inversion(Waited, kw_only=True):
     waited_for: list[str]
     """Causes of the waits of urgent requests, the cause with the most time first."""
     classes: list[ClassTime]
-    """Priorities of the requests that ran in the steps with waits."""
+    """Priority classes of the requests that ran in the steps with waits."""
     admitted_before: int
-    """Number of steps that admitted a less urgent request although a more urgent one, which no exit of the
-    step's waiting loop names, waited before and after the step."""
+    """Number of steps that admitted a less urgent request although a more urgent one waited before and after
+    the step and no exit of the step's waiting loop names it."""
 
 
 def _find_inversions(timeline: Timeline) -> Findings:

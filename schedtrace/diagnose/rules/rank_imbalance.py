@@ -23,15 +23,15 @@ from schedtrace.timeline.engine_ranks import RankLoads, RecordedRanks
 from schedtrace.timeline.spans import LENGTH_US
 
 LEAST_REQUESTS = 2.0
-"""Minimum number of requests by which the largest load must exceed the mean."""
+"""Minimum number of requests by which the largest load must exceed the mean of the ranks."""
 FEWEST_REQUESTS = 8
-"""Minimum mean number of requests per rank; the tokens of fewer requests differ by chance."""
+"""Minimum mean number of requests per rank; with fewer, the ranks' tokens differ by chance."""
 DUMMIES_FROM_FRAC = 0.01
-"""Minimum share of the ranks' time that dummy batches take."""
+"""Minimum share of the ranks' time that dummy batches must take to be reported."""
 AVOIDABLE_FROM_FRAC = 0.01
-"""Minimum share of all requests' time in which they were refused on one rank while another had room."""
+"""Minimum share of all requests' time in which one rank refused requests while another had room."""
 LARGER = 1.25
-"""Minimum ratio of a rank's requests, or of their length, to those of the other ranks."""
+"""Minimum ratio of a rank's number of requests, or of their mean length, to that of the other ranks."""
 MOST_CHOSEN = 0.9
 """Minimum share of a rank's requests for which the client chose the rank."""
 REQUESTS, TOKENS = pl.col("running") + pl.col("waiting"), pl.col("tokens")
@@ -52,11 +52,11 @@ class RankFigures(msgspec.Struct, kw_only=True):
     mean_output_tokens: float | None
     """Mean output length of the requests that ended; None: no request ended."""
     prefill_tokens: int
-    """Number of computed prefill tokens, including those that a preemption had discarded."""
+    """Number of computed prefill tokens, including those computed again after a preemption."""
     decode_tokens: int
     """Number of computed decode tokens."""
     mean_running: float
-    """Mean number of running requests, over the time in which any rank had one."""
+    """Mean number of running requests."""
     mean_waiting: float
     """Mean number of refused requests."""
     kv_used_frac: float | None
@@ -75,7 +75,7 @@ class RankDummies(msgspec.Struct, kw_only=True):
     batches: int
     """Number of this rank's dummy batches."""
     time_frac: float
-    """Share of the time of this rank's batches that the dummy batches take."""
+    """Dummy batches' share of the time of all batches of this rank."""
 
 
 class DummyBatches(Evidence, kw_only=True):
@@ -84,17 +84,16 @@ class DummyBatches(Evidence, kw_only=True):
     batches: int
     """Number of dummy batches of all ranks."""
     steps_frac: float
-    """Share of all ranks' batches, with or without requests, that were dummy batches."""
+    """Dummy batches' share of all ranks' batches, with or without requests."""
     time_frac: float
-    """Share of the time of all ranks' batches that dummy batches take."""
+    """Dummy batches' share of the time of all ranks' batches."""
     longer_ms: float | None
-    """Additional time of common steps without prefill in which a rank had no request, compared with steps
-    of as many requests on the fullest rank; None: they are less than a tenth longer, or it is not known.
-    """
+    """Time by which common steps without prefill in which a rank had no request took longer than steps with
+    as many requests on the fullest rank; None: they are less than a tenth longer, or this is unknown."""
     longer_frac: float | None
-    """Share of the time of as many steps in which every rank computed."""
+    """``longer_ms`` as a share of the time of as many steps in which every rank computed."""
     longer_requests_frac: float | None
-    """Share of all requests' time that this additional time took."""
+    """Share of all requests' time that ``longer_ms`` took."""
     ranks: list[RankDummies]
     """Figures of each rank."""
 
@@ -110,18 +109,15 @@ class RankImbalance(Evidence, kw_only=True):
     largest: int
     """Rank that the finding names."""
     measure: str
-    """Measure of the imbalance: avoidable ``waits``, ``requests`` in the scheduler, ``context`` of the
-    requests in common steps, or ``tokens`` computed.
-    """
+    """Measure by which the rank stands out: avoidable ``waits``, ``requests`` in the scheduler, ``context``
+    of the requests in common steps, or ``tokens`` computed."""
     since_s: float | None
-    """Time from the run's first request to the first part of the run in which this rank exceeded the mean by
-    at least a quarter of its own load, and by at least one request; None: never."""
+    """Time from the run's first request to the first part of the run in which this rank's load exceeded the
+    mean by at least a quarter of this load, and by at least one; None: never."""
     uneven_frac: float
-    """Share of the run in which this rank exceeded the mean by as much as in ``since_s``."""
+    """Share of the run in which this rank exceeded the mean of the ranks as defined for ``since_s``."""
     avoidable_ms: float
-    """Time in which requests of all ranks were refused while another rank had a free seat and no waiting
-    request.
-    """
+    """Total time in which a rank refused requests while another had a free seat and no waiting request."""
     avoidable_frac: float
     """``avoidable_ms`` as a share of all requests' time."""
     lockstep_frac: float | None
@@ -130,7 +126,7 @@ class RankImbalance(Evidence, kw_only=True):
     context: UnevenContext | None
     """Context of the requests in common steps; None if it is even, costs little, or is unknown."""
     why: str
-    """Reason: ``client`` (chose the rank), ``requests`` (the rank got more of them), ``lengths`` (its
+    """Reason: ``client`` (chose the rank), ``requests`` (the rank got more of them), ``lengths`` (the rank's
     requests are longer) or ``unknown``."""
     ranks: list[RankFigures]
     """Figures of each rank."""
@@ -214,7 +210,7 @@ def _dummies_finding(ranks: RecordedRanks, dummies: DummyBatches) -> Finding:
 
 
 def _idle_words(dummies: DummyBatches | None) -> Message:
-    """State how much longer steps are while a rank has no request, if they are longer."""
+    """State how much longer common steps are while a rank has no request; nothing if they are not."""
     if dummies is None or dummies.longer_ms is None:
         return NOTHING
     return say(
@@ -275,7 +271,7 @@ def _verdict(evidence: RankImbalance) -> Message:
 
 
 def _loads(evidence: RankImbalance) -> dict[int, float]:
-    """Describe the tokens that each rank computed, or its mean number of requests."""
+    """Return the number of tokens that each rank computed, or its mean number of requests."""
     return {
         figures.rank: figures.prefill_tokens + figures.decode_tokens
         if evidence.measure == "tokens"
@@ -285,7 +281,7 @@ def _loads(evidence: RankImbalance) -> dict[int, float]:
 
 
 def _holder(evidence: RankImbalance) -> Message:
-    """Describe why the loads differ: the requests that this rank got, compared with the other ranks'."""
+    """Describe why the loads differ, by comparing this rank's requests with those of the other ranks."""
     own = next(figures for figures in evidence.ranks if figures.rank == evidence.largest)
     peers = [figures for figures in evidence.ranks if figures.rank != own.rank]
     got = say(
@@ -387,7 +383,7 @@ class _Uneven:
     rank: int
     unevenness: float
     above: float
-    """Number of requests above the mean."""
+    """Load of this rank minus the mean of the ranks."""
     since_us: int | None
     parts_frac: float
 
@@ -430,7 +426,7 @@ def _imbalance(ranks: RecordedRanks, dummies: DummyBatches | None) -> RankImbala
 
 
 def _figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
-    """Return one entry per rank, in their order."""
+    """Return the figures of each rank, in the order of the ranks."""
     means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
     return [
         RankFigures(
@@ -452,7 +448,7 @@ def _figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
 
 
 def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
-    """Return one rank's excess over the others: of the one that delayed requests, or the most loaded one."""
+    """Return by how much the rank ``held``, or else the most loaded one, exceeds the mean of the ranks."""
     open_ = loads.loads.select("part", "begin_us", "rank", load=load)
     means = dict(open_.group_by("rank").agg(pl.col("load").mean()).sort("rank").iter_rows())
     mean = sum(means.values()) / len(means)
@@ -474,7 +470,10 @@ def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
 
 
 def _lockstep_frac(ranks: RecordedRanks) -> float | None:
-    """Return the share of the requests' time that even batches would save, as the largest sets the pace."""
+    """Return the share of the requests' time that even batches would save in common steps.
+
+    The largest batch sets the pace of a common step.
+    """
     if not ranks.lockstep or ranks.missing_ranks:
         return None
     size = len(ranks.each)

@@ -1,6 +1,6 @@
 """``interruption`` of all ranks: common steps in lock-step that took far longer than the work of any rank.
 
-Each rank waits for the others in every step, so whatever stops one of them stops all; vLLM also stops all
+Each rank waits for the others in every step, so whatever stops one rank stops all; vLLM also stops all
 ranks to rearrange the experts of a model.
 """
 
@@ -30,13 +30,13 @@ class SlowPasses(Evidence, kw_only=True):
     """Common steps of ranks in lock-step that took far longer than the work of any rank, by kind."""
 
     kind: str
-    """``periodic``, ``episode``, ``scattered`` or ``first_steps``, as above."""
+    """``periodic``, ``episode``, ``scattered`` or ``first_steps``, with the meanings as for one engine."""
     times: int
     """Number of common steps that took far longer than their work."""
     passes: int
     """Number of all common steps."""
     time_ms: float
-    """Total time beyond the expected one."""
+    """Total time by which these common steps exceeded the expected time."""
     factor: float
     """Median ratio of actual to expected time."""
     period_steps: float | None
@@ -45,7 +45,7 @@ class SlowPasses(Evidence, kw_only=True):
     """Time from one ``periodic`` interruption to the next."""
     step_interval: int | None
     """Number of common steps after which vLLM rearranges the experts (``eplb_config.step_interval``); None if
-    it does not, or this is not recorded."""
+    vLLM does not, or if this is not recorded."""
 
     @property
     def cycle(self) -> Message:
@@ -94,7 +94,7 @@ def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFram
     Args:
         ranks: The ranks.
         rows: These common steps, from ``slow_passes``.
-        turns: The ranks' steps in them.
+        turns: The ranks' own steps in these common steps.
         share: Share of the requests' time that these steps cost.
     """
     kind, time_us, settings = rows["kind"][0], total_us(rows), ranks.first_header.settings
@@ -136,7 +136,7 @@ def _passes_finding(ranks: RecordedRanks, rows: pl.DataFrame, turns: pl.DataFram
 
 
 def _advice_for_passes(evidence: SlowPasses, settings: Mapping[str, Any]) -> list[Advice]:
-    """Return the advice about the rearrangement of experts if that is the cause, or what to examine."""
+    """Return advice on rearranging experts if that is the cause, else on what to examine."""
     if evidence.kind == events.FIRST:
         return [advise(KINDS[events.FIRST].advice)]
     if not evidence.rearranges:

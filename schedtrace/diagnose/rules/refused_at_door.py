@@ -17,9 +17,9 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 LEADS_FROM_FRAC = 0.05
-"""Minimum share of all requests at which refusals precede every other finding."""
+"""Minimum share of refused requests at which the finding leads the report."""
 CRITICAL_FRAC = 0.25
-"""Minimum share of all requests for a critical finding."""
+"""Minimum share of refused requests for a critical finding."""
 
 
 class AtDoor(Evidence, kw_only=True):
@@ -28,13 +28,12 @@ class AtDoor(Evidence, kw_only=True):
     refused: int
     """Number of requests that were turned away."""
     refused_frac: float
-    """Share of the requests turned away among all that were turned away or reached an engine."""
+    """Share of ``refused`` in all requests that were turned away or reached an engine."""
     by_reason: dict[str, int]
     """Number of requests that were turned away, by limit."""
     waited_for: dict[str, float]
-    """Share of all waiting in the engine's queue between the first and the last refusal, by cause; empty: no
-    request waited.
-    """
+    """Share of the time that requests waited in the engine's queue between the first and the last refusal, by
+    cause; empty: no request waited."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -92,7 +91,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _refused(timeline: Timeline) -> list[RequestRefusal]:
-    """Return refusals since the first request after the warm-up, at rank 0 for all ranks."""
+    """Return the refusals after the warm-up; empty except at rank 0, which has those of all ranks."""
     first_us = timeline.known_requests.select(pl.coalesce("arrived_us", "queued_us").min()).item()
     if timeline.front_end is None or timeline.rank or first_us is None:
         return []
@@ -131,7 +130,7 @@ def _holder(evidence: AtDoor) -> Message:
 
 
 def _advice(timeline: Timeline, reason: str) -> Advice:
-    """Return advice on the limit: below the seats, it leaves some empty; above, requests wait instead."""
+    """Return advice on the limit; a limit below the number of seats leaves some of them empty."""
     value = _value(timeline, reason)
     now = NOTHING if value is None else say(" (now {value:n})", value=value)
     if reason == "max_num_queued_reqs" and value is not None and value < timeline.seats:

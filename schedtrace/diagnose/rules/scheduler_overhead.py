@@ -23,13 +23,13 @@ from schedtrace.timeline.timeline import Timeline
 FOUND_FROM_FRAC = 0.01
 """Minimum share of the run; a smaller share is within the noise of most runs."""
 LEADS_FROM_FRAC = 0.25
-"""Minimum share of the run at which host time limits it if vLLM could hide this time; every engine has some.
+"""Minimum share of the run at which host time leads the report if vLLM could hide it; every engine has some.
 """
 ADVISED_FROM_FRAC = 0.05
 """Minimum share of the run at which a setting that affects the host's work is worth trying."""
 WARNING_FRAC, CRITICAL_FRAC = 0.25, 0.50
-"""Minimum shares of the run at which host time is a warning, and critical (it then exceeds the device's
-time)."""
+"""Minimum shares of the run at which host time is a warning, and critical (the host then takes at least as
+long as the device)."""
 
 
 class HostGaps(Evidence, kw_only=True):
@@ -82,7 +82,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
-    """Return the minimum and maximum time of these gaps that the device's time in the step can hide.
+    """Return the least and most microseconds of these gaps that the device's work in a step can hide.
 
     Asynchronous scheduling hides ``schedule()`` and ``update_from_output()``; whether it hides the rest is
     unknown.
@@ -113,10 +113,10 @@ def _advice(timeline: Timeline) -> list[Advice]:
 def host_gaps(timeline: Timeline) -> pl.DataFrame:
     """Return steps before which the device had nothing to do although requests ran.
 
-    Columns of ``timeline.steps``, and ``gap_us``: the time from the end of the previous step on the device to
-    the beginning of this one, by ``engine_states``; ``in_schedule_us``, ``in_update_us``: the parts of this
-    time in ``schedule()`` and in the previous step's ``update_from_output()``; ``before_update_us``: how long
-    that update took. Interruptions are left out.
+    Columns: those of ``timeline.steps``, and ``gap_us``: the time from the end of the previous step on the
+    device to the beginning of this one; ``in_schedule_us``, ``in_update_us``: the parts of this time in
+    ``schedule()`` and in the previous step's ``update_from_output()``; ``before_update_us``: how long that
+    update took. Interruptions are left out.
     """
     executed = pl.col("start_us") + pl.col("execute_after_us")
     done = pl.col("start_us") + pl.col("schedule_us")

@@ -1,4 +1,4 @@
-"""``slow-rank``: the steps of one data-parallel rank take longer than the other ranks' for the same work."""
+"""``slow-rank``: steps of one data-parallel rank take longer than other ranks' steps for the same work."""
 
 from statistics import median
 
@@ -13,21 +13,23 @@ from schedtrace.timeline.engine_ranks import BEYOND, RecordedRanks
 from schedtrace.timeline.passes import PASS
 
 SLOW_FACTOR = 1.2
-"""Minimum factor of a slow rank; models of two equal ranks differ by a smaller one."""
+"""Minimum factor by which a rank must be slower; the models of two equal ranks differ by less."""
 ERRORS = 3.0
-"""Minimum ratio of a difference to the unexplained rest of the models."""
+"""Minimum ratio of the difference between ranks to the relative error of their models."""
 PREFILL_FACTOR = 1.3
-"""Minimum factor in lock-step for the time that a prefill token adds, which varies more."""
+"""Minimum factor in lock-step, where the time that a prefill token adds is compared, which varies more."""
 ABOUT = 0.8
-"""Minimum share of the largest rank's requests; with fewer, that rank's decodes hide part of a prefill."""
+"""Minimum number of requests on the prefilling rank, as a share of those on the largest rank; with fewer, the
+largest rank's decodes hide part of the prefill."""
 EXPLAINED = 0.8
 """Maximum ratio of the error of a fit with a slow rank to that of a fit with equal ranks."""
 FEWEST_PASSES = 5
-"""Minimum number of passes with a prefill of the rank, and of another rank."""
+"""Minimum number of common steps in which the rank prefilled, and in which another rank did."""
 HIDDEN = 10.0
-"""Minimum factor by which a rise must be smaller than the rank's own rise to count as nothing."""
+"""Factor between the ranks' times per prefill token from which on the report does not state it."""
 LEAST_RISE = 0.02
-"""Minimum share of a decode-only pass that the rank's prefills must add to a pass on average."""
+"""Minimum time that the rank's prefills must add to a common step on average, as a share of a step that only
+decodes."""
 
 IN_LOCKSTEP = (
     "Rank {rank:n} is slower than the others: the common steps get longer with its prefill tokens"
@@ -44,21 +46,21 @@ class SlowRank(Evidence, kw_only=True):
     """Slowest rank, compared with the others."""
 
     rank: int
-    """Rank that is slowest."""
+    """Number of the slowest rank."""
     factor: float | None
     """Ratio of this rank's step times to those predicted from the other ranks' step times; None if the other
     ranks' prefills add nothing."""
     lockstep: bool
     """Whether the ranks run in lock-step."""
     work_of: int
-    """Rank whose average step is compared; another rank's if the slow rank holds far more requests."""
+    """Rank whose average step is compared; another rank than ``rank`` if that holds far more requests."""
     own_us: float
-    """Time of the average step of ``work_of`` on the slow rank; in lock-step, the time that a thousand of its
-    prefill tokens add to a common step."""
+    """Time of the average step of ``work_of`` on the slow rank; in lock-step, the time that a thousand
+    prefill tokens of the slow rank add to a common step."""
     others_us: float
-    """Time as in ``own_us``, on the other ranks."""
+    """Same time on the other ranks."""
     compared: int
-    """Number of ranks that are compared."""
+    """Number of compared ranks."""
 
 
 def _find(ranks: RecordedRanks) -> Findings:
@@ -101,10 +103,11 @@ def _find(ranks: RecordedRanks) -> Findings:
 
 
 def _independent(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
-    """Compare the ranks' step-time models at each other's work, as far as their records cover it.
+    """Compare the ranks' step-time models on each other's work, as far as their records cover this work.
 
-    A slow rank may hold far more requests than the others ever had. The reverse comparison is left out,
-    because a busy rank's model may be too low for small batches, whose times have a floor.
+    If a slow rank holds far more requests than the others ever had, only the others' work is compared. A rank
+    with fewer requests is not compared on its own work alone, because a busy rank's model may be too low for
+    small batches, whose times have a floor.
     """
     paces = {rank.rank_number: rank.pace for rank in ranks.each if rank.pace is not None}
     if len(paces) < 2:  # noqa: PLR2004  # likewise
@@ -145,11 +148,11 @@ def _independent(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
 
 
 def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
-    """Find the slow rank in lock-step by whose prefills lengthen the common steps.
+    """Find the slow rank in lock-step: the one whose prefills lengthen the common steps more than others'.
 
-    The additional time of passes with prefills is fitted twice: to the most prefill tokens of any rank, and
-    to the tokens of one rank and the most of the others. If that rank is as fast as the others, both fits are
-    equally good.
+    The additional time of passes with prefills is fitted twice: to the largest number of prefill
+    tokens on any rank, and to the tokens of one rank and the largest number on the others. If that rank is as
+    fast as the others, both fits are equally good.
     """
     numbers = [rank.rank_number for rank in ranks.each]
     most = (  # the largest prefill of a rank, with that rank's requests
@@ -196,7 +199,7 @@ def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
 
 
 def _as_long(tokens: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Select passes with prefill sizes that both the rank and the others have in some pass.
+    """Select the common steps with prefills of sizes that occur both on this rank and on the others.
 
     The first token of a prefill costs more than its last, so short prompts look slow per token.
     """

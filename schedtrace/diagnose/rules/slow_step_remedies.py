@@ -1,4 +1,4 @@
-"""Advice for slow steps, by the features that they share or by where their time goes."""
+"""Advice for slow steps, by the features that they share or by the part of the step that is slow."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -35,14 +35,14 @@ LESS_WORK = {
     "logprobs": SAMPLED_LESS,
     "prompt_logprobs": SAMPLED_LESS,
 }
-"""What makes the work for a request smaller that a client asked for something special, by feature."""
+"""Advice that reduces the work for a request with a special option, by feature."""
 MEMBERS = ("request", "length", "trait", "lora")
 """Features that stand for requests."""
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
 
 
 def would_tell(part: str) -> Advice:
-    """Return what to record to find out why a part of steps is slow, if the trace does not show it."""
+    """Return the advice to record what may explain a slow part of steps, if the trace does not."""
     if part == "execution":
         return advise(
             "Record at these times what else uses the device and its host, and the device's clocks, power "
@@ -65,7 +65,7 @@ def profile_advice(excess: "PartExcess", explanation: "Explanation") -> Advice:
 
 
 def remedies(timeline: Timeline, part: str, terms: "Sequence[Term]") -> list[Advice]:
-    """Return what shortens steps with these conditions, or reveals more; empty if nothing is known.
+    """Return advice that shortens steps with these conditions, or reveals more; empty if there is none.
 
     Args:
         timeline: Timeline of the engine.

@@ -1,4 +1,4 @@
-"""``slow-steps``: steps took longer than their work explains, with what they have in common.
+"""``slow-steps``: steps took longer than their work explains, grouped by what they have in common.
 
 Slow steps that nothing marks are a separate finding if they cost much.
 """
@@ -44,22 +44,22 @@ LEAST_UNMARKED_FRAC = 0.05
 """Minimum share of the requests' time, or of the busy time, that slow steps without a mark must cost, in
 addition to ``LEAST_FRAC``."""
 LEAST_IN_PHASES_FRAC = 0.5
-"""Minimum share of the unmarked excess in phases for the phases to be reported."""
+"""Minimum share of the unmarked slow steps' excess that must lie in phases for the phases to be reported."""
 HIDDEN = 0.95
-"""Share of an excess that costs time above which the message omits the part hidden behind the device."""
+"""Share of an excess from which on the message does not state how much of the excess the device waited."""
 BEYOND_FRAC = 0.02
-"""Maximum share of steps on the wrong side of a captured graph's size."""
+"""Maximum share of decode steps that contradict a captured graph's size as the limit of the fast steps."""
 WHOLE_FROM = 10.0
-"""Factor of the time above which the verdict rounds the factor to a whole number."""
+"""Factor from which on the verdict rounds factors to a whole number."""
 MOST_BY_CHANCE = 0.1
-"""Maximum chance that requests start and end at the two ends of a range of steps by coincidence."""
+"""Maximum probability of a coincidence if requests start and end with a range of slow steps."""
 
 
 class Condition(msgspec.Struct, kw_only=True):
     """Condition that the slow steps meet."""
 
     feature: str
-    """Compared feature, as in the table above."""
+    """Compared feature, for example ``batch`` or ``period``."""
     detail: str = ""
     """Name of the exit, trait, adapter or request."""
     more_than: float | None = None
@@ -72,17 +72,17 @@ class SlowPhase(msgspec.Struct, kw_only=True):
     """Stretch of time in which most steps are slow."""
 
     first_step: int
-    """First slow step."""
+    """Number of the first slow step."""
     last_step: int
     """Number of the last slow step."""
     begin_us: int
-    """Beginning, since the recording began."""
+    """Beginning of the phase, in microseconds since the recording began."""
     length_us: int
-    """Length of the phase."""
+    """Length of the phase in microseconds."""
 
     @property
     def phase_steps(self) -> Steps:
-        """Number of steps from the first slow one to the last."""
+        """Range of steps from the first slow one to the last."""
         return Steps(self.first_step, self.last_step)
 
 
@@ -100,29 +100,31 @@ class SlowSteps(Evidence, kw_only=True):
     inside: int
     """Number of examined steps that meet the conditions."""
     longer: int
-    """Number of steps inside that exceed their work by more than half of ``excess_ms``."""
+    """Number of steps in ``inside`` that exceed the time of their work by more than half of ``excess_ms``."""
     outside: int
     """Number of examined steps that do not meet the conditions."""
     longer_outside: int
-    """Number of steps outside that exceed their work by more than half of ``excess_ms``."""
+    """Number of steps in ``outside`` that exceed the time of their work by more than half of ``excess_ms``.
+    """
     excess_ms: float
-    """Median time in milliseconds by which the steps inside exceed their work."""
+    """Median time in milliseconds by which the steps in ``inside`` exceed the time of their work."""
     factor: float
-    """Median ratio of actual to expected time of the steps inside."""
+    """Median ratio of actual to expected time over the steps in ``inside``."""
     unexplained_frac: float | None
-    """Share of the slow steps' excess in the part that nothing in the trace explains."""
+    """Share of the excess of all slow steps in this part that nothing in the trace explains."""
     model_error_frac: float
-    """Typical relative error of the model."""
+    """Typical relative error of the model of the expected time."""
     batch_size: int | None
-    """Largest batch size below the slow ones; None if the batch size is not a condition."""
+    """Largest batch size that is not slow; None if the batch size is not a condition."""
     captured_tokens: int | None
     """Size in tokens of the largest captured CUDA graph, if only larger decode steps are slow; else None."""
     starting: list[str]
-    """Requests whose first step is the first of a range of slow steps; empty: no range, or a coincidence."""
+    """Requests whose first step is the first of a range of slow steps; empty if the slow steps are no range,
+    or if this may be a coincidence."""
     ending: list[str]
-    """Requests whose last step is the last of a range of slow steps."""
+    """Requests whose last step is the last of a range of slow steps; empty as for ``starting``."""
     phases: list[SlowPhase]
-    """Phases of the slow steps if they return at a period; empty if not."""
+    """Phases of the slow steps if they recur at a period; empty if not."""
 
 
 class UnmarkedSteps(Evidence, kw_only=True):
@@ -133,9 +135,9 @@ class UnmarkedSteps(Evidence, kw_only=True):
     looked_at: int
     """Number of examined steps."""
     slow: int
-    """Number of examined steps that are slow without a mark."""
+    """Number of examined slow steps that no feature marks."""
     excess_ms: float
-    """Time in milliseconds by which all such steps exceed their work."""
+    """Total time in milliseconds by which such steps, in the whole run, exceed the time of their work."""
     first_step: int
     """First of the examined slow steps."""
     last_step: int
@@ -352,10 +354,10 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
 
 
 def _at_the_ends(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> tuple[list[str], list[str]]:
-    """Return the requests that start with the first and end with the last of a range of slow steps.
+    """Return the requests that start with a range of slow steps, and those that end with it.
 
-    Both are empty if the slow steps are not a range, the range has an open end, or so many steps start and
-    end requests that both may be a coincidence.
+    Both lists are empty if the slow steps are not a range, if the range has an open end, or if so many steps
+    start and end requests that both may be a coincidence.
     """
     terms = effect.explanation.terms
     has_ends = {term.above for term in terms if term.feature.kind == "clock"} == {True, False}
@@ -371,7 +373,7 @@ def _at_the_ends(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> 
 
 
 def _cliff(explanation: "Explanation") -> int | None:
-    """Return the largest batch size below the slow sizes; None if the batch size is not a condition."""
+    """Return the largest batch size that is not slow; None if the batch size is not a condition."""
     if explanation.slope:
         return None
     sizes = [
@@ -383,7 +385,7 @@ def _cliff(explanation: "Explanation") -> int | None:
 
 
 def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Message:
-    """Name the captured graphs, the requests at the ends, and explanations that explain equally much."""
+    """Name phases, requests at the ends of a range, captured graphs, and equally good explanations."""
     parts = []
     if evidence.phases:
         parts.append(
@@ -504,9 +506,9 @@ def _batch_advice(
 
 
 def _saved_us(excess: "PartExcess", size: int) -> tuple[float, float] | None:
-    """Return the least and most time in microseconds saved if no decode batch exceeded a size.
+    """Return the least and most microseconds saved if no decode batch had more requests than ``size``.
 
-    None if no step shows the time of batches near that size, or above it.
+    None if no step shows the time of batches near that size, or of larger ones.
     """
     is_decode = (pl.col("prefill_tokens") == 0) & (pl.col("decode_tokens") > 0)
     steps = excess.steps.with_columns(took_us=pl.Series(excess.times_us)).filter(is_decode)

@@ -1,4 +1,4 @@
-"""``spec-decode``: drafts cost more than they save, are never verified, or fewer and fewer are accepted."""
+"""``spec-decode``: drafts cost more than they save, are never verified, or are accepted less and less."""
 
 import math
 from typing import NamedTuple
@@ -19,25 +19,26 @@ FEWEST_STEPS = 20
 LEAST_CHANGE = 0.02
 """Minimum relative change that exceeds the variation between runs."""
 FEWEST_REQUESTS = 20
-"""Minimum number of finished requests for a trend over their order."""
+"""Minimum number of finished requests that can show a trend from the first to the last."""
 CERTAIN = 4.0
-"""Minimum number of standard deviations by which a rank correlation differs from chance."""
+"""Minimum number of standard deviations by which a rank correlation must differ from 0."""
 ALIKE = 0.8
-"""Minimum rank correlation of two orders of the requests that are about the same."""
+"""Minimum rank correlation at which two orders of the requests count as about the same."""
 LEAST_FALL = 0.1
-"""Minimum part of the tokens per step and request that falling acceptance takes away."""
+"""Minimum share of the tokens per step and request that falling acceptance must take away."""
 LEAST_ABOVE = 0.2
-"""Minimum gain of larger steps without drafts: a number of drafts that depends on the batch costs vLLM the
-full CUDA graphs of decode steps."""
+"""Minimum gain of large batches without drafts: if the number of drafts depends on the batch size, vLLM loses
+the full CUDA graphs of decode steps."""
 LEAST_ABOVE_FRAC = 0.05
-"""Minimum share of the busy time that larger steps lose by drafts, and that smaller ones gain."""
+"""Minimum share of the busy time that drafts must cost large batches, and save small ones."""
 DOUBTFUL_FRAC = 0.25
-"""Maximum share of a decode step that drafters usually take: if drafts pay only for a shorter drafting time,
+"""Largest share of a decode step that drafters usually take: if drafts pay only for drafters that are faster,
 they may be a loss. The trace does not show the drafter's own time."""
 BETTER = 0.5
-"""Maximum error of the model with a bend, as a share of the linear model's error, for it to be used."""
+"""Maximum ratio of the error of the model with a bend to that of the linear model at which the bend is used.
+"""
 ONE_TOKEN_FRAC = 0.9
-"""Minimum share of the requests that end with their first token, if drafts are never verified."""
+"""Minimum share of requests that end with their first token for drafts to be reported as never verified."""
 DRAFTED = "speculative_config.num_speculative_tokens"
 PER_BATCH = "num_speculative_tokens_per_batch_size"
 
@@ -56,28 +57,28 @@ class SpecDecode(Evidence, kw_only=True):
     acceptance_frac: float
     """Share of the draft tokens that were accepted."""
     early_frac: float | None
-    """Share of draft tokens accepted in the first quarter of the finished requests, in order of their ends
-    or, with ``short_tokens``, of their prompts' lengths; None: acceptance does not fall."""
+    """Share of draft tokens accepted in the first quarter of the finished requests, ordered by their ends or,
+    with ``short_tokens``, by the lengths of their prompts; None: acceptance does not fall."""
     late_frac: float | None
-    """Share of draft tokens accepted in the last quarter of the finished requests; None: as for
-    ``early_frac``."""
+    """Share of draft tokens accepted in the last quarter of the finished requests; None if ``early_frac`` is.
+    """
     short_tokens: int | None
     """Longest prompt of the quarter with the shortest prompts; None: acceptance does not fall with length."""
     long_tokens: int | None
-    """Shortest prompt of the quarter with the longest prompts; None: as for ``short_tokens``."""
+    """Shortest prompt of the quarter with the longest prompts; None if ``short_tokens`` is."""
     wasted_frac: float
     """Share of the steps' scheduled tokens that were rejected drafts."""
     verify_us_per_token: float
-    """Time that a decode token adds to a step."""
+    """Time in microseconds that a draft token adds to a step."""
     from_requests: int | None
-    """Minimum number of requests in these steps, if drafts pay in smaller steps; None: all sizes are judged.
-    """
+    """Smallest number of requests in the judged steps, if drafts pay in smaller ones; None: steps of all
+    sizes are judged."""
     drafting_us: float | None
-    """Drafting time per step above which drafts are a loss, if it is so short that they may be; otherwise
-    None."""
+    """Drafting time per step, in microseconds, above which drafts are a loss, if it is so short that drafting
+    may take longer; otherwise None."""
     draft_slot_steps: int
-    """Number of steps that refused a request with cause ``input_budget``: some drafting methods take slots
-    of the budget besides the tokens."""
+    """Number of steps that refused a request with the cause ``input_budget``: some drafting methods take
+    slots of the budget in addition to the tokens."""
     draft_slot_tokens: int
     """Token budget that was left in the steps of ``draft_slot_steps``."""
 
@@ -106,7 +107,7 @@ class _Costs:
     Args:
         steps: Steps that verified drafts.
         draft_us: Time that the drafts of a step take, in microseconds.
-        error_frac: Typical relative error of this time's model.
+        error_frac: Typical relative error of the model of ``draft_us``.
         from_requests: Minimum number of requests in these steps, if smaller steps are left out.
     """
 
@@ -123,12 +124,12 @@ class _Costs:
 
     @property
     def change(self) -> float:
-        """Relative change of the output rate without drafts."""
+        """Relative change of the output rate if there were no drafts."""
         return self.plain_rate / self.rate - 1 if self.rate and self.plain_rate else 0.0
 
     @property
     def drafting_us(self) -> float:
-        """Drafting time per step above which the steps would finish more tokens per second without drafts."""
+        """Drafting time per step, in microseconds, above which drafts are a loss."""
         least_us = self.busy_us * self.requests / max(self.output, 1)
         return (self.busy_us - self.token_us * self.drafts - least_us) / self.steps.height
 
@@ -140,13 +141,13 @@ class _Costs:
 
 @made_once
 def larger_steps(timeline: Timeline) -> _Costs | None:
-    """Return the cost of drafts in batches from the size on at which drafts become a loss.
+    """Return the cost of drafts in large batches: those of the size at which drafts become a loss, or more.
 
     None if drafts lose little in these batches, or gain little in smaller ones.
 
-    A device that reads its weights while it computes takes no longer for some tokens more, and then longer
-    for each. The time that a step would take without its drafts is therefore that of steps with as few
-    tokens.
+    A device that reads its weights while it computes takes no longer for a few more tokens, but beyond a
+    certain number longer for each. The time that a step would take without its drafts is therefore that of
+    steps with so few tokens.
     """
     steps = _draft_steps(timeline)
     if steps.height < FEWEST_STEPS or (bent := _bent_costs(steps)) is None:
@@ -168,9 +169,9 @@ def larger_steps(timeline: Timeline) -> _Costs | None:
 
 
 def _bent_costs(steps: pl.DataFrame) -> tuple[pl.Expr, float] | None:
-    """Return the time of a step's drafts, by a model with a bend, and the model's typical error.
+    """Return the time of a step's drafts according to a model with a bend, and the model's typical error.
 
-    None without a rise.
+    None if the steps show no such model.
     """
     model = fit_bent_time(steps)
     if model is None:
@@ -181,7 +182,7 @@ def _bent_costs(steps: pl.DataFrame) -> tuple[pl.Expr, float] | None:
 
 
 def _finding(timeline: Timeline, costs: _Costs, fall: "_Fall | None" = None) -> Finding:
-    """Return the finding that drafts are a loss or, with ``fall``, that ever fewer are accepted."""
+    """Return the finding that drafts are a loss or, with ``fall``, are accepted less and less often."""
     steps, loses = costs.steps, fall is None
     accepted = max(0, costs.output - costs.requests)
     if costs.loses and costs.from_requests is None:
@@ -302,7 +303,7 @@ def _doubt(timeline: Timeline, costs: _Costs) -> Finding:
 
 
 def _never_verified(timeline: Timeline) -> Findings:
-    """Yield the finding that requests end before any draft is verified: with their first token."""
+    """Yield the finding that requests end with their first token, before any draft is verified."""
     finishes, drafted = timeline.finishes, timeline.header.settings.get(DRAFTED)
     short = finishes.filter(pl.col("output_tokens") == 1)
     verified = timeline.steps["draft_tokens"]
@@ -351,20 +352,20 @@ class _Fall(NamedTuple):
     drafts: float
     """Number of draft tokens per step and request."""
     lengths: tuple[int, int] | None
-    """Longest prompt of the first quarter and shortest of the last, in order of length; None: in order of
-    time."""
+    """Longest prompt of the first quarter, and shortest of the last, if requests are ordered by length; None:
+    ordered by time."""
     grows: bool
     """Whether prompts grow over time, which makes the two orders alike."""
 
     def speed(self, accepted: float) -> float:
-        """Return the tokens per step with another acceptance, relative to those with the early one."""
+        """Return the ratio of tokens per step with this acceptance to tokens per step with the early one."""
         return (1 + self.drafts * accepted) / (1 + self.drafts * self.early)
 
 
 def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
-    """Return the acceptance rate of the first and last requests if it falls more than chance explains.
+    """Return the acceptance of the first and last requests if it falls more than chance explains.
 
-    The order is that of the prompts' lengths if it goes with acceptance more closely than time does.
+    Requests are ordered by prompt length if acceptance falls more clearly with length than with time.
     """
     finishes = timeline.finishes
     if not {"drafts", "drafts_accepted"} <= {*finishes.columns}:
@@ -393,7 +394,7 @@ def _falling_acceptance(timeline: Timeline, drafts: float) -> _Fall | None:
 
 
 def _advice(timeline: Timeline, evidence: SpecDecode, *, loses: bool) -> list[Advice]:
-    """Return the advice to run without drafts if they cost time, and how to find why acceptance falls."""
+    """Return advice on fewer or no drafts if they cost time, and on how to find why acceptance falls."""
     advice = []
     header = timeline.header
     if evidence.from_requests is not None:

@@ -27,11 +27,11 @@ IS_EMPTY = (pl.col("total_requests") == 0) & (
 def empty_steps(timeline: Timeline) -> pl.DataFrame:
     """Return a row per series of consecutive steps that scheduled nothing while requests waited or ran.
 
-    Columns: ``step`` (the first one), ``trial``, ``steps`` (how many), ``since_us`` (its start, or when the
-    last output from before it was back, if that was later: until then the device had work), ``stalled_us``
-    (from there to the start of the next step that scheduled anything; to its own last step's end if there is
-    none in the trial), ``unended`` (there is none), ``cause``, ``via``, ``request_id`` and ``location`` of
-    the exit that most of its steps were left at, ``num_waiting`` and ``num_running`` after its last step.
+    Columns: ``step`` (the first one), ``trial``, ``steps`` (how many), ``since_us`` (the start of
+    the series or, if later, the moment when the last earlier output came back: until then the device had
+    work), ``stalled_us`` (from ``since_us`` to the next step's start; without one in the trial, to the end of
+    the series), ``unended`` (there is no next step), ``cause``, ``via``, ``request_id`` and ``location`` of
+    the series' most frequent exit, ``num_waiting`` and ``num_running`` after the last step of the series.
     """
     steps = timeline.steps.join(
         _running_exits(timeline), on="step", how="left", maintain_order="left"
@@ -81,7 +81,7 @@ def empty_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _running_exits(timeline: Timeline) -> pl.DataFrame:
-    """Return, for every step, the most frequent cause for which it left out a running request."""
+    """Return, for every step that left out running requests, the most frequent cause of this."""
     return (
         timeline.exits.filter((pl.col("loop") == "running") & pl.col("refusal"))
         .with_columns(often=pl.col("count").sum().over("step", "cause"))
@@ -92,10 +92,10 @@ def _running_exits(timeline: Timeline) -> pl.DataFrame:
 
 
 FEWEST_STEPS = 10
-"""Minimum number of empty steps, about 10 ms as vLLM sleeps 1 ms each; one or two are usual (outputs in
-flight)."""
+"""Minimum number of empty steps in a stall (about 10 ms, as vLLM sleeps 1 ms in each); one or two are usual
+while outputs are in flight."""
 LONG_US = 100_000
-"""Length in microseconds above which users notice a pause, whatever the number of steps."""
+"""Length in microseconds from which on users notice a pause, whatever the number of steps."""
 
 EXPECTED = ASKED_FOR | {Cause.STREAMING_INPUT_PENDING}
 """Causes that are expected: a user requested the pause, or the client has not sent its input yet."""

@@ -1,7 +1,7 @@
 """``token-budget-bound``: requests waited because the steps' token budget was used up.
 
-A smaller budget may serve these requests better. A device that reads its weights while it computes hides the
-prefill of small steps. A step beyond that size delays the decodes in it, and computes no token sooner
+A smaller budget may serve these requests better. A device reads its weights while it computes, which hides
+the prefill of small steps. A step beyond that size delays the decodes in it, and computes no token sooner
 (``smaller_budget``).
 """
 
@@ -46,31 +46,32 @@ from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_STEPS, FEWEST_SIZED = 20, 5
-"""Minimum number of steps with decodes and prefill that show the saving of a smaller budget, and of steps of
-about its size."""
+"""Minimum number of steps with decodes and prefill, and of steps of about one size among them, that can show
+what a smaller budget saves."""
 MOST_TIMES = 2
-"""Maximum ratio of a budget to the recorded steps that support it."""
+"""Maximum ratio of a budget to the size of the recorded steps that support it."""
 FIXED_FROM_FRAC = 0.10
-"""Minimum fixed share of the time of steps with large chunks for the price of smaller ones to be stated."""
+"""Minimum share of the time of steps with large chunks that must be independent of their tokens for the
+advice to state the price of smaller chunks."""
 LEAST_SAVED_FRAC = 0.02
-"""Minimum share of the requests' time for which a smaller budget is worth a restart."""
+"""Minimum share of the requests' time that a smaller budget must save to be worth a restart."""
 
 
 class SmallerBudget(NamedTuple):
-    """Budget whose steps compute prompts about as fast as larger steps do, according to recorded steps."""
+    """Smaller budget whose steps, as recorded, compute prompts about as fast as larger steps do."""
 
     tokens: int
     size: int
-    """Mean number of tokens of recorded steps of about this size."""
+    """Mean number of tokens in the recorded steps of about this size."""
     step_us: float
-    """Mean time of recorded steps of about this size."""
+    """Mean time in microseconds of the recorded steps of about this size."""
     larger_us: float
-    """Mean time of the larger steps."""
+    """Mean time in microseconds of the larger steps."""
     saved_frac: float
     """Minimum share of the requests' time that the smaller budget saves."""
 
     def advice(self, timeline: Timeline) -> Advice:
-        """Return ``--max-num-batched-tokens`` with this budget."""
+        """Return the advice to set ``--max-num-batched-tokens`` to this budget."""
         return advise(
             "{option} {value:n} (now {now:n}): steps of about {size:n token} took {step_us:us}, larger ones "
             "{larger_us:us} on average, so smaller steps compute prompts about as fast, and "
@@ -87,10 +88,10 @@ class SmallerBudget(NamedTuple):
 def smaller_budget(timeline: Timeline) -> SmallerBudget | None:
     """Return the token budget whose recorded steps show the largest saving of the requests' time.
 
-    With smaller steps, prefill needs more of them. Each additional step costs every request present the time
-    that the step takes beyond its share of the prefill, and gives each decoding request a token, which would
-    otherwise take a step of its own. None if throughput counts (for example because more load arrives than is
-    served), or if no recorded size saves ``LEAST_SAVED_FRAC``.
+    With smaller steps, prefill needs more steps. Each additional step costs every request present the time
+    that the step takes beyond its share of the prefill. The step also gives each decoding request a token,
+    which would otherwise take a step of its own. None if throughput counts (for
+    example because more load arrives than is served), or if no recorded size saves ``LEAST_SAVED_FRAC``.
     """
     least = smallest_batched_tokens(timeline)
     steps = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("busy_us") > 0))
@@ -145,7 +146,7 @@ def _saving(
 
 
 NAMED_FROM_FRAC = 0.25
-"""Minimum share of the full steps' prefill for a request to be named."""
+"""Minimum share of the full steps' prefill that a request must have to be named."""
 CHARGES = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
@@ -165,20 +166,20 @@ class TokenBudget(Waited, kw_only=True):
     largest_prefill: str | None
     """Request with most of the full steps' prefill tokens."""
     largest_prefill_frac: float | None
-    """Share of the full steps' prefill tokens that the largest prefill had."""
+    """Share of the full steps' prefill tokens that ``largest_prefill`` had."""
     draft_slots: int
     """``max_num_batched_tokens - token_budget``, kept for drafts."""
     tokens_per_decode: int
     """Number of tokens per decode: one, and the drafts that it verifies."""
     seats_decoding: int
-    """Number of requests that the seats hold, as far as so many were present at once."""
+    """Number of seats, but at most the largest number of requests that were present at once."""
     proposed: int | None
-    """Value of ``max_num_batched_tokens`` that holds a decode of each of these requests; None if steps
-    already hold them."""
+    """Value of ``max_num_batched_tokens`` with room for a decode of each of these requests; None if the
+    budget has room already."""
 
     @property
     def decodes_wanted(self) -> int | None:
-        """Number of tokens that a decode of every seat takes; None if the budget holds these tokens."""
+        """Number of tokens that the decodes of all seats take; None if the budget has room for them."""
         wanted = self.seats_decoding * self.tokens_per_decode
         return wanted if wanted > self.token_budget else None
 
@@ -235,7 +236,7 @@ class LoweredBudget(Waited, kw_only=True):
     """Steps whose ``schedule()`` had a smaller budget than the configured one."""
 
     lowered_steps: int
-    """Number of steps that worked with less than the budget that is set."""
+    """Number of steps with a smaller budget than the configured one."""
     empty_steps: int
     """Number of lowered steps that scheduled nothing."""
     steps: int
@@ -243,7 +244,7 @@ class LoweredBudget(Waited, kw_only=True):
     worked_with: int
     """Median budget of the lowered steps."""
     token_budget: int
-    """Token budget that is set."""
+    """Configured token budget."""
     most_waiting: int
     """Largest number of requests that waited after a lowered step."""
     scheduler: str
@@ -251,7 +252,7 @@ class LoweredBudget(Waited, kw_only=True):
 
 
 def _lowered(timeline: Timeline, waits: Charged, less: pl.DataFrame) -> Finding:
-    """Report that the setting was not the limit, because the scheduler used less than it allows."""
+    """Report that the configured budget was not the limit, because the scheduler used a smaller one."""
     evidence = LoweredBudget(
         **wait_figures(waits),
         lowered_steps=less.height,
@@ -312,7 +313,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
 
 
 def shown_budget(timeline: Timeline, waits: Charged) -> Advice | None:
-    """Return twice or half the budget, if recorded step times show that this shortens latencies."""
+    """Return the advice on a larger or smaller budget, if recorded step times show that it helps."""
     share = fixed_share(timeline, waits.steps, at_budget=True)
     times = share and budget_times(timeline, waits.steps, share)
     if times is not None and times > 1 and _may_cost_more(timeline, waits.steps):
@@ -348,8 +349,8 @@ def _may_cost_more(timeline: Timeline, steps: pl.DataFrame) -> bool:
     """Return whether a larger budget may cost decodes more than it can save waiting requests.
 
     No recorded step shows at which size steps become bound by computing. In the worst case, twice the tokens
-    take twice the time, so the decodes in these steps lose as much as the steps take, and prompts gain
-    nothing. If throughput counts, that is no loss.
+    take twice the time, so the decodes in these steps lose as much time as the steps take, and prompts
+    gain nothing. If throughput counts, that is no loss.
     """
     waits = charged(timeline, *CHARGES, LONG_PROMPT)
     if throughput_counts(timeline) or waits is None:
@@ -359,7 +360,7 @@ def _may_cost_more(timeline: Timeline, steps: pl.DataFrame) -> bool:
 
 
 def smaller_chunks(timeline: Timeline, steps: pl.DataFrame) -> Advice:
-    """Return the advice to cut long prompts into smaller chunks, with its price if these steps show it.
+    """Return the advice to cut prompts into smaller chunks, with the price of this if the steps show it.
 
     Args:
         timeline: Timeline of the engine.
@@ -381,7 +382,7 @@ LONGER_STEPS = "Longer steps with prefills: a higher inter-token latency meanwhi
 
 
 def more_batched_tokens(timeline: Timeline, value: int) -> Advice:
-    """Return ``--max-num-batched-tokens`` with this value."""
+    """Return the advice to set ``--max-num-batched-tokens`` to this value."""
     return advise(
         "{option} {value:n} (now {now:n})",
         setting="max_num_batched_tokens",

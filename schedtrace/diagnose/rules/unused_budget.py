@@ -17,16 +17,16 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 _LIMITS = {cause: limits for cause in Cause if (limits := reasoned_details(cause, "waiting"))}
-"""Causes that several limits share; the limit decides what helps."""
+"""Causes that several limits share, with these limits, which decide what helps."""
 
 
 class BlockedBudget(Evidence, kw_only=True):
-    """Unused budget, waiting requests, and the exits that the steps took."""
+    """Unused budget and waiting requests of steps with the same cause."""
 
     mean_budget_left_frac: float
     """Mean of ``remaining_budget / token_budget`` over the steps of the finding."""
     mean_waiting: float
-    """Mean of ``num_waiting_after``."""
+    """Mean of ``num_waiting_after`` over the steps of the finding."""
 
 
 def _find_blocked(timeline: Timeline) -> list[Finding]:
@@ -104,10 +104,10 @@ BLOCKED_BUDGET_RULE = Rule(
 
 
 class MissedRequests(Evidence, kw_only=True):
-    """New requests of the next steps that would have fitted into the unused budget."""
+    """New requests of following steps that would have fitted into the unused budget of the step before."""
 
     missed_requests: int
-    """Number of new requests of the next steps that would have fitted."""
+    """Number of new requests of following steps that would have fitted."""
 
 
 def _find_missed(timeline: Timeline) -> Findings:

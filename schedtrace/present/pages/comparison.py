@@ -32,7 +32,7 @@ from schedtrace.present.sections import (
 )
 
 TWO_DIGITS_FRAC = 0.1
-"""Width of an interval above which a value's second digit is not significant."""
+"""Absolute change from which the end of an interval is shown without a decimal."""
 
 
 def _style(metric: MetricChange) -> Style | None:
@@ -73,11 +73,11 @@ METRICS: list[Field[MetricChange]] = [
     figure_field("change\n(95 %)", change_text),
     Field("result", lambda metric: Styled(str(metric.outcome), _style(metric))),
 ]
-"""Table with a row per metric: means with the ranges of the trials."""
+"""Columns of the table with a row per metric: means with the ranges of the trials."""
 
 
 def noise_floors(metrics: list[MetricChange]) -> str:
-    """Return the noise floors in any unit, one per figure; empty if no figure varies."""
+    """Return the noise floors of metrics with a unit, each value once; empty if no metric varies."""
     floors: dict[str, str] = {}
     for metric in metrics:
         if metric.unit and metric.trials_needed is not None:
@@ -90,7 +90,7 @@ def noise_floors(metrics: list[MetricChange]) -> str:
 
 
 def legend(comparison: Comparison) -> str:
-    """Explain how the figures are judged."""
+    """Return an explanation of how the figures are judged."""
     if comparison.compared_by == "requests":
         if not comparison.tests:
             return "One server against one: too few requests, or different loads, so nothing is tested."

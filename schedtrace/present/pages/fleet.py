@@ -1,4 +1,4 @@
-"""Page of a fleet: engines that differ from their peers by cause, where requests' time went, all engines.
+"""Page of a fleet: engines that differ from their peers, where requests' time went, and all engines.
 
 A fleet may add sections about its tenants, and about requests across prefill and decode engines.
 """
@@ -95,7 +95,7 @@ def fleet_page(report: FleetReport) -> Page[FleetReport]:
 
 
 def engine_page(report: Report) -> Page[Report]:
-    """Return the page of one engine's own report; a remote trace has no next commands, which read files."""
+    """Return the page of one engine's own report; if it is remote, without commands that read files."""
     page = report_page(report)
     is_remote = any("://" in run.path for run in report.runs)
     if not is_remote:

@@ -1,4 +1,4 @@
-"""Page of ``queue``: requests that wait in engines now, the limits that refuse them, and the holders."""
+"""Page of ``queue``: requests that wait in engines now, the limits that refuse them, and block holders."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Page of records with less data than a trace: what each supports, what it lacks, and what to run for it."""
+"""Page of records with less data than a trace: what each shows, what it lacks, and what to run instead."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ MOST_ENGINES = 16
 
 
 def records_page(records: Records) -> Page[Records]:
-    """Make the page of all records, one after the other."""
+    """Return the page of all records, one after the other."""
     return Page(records, _sections)
 
 

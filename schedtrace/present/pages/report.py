@@ -53,9 +53,9 @@ MOST_CAUSES = 5
 SHOWN_FROM_FRAC = 0.05
 """Share below which a root cause is only named instead of described."""
 NAMED_FROM_FRAC = 0.01
-"""Share below which a root cause is only counted among the findings examined."""
+"""Share below which only the code of a root cause is named, and a part of the time counts as other."""
 PARTS_OF = {"interruption": "interrupted", "front-end": "front_end"}
-"""Findings whose time is a part of the split that has no cause."""
+"""Part of the requests' time by code of finding, for parts that have no cause."""
 APART_FRAC = 0.04
 """Difference between two shares of the requests' time above which the page explains it."""
 MOST_PARTS, FEWER_PARTS = 7, 5
@@ -171,7 +171,7 @@ def time_parts(split: Sequence[TimePart | FleetTimePart], most: int) -> list[Par
 
 
 def _apart(split: list[TimePart], roots: list[Found]) -> Message:
-    """Return why the verdict's share differs from the bar with the same name; nothing if they are close."""
+    """Return why the verdict's share differs from the bar with the same name; empty if they are close."""
     first = roots[0] if roots else None
     if first is None or first.share_frac is None or first.verdict.arguments.get(QUOTED) is None:
         return NOTHING
@@ -206,8 +206,8 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
 def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[RootCauseSection], list[Found]]:
     """Return the root causes that fit on the screen, and the others.
 
-    The first root cause may weigh less than later ones. A root cause that weighs more than a described one is
-    always described, in short form if there is no room.
+    The first root cause may weigh less than later ones. Those that weigh more than the
+    first are described if there is room at least for a short form.
     """
     worth = [root for root in roots if root.leads or root.tail or root.weight >= SHOWN_FROM_FRAC][
         :MOST_CAUSES
@@ -322,7 +322,7 @@ def _commands(run: RunReport, roots: list[Found], *, replays: bool) -> Iterator[
 
 
 def _tested(run: RunReport, *, full: bool) -> Iterator[Note]:
-    """Yield the changes that were tried on a replay, and on which part of the load; or why none was."""
+    """Yield the changes tried on a replay and the replayed part of the load, or why none was tried."""
     if run.not_tested:
         yield Note(say("{not_tested}.", run), "Not predicted:")
     if run.tested is None:

@@ -47,7 +47,7 @@ from schedtrace.present.sections import (
 
 MOST_ROWS = 10
 MOST_TRIALS = 32
-"""Maximum number of trials shown for several engines."""
+"""Maximum number of rows of the trials' table if there are several engines."""
 MOST_ENGINES = 8
 LEAST_STATE_FRAC = 0.01
 """Share of the requests' time below which only JSON contains a state."""
@@ -153,7 +153,7 @@ def step_excess(run: RunReport) -> Facts:
 
 
 def engine_time_table(run: RunReport) -> Facts:
-    """Return the table of the states in which the engines spent their time, as shares of busy time."""
+    """Return the states in which the engines spent their time, as shares of busy time."""
     several = run.config["engines"] > 1
     facts = []
     ranks = list(dict.fromkeys(share.engine_rank for share in run.engine_time))
@@ -195,7 +195,7 @@ CAUSES: list[Field[CauseRow]] = [
     figure_field("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
     Field("", lambda row: "inferred" if row.via == "inferred" else _line(row.location)),
 ]
-"""Table of the exits: where ``schedule()`` stopped or skipped, and which requests."""
+"""Columns of the table of exits: where ``schedule()`` stopped or skipped, and which requests."""
 CAPS: list[Field[CapRow]] = [
     Field("chunks made smaller by", lambda row: say("{cap:cause}", row)),
     figure_field("times", lambda row: integer(row.chunks)),
@@ -205,7 +205,7 @@ CAPS: list[Field[CapRow]] = [
     figure_field("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
     Field("", lambda row: _line(row.location)),
 ]
-"""Table of the limits that reduced chunks."""
+"""Columns of the table of limits that made chunks smaller."""
 
 
 def _line(location: str | None) -> Content:
@@ -232,7 +232,7 @@ LATENCY: list[Field[ClassLatency]] = [
     figure_field("TPOT ms\np50 / p99", lambda row: p50_p99(row.tpot_ms)),
     figure_field("E2E ms\np50", lambda row: p50(row.e2e_ms)),
 ]
-"""Table with a row per class of requests."""
+"""Columns of the table with a row per class of requests."""
 DURATIONS: list[Field[tuple[str, Distribution]]] = [
     Field("ms", lambda row: row[0]),
     figure_field("count", lambda row: integer(row[1].count)),
@@ -242,7 +242,7 @@ DURATIONS: list[Field[tuple[str, Distribution]]] = [
     figure_field("p99", lambda row: number(row[1].p99)),
     figure_field("max", lambda row: number(row[1].max)),
 ]
-"""Table of step durations and times between tokens, with a row for each kind."""
+"""Columns of the table of step durations and times between tokens, with a row for each kind."""
 ENGINES: list[Field[EngineFigures]] = [
     Field("engine", lambda row: "all" if row.engine_rank is None else str(row.engine_rank)),
     figure_field("done", lambda row: integer(row.requests_finished)),
@@ -278,7 +278,7 @@ def statistics_sections(statistics: Statistics) -> Iterator[Section]:
 
 
 def engines_table(engines: list[EngineFigures], most: int = MOST_SIDE_BY_SIDE) -> Table:
-    """Return a table of the data-parallel engines and their sum; of many, only the extremes.
+    """Return a table of the data-parallel engines and their sum; if there are many, only of the extremes.
 
     Args:
         engines: Figures of each engine, followed by those of all engines together.

@@ -232,7 +232,7 @@ def _crowd(story: StepStory, running: int, waiting: int, free: int | None) -> Me
 
 
 def crowd(running: Value, waiting: Value, free: Value | None, total: Value | None) -> Message:
-    """Return requests and KV blocks before or after a step, as values or slots, without unknown values."""
+    """Return a text on the requests and free KV blocks before or after a step, from values or slots."""
     return say(
         "{running} running, {waiting} waiting[, {free}[ of {total}] KV blocks free]",
         running=running,
@@ -276,7 +276,7 @@ def _counted_names(about: list[tuple[str, str, str]], *, everything: bool) -> Me
     """Return ``2 requests of 9 tokens: a, b``, or ``2 requests: a (9 tokens), b (8 tokens)``.
 
     Args:
-        about: Ids, each with the clause if it is equal for all, and the clause otherwise.
+        about: Ids, each with the clause to use if all clauses are equal, and the clause to use otherwise.
         everything: Whether to list all names.
     """
     of_all = {shared for _, shared, _ in about}

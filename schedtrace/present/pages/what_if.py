@@ -37,7 +37,7 @@ EXTRAPOLATED_FRAC = 0.05
 """Share of a configuration's extrapolated steps above which the page of a sweep warns."""
 MOST_REFUSED = 10
 WORSE_FRAC = 0.02
-"""Smallest relative worsening of a figure that counts as a cost."""
+"""Minimum relative change of a figure that counts as a gain or a cost."""
 UNKNOWN = number(None)
 """Placeholder of a missing value; a column of nothing but placeholders is left out."""
 
@@ -265,7 +265,7 @@ def _proposal(proposal: Configuration, replays: Replays) -> RootCauseSection:
 
 
 def _moved(figures: Sequence[Figure], *, worse: bool) -> str:
-    """Return a sentence on the times that a change improves, or on those that it worsens."""
+    """Return the times that a change improves, or those that it worsens, with their changes."""
     return ", ".join(
         f"{each.name} {_change(each)}"
         for each in figures

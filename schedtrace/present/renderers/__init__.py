@@ -1,4 +1,4 @@
-"""Renderers: one module each, with a function ``render`` of the protocol below, named in ``Format``.
+"""Renderers: one module each, named in ``Format``, with a function ``render`` of the protocol below.
 
 A new renderer needs a module here and a member of ``Format``, or another package's function in the entry
 point group ``schedtrace.renderers``. A module is imported only when its format is used, so ``--help`` answers

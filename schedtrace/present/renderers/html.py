@@ -36,7 +36,7 @@ from schedtrace.present.sections import Bars, Headline, Page, Section, States, S
 HERE = Path(__file__).parent
 MOST_BARS = 120
 MOST_RUNS = 240
-"""Maximum number of runs in a picture; a reader could not distinguish more."""
+"""Maximum number of cells in a picture of states; a reader could not distinguish more."""
 LEAST_BAR = 3
 """Height of the smallest bar in percent, so that anything above 0 is visible."""
 
@@ -155,7 +155,7 @@ def _steps_link(words: str, first: int, last: int, rank: int) -> Markup:
 
 
 def _steps_cell(cell: str, rank: int | None) -> Markup:
-    """Return a cell with a step's number or ``3-5``; any other cell unchanged."""
+    """Return a cell with a link to its step or steps (``3-5``); any other cell unchanged."""
     first, _, last = cell.partition("-")
     if rank is None or not first.isdecimal():
         return escape(cell)

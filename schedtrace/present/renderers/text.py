@@ -172,14 +172,14 @@ def _blocks(table: Table, width: int) -> Iterator[RenderableType]:
 
 INDENT = 2
 LABELS = 9
-"""Labels of facts, and levels of findings."""
+"""Width, in columns, of labels of facts and of levels of findings."""
 BAND_LABELS = 12
 SHARE, BAR = 6, 30
-"""Columns for a share in percent, and for the bar of a whole."""
+"""Widths, in columns, of a share in percent and of a bar for 100 %."""
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:
-    """Print sections with a blank line between them."""
+    """Return sections as text, with a blank line between them."""
     console = make_console(width=width)
     with console.capture() as captured:
         for at, section in enumerate(page.sections):

@@ -1,1 +1,1 @@
-"""Report page in one HTML file: the documents' words beside a timeline to zoom into."""
+"""Report page in one HTML file: the documents' words and a timeline that the reader can zoom."""

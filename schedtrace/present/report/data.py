@@ -1,4 +1,4 @@
-"""Columns that the report page draws: steps, requests' states, preemptions; and findings' marks.
+"""Columns that the report page draws: steps, requests' states, preemptions, and marks of findings.
 
 A row of ``steps`` is one step or, in a trace of more than ``MOST_ROWS`` steps, several consecutive steps. In
 the latter case, steps around findings keep a row each, and the page states that rows are merged.
@@ -152,7 +152,7 @@ def lives_of(
 
 
 DETAIL = 500
-"""Number of steps on either side of a step that a finding names that keep a row each."""
+"""Number of steps that keep a row each on either side of a step that a finding names."""
 
 
 def merged_steps(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
@@ -214,8 +214,8 @@ STATES = (
     "not_recorded",
 )
 BY_STEP, NO_CAUSE = 1, 0
-"""Codes of causes: 0 is none, 1 is the cause of the step at that time, and from 2 on a place in
-``TimelineChart.causes``."""
+"""Codes of causes: 0 is none, 1 is the cause of the step at that time, and any higher code is a place in
+``TimelineChart.causes`` plus 2."""
 FIRST_CAUSE = 2
 
 

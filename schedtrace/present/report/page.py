@@ -48,7 +48,7 @@ from schedtrace.timeline.timeline import Timeline, make_timeline
 SCRIPTS = ("../sentence.js", "model.js", "panels.js", "requests.js", "words.js", "moves.js")
 """Files of which the page's only script consists."""
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
-"""Pattern of characters that could end the element with the data, or a line of it."""
+"""Escapes for characters that could end the element with the data, or a line of it."""
 
 
 def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
@@ -230,7 +230,7 @@ def _document(
 
 
 def in_script(data: Any) -> str:
-    """Return JSON for a script element, which nothing in the JSON can end.
+    """Return JSON for a script element, in which nothing can end that element.
 
     Raises:
         ValueError: If a number is not finite.

@@ -45,9 +45,9 @@ VICTIM = ("request_id", "for_request_id", "lost_tokens", "blocks_needed", "block
 def step_words(timeline: Timeline) -> dict[str, Words]:
     """Return every sentence of ``stops`` and ``preempted`` for all steps, in time linear in the exits.
 
-    ``stops`` with the columns ``STOP`` and slots ``requests`` (``request_ids``, of ``count``), ``needed``,
-    ``free`` and ``left``; ``preempted`` with ``VICTIM`` and slots ``victim``, ``for``, ``lost``, ``needed``,
-    ``freed`` and ``times``.
+    ``stops`` has the columns ``STOP`` and the slots ``requests`` (``request_ids``, of ``count``), ``needed``,
+    ``free`` and ``left``. ``preempted`` has the columns ``VICTIM`` and the slots ``victim``, ``for``,
+    ``lost``, ``needed``, ``freed`` and ``times``.
     """
     header = timeline.header
     stops = stop_rows(timeline.exits.sort("step", maintain_order=True)).with_columns(

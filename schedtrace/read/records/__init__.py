@@ -1,7 +1,7 @@
 """Readers of records that contain less than a trace, one module per kind.
 
-A new kind needs a module with a ``READER``, an entry here, rules in ``diagnose/records`` for its contents,
-and samples with a test.
+A new kind needs a module with a ``READER``, an entry in ``READERS``, rules in ``diagnose/records`` for
+its contents, and samples with a test.
 """
 
 from schedtrace.read.file_sample import RecordReader

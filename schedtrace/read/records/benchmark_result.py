@@ -1,7 +1,8 @@
 """Reader of results of benchmarks: the latencies that a client measured.
 
-``vllm bench serve --save-result`` (milliseconds, flat), AIPerf's ``profile_export_aiperf.json`` (a unit
-beside each metric), GuideLLM (``successful`` below each metric of each benchmark), inference-perf (seconds).
+It reads the results of ``vllm bench serve --save-result`` (flat, in milliseconds), of AIPerf
+(``profile_export_aiperf.json``, with a unit beside each metric), of GuideLLM (with ``successful`` below each
+metric of each benchmark) and of inference-perf (in seconds).
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +42,7 @@ class BenchmarkResult:
 
 
 def read_benchmark_result(path: Path) -> list[BenchmarkResult]:
-    """Read a result.
+    """Read a result; return the figures of each benchmark in it.
 
     Raises:
         InputError: If the file cannot be read, is cut off or is too large.
@@ -147,7 +148,7 @@ def _latency(
 
 
 def _known(latencies: list[ClientLatency]) -> list[ClientLatency]:
-    """Return the latencies with a known statistic; a client that does not stream measures only some."""
+    """Return the latencies that have any statistic; a client that does not stream measures only some."""
     return [
         latency for latency in latencies if (latency.mean_ms, latency.p50_ms, latency.p99_ms) != (None,) * 3
     ]
@@ -225,7 +226,7 @@ PROGRAMS = (
 
 
 def is_benchmark_result(sample: FileSample) -> bool:
-    """Return whether a block begins like a result of one of these programs."""
+    """Return whether a block begins like a result of one of ``PROGRAMS``."""
     return any(program.matches(sample.row) for program in PROGRAMS)
 
 

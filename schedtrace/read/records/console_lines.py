@@ -1,4 +1,4 @@
-"""vLLM's console lines about a start and its periodic lines, in the formats of all V1 releases.
+"""vLLM's console lines about a start, and those that it prints periodically, in the formats of V1 releases.
 
 A start states version, model, arguments, token budget and KV cache; newer releases print the size of the KV
 cache and the maximum concurrency on one line, with the device's name in place of ``GPU``. Each engine prints
@@ -22,7 +22,7 @@ from schedtrace.model.records import Range, ServerStart
 SNAPSHOT_MARKER = b"Avg generation throughput: "
 ACCEPTANCE_MARKER = b"SpecDecoding metrics: "
 LATEST_SNAPSHOTS = 50_000
-"""Minimum number of a file's latest lines that are kept; for a single engine, they cover almost six days."""
+"""Minimum number of latest periodic lines that are kept; of a single engine, they cover almost six days."""
 FIRST_FIGURE = "Avg prompt throughput: "
 """First figure of each periodic line, after the prefix."""
 _SNAPSHOT = re.compile(
@@ -49,7 +49,7 @@ _LOG_TIME = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _LAST_HOUR, _LAST_MINUTE = 23, 59
 _YEAR_S = 366 * 86_400.0
 _PREFIX = 400
-"""Number of characters before a line's message in which its time is searched."""
+"""Number of characters before a line's message to search for its time stamp."""
 
 
 class PeriodicLine(NamedTuple):
@@ -85,7 +85,7 @@ class EngineLines:
         self.repeats = 0
         """Number of lines that repeat the line before them."""
         self.acceptance_frac: Range | None = None
-        """Smallest and largest share of draft tokens that was accepted."""
+        """Smallest and largest share of accepted draft tokens that a line states."""
 
     def add(self, snapshot: PeriodicLine) -> None:
         """Add a line unless it repeats the line before it: a pasted log often contains a line twice."""
@@ -101,7 +101,7 @@ class EngineLines:
         self.acceptance_frac = Range(min(so_far.low, frac), max(so_far.high, frac))
 
     def keep_latest(self, lines: int) -> None:
-        """Drop all lines except this many of the latest."""
+        """Drop all but the latest ``lines`` lines."""
         while len(self.snapshots) > lines:
             self.snapshots.popleft()
 
@@ -133,12 +133,12 @@ def snapshot_in(line: str) -> tuple[int | None, int, PeriodicLine] | None:
 
 
 def acceptance_in(line: str) -> float | None:
-    """Return the share of accepted draft tokens that a line states."""
+    """Return the share of accepted draft tokens that a line states; None if it states none."""
     return _fraction(_ACCEPTANCE, line)
 
 
 def time_in(prefix: str) -> float | None:
-    """Return the last timestamp in a line's prefix, in seconds since the year began; vLLM's own is preferred.
+    """Return the last timestamp in a line's prefix, in seconds since the year began; vLLM's own comes last.
 
     vLLM's timestamps have no year, so a leap year is assumed, in which 29 February is valid.
     """
@@ -153,7 +153,7 @@ def time_in(prefix: str) -> float | None:
 
 
 def elapsed_s(before: float | None, after: float | None) -> float | None:
-    """Return the time between two lines, also across a new year; None if unknown or negative."""
+    """Return the time between two lines, even across a new year; None if unknown or negative."""
     if before is None or after is None:
         return None
     elapsed = after - before

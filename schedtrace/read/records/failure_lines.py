@@ -2,7 +2,7 @@
 
 vLLM dumps ``SchedulerOutput`` and ``SchedulerStats`` as text when its engine fails
 (``logging_utils/dump_input.py``), not as Python: some ids have quotes and some have none. If the tokens of
-the requests do not add up to the step's total, they are left out.
+the requests do not add up to the step's total, the requests are left out.
 """
 
 import re
@@ -50,7 +50,7 @@ _ANNOUNCEMENT = re.compile(
     r"|Worker proc (?P<worker>[\w-]{1,100}) died unexpectedly(?P<code> \(exit code: [^)]{1,20}\))?"
 )
 """Pattern of an announcement of a failure, or of a frame of its logged traceback, because people often paste
-only half of the two.
+only one of the two.
 
 Releases up to 0.8.4 announce a failed start like any other failure, so only the frame identifies a failed
 start. A traceback without a log prefix may come from an interrupt.
@@ -80,10 +80,10 @@ _DETAIL = re.compile(r"validation errors? for \w{1,200}$")
 _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineDeadError|See stack trace"
 )
-"""Errors that are consequences of another error."""
+"""Pattern of errors that are consequences of another error."""
 _SHUTDOWN = "[shutdown] API server: shutdown triggered"
-"""Pattern of a requested shutdown, which may end in an ``EngineDeadError``; vLLM's other ``[shutdown]``
-messages are mere clean-up."""
+"""Text that reports a requested shutdown, which may end in an ``EngineDeadError``; vLLM's other
+``[shutdown]`` messages only report clean-up."""
 _EXITED = "engine core exited unexpectedly"
 UNNAMED = "the log does not name the error"
 LONGEST_REASON = 400
@@ -116,7 +116,7 @@ def _stage_in(line: str) -> Literal["start", "serving"] | None:
 
 
 class FailureLines:
-    """Tracker of the first error after vLLM announces a failure; without one, of the last error before."""
+    """Tracker of a failure's error: the first after vLLM announces the failure, or else the last before."""
 
     def __init__(self) -> None:
         self._stage: str | None = None
@@ -131,9 +131,9 @@ class FailureLines:
         """Number of the line at which an uncaught traceback begins, until a failure is announced."""
         self._uncaught_error: tuple[int, str] | None = None
         self._in_start: int | None = None
-        """Number of the first line of an uncaught traceback that occurred during a start."""
+        """Number of the first line with a frame of a start in an uncaught traceback."""
         self._in_step = False
-        """Whether an uncaught traceback occurred in a step, which is also true of an interrupt's."""
+        """Whether an uncaught traceback has a frame of a step; an interrupt's may have one, too."""
         self._interrupted = False
         self._raised: str | None = None
         """Error that the latest source line in a traceback of a start raises."""
@@ -165,7 +165,7 @@ class FailureLines:
         self._is_first_after = self._stage is not None
 
     def _take_uncaught(self, number: int, line: str) -> None:
-        """Take the error that ends an uncaught traceback, with its detail on the next line."""
+        """Take the error that ends an uncaught traceback, with its detail on a later line."""
         if self._uncaught is None or number - self._uncaught > NEAR or _STAMPED.search(line):
             return
         if self._uncaught_error is None and (error := _ERROR.search(line)):
@@ -177,7 +177,7 @@ class FailureLines:
                 self._uncaught_error = place, f"{text}: {line[line.index('Value error, ') :]}"
 
     def _take_frame(self, stage: str, number: int, *, is_logged: bool) -> None:
-        """Take a frame of the engine in a logged traceback, or in that of a process that fails to start."""
+        """Take a frame of the engine in a logged or an uncaught traceback."""
         if is_logged:
             self._take_stage(stage, number, is_sure=stage == "start")
             return
@@ -194,7 +194,7 @@ class FailureLines:
 
     @property
     def announced(self) -> bool:
-        """Whether a line announces that the server fails."""
+        """Whether a line has announced a failure of the server."""
         return self._stage is not None
 
     def _take_announcement(self, number: int, announcement: re.Match[str]) -> None:
@@ -220,8 +220,8 @@ class FailureLines:
         """Return the failure; None if the lines show none.
 
         Args:
-            has_engine: Whether the server started; if so, no uncaught error before the start explains its
-                end.
+            has_engine: Whether the engine started; if so, an uncaught error without an announcement does not
+                count.
         """
         unnamed = self._raised or UNNAMED
         if self._stage is None:
@@ -278,7 +278,7 @@ _USAGE = re.compile(r"\b(?:kv|gpu)_cache_usage=([\d.]{1,30}(?:e-?\d{1,3})?)\b")
 
 
 def step_in(line: str) -> DumpedStep | None:
-    """Return the step that a line dumps; None if it dumps none."""
+    """Return the step that a line dumps; None if the line dumps no step."""
     begin = _OUTPUT.search(line)
     if begin is None:
         return None
@@ -297,18 +297,18 @@ def step_in(line: str) -> DumpedStep | None:
 
 
 def begins_dump(line: str) -> bool:
-    """Return whether vLLM begins a dumped step with this line; the rest may be missing or on later lines."""
+    """Return whether a dumped step begins with this line; the rest may be missing or on later lines."""
     return OUTPUT_MARKER.decode() in line and _BEGUN.search(line) is not None
 
 
 def step_over_lines(lines: Sequence[str]) -> DumpedStep | None:
-    """Return the step of a dump that a terminal broke within words, or a person between words."""
+    """Return the step of a dump that has line breaks within words or between words."""
     steps = [step_in(text) for text in ("".join(lines), " ".join(" ".join(lines).split()))]
     return max(filter(None, steps), key=lambda step: len(step.requests), default=None)
 
 
 def step_with_stats(line: str, step: DumpedStep | None) -> DumpedStep | None:
-    """Return the step with the statistics that a line dumps; None if it dumps none."""
+    """Return the step with the statistics that a line dumps; None if the line has no statistics."""
     match = _STATS.search(line)
     if match is None:
         return None

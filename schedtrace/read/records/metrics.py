@@ -1,7 +1,7 @@
 """Reader of vLLM's Prometheus metrics, from a saved ``/metrics`` page or from a running server.
 
 Gauges are momentary values; all other values are totals since the server started. The names are those of all
-V1 releases; older ones export ``gpu_cache_usage_perc`` and ``time_per_output_token_seconds``.
+V1 releases, including those that only older ones use, such as ``gpu_cache_usage_perc``.
 """
 
 import math
@@ -58,7 +58,7 @@ _WANTED = frozenset(
 _NO_IDENTITY = frozenset(
     {"engine", "model", "model_name", "reason", "finished_reason", "source", "stage", "le", "pid", "version"}
 )
-"""Labels that do not identify an engine; ``engine`` and the model's name do."""
+"""Labels that do not identify a server; the engine and the model are identified separately."""
 MOST_ENGINES, MOST_DUMPS = 10_000, 1000
 """Maximum number of engines in a dump, and of dumps in a file."""
 MOST_BYTES = 64 * 2**20
@@ -84,7 +84,7 @@ class MetricsDump:
     engines: list[EngineValues]
     server: ServerStart
     at_s: float | None = None
-    """Time at which a server answered; None for a file, which does not state it."""
+    """Time in seconds at which a server answered, on a monotonic clock; None for a file."""
     broken: int = 0
     """Number of lines of vLLM's metrics that could not be parsed."""
 

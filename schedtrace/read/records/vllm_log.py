@@ -38,7 +38,7 @@ from schedtrace.read.text_stream import LatestLines, marked_lines, text_lines
 
 NAME = "vLLM's console log"
 _OWN_MARKERS = (console_lines.SNAPSHOT_MARKER, OUTPUT_MARKER, *console_lines.START_MARKERS)
-"""Patterns of lines that only such a log contains."""
+"""Byte strings in lines that only vLLM's console log contains."""
 _STARTED = "Application startup complete"
 _WORKER_WAIT = "No available shared memory broadcast block found in"
 _ALSO = (
@@ -48,7 +48,7 @@ _ALSO = (
     _STARTED.encode(),
     *failure_lines.MARKERS,
 )
-"""Patterns of lines that belong to the log but also occur in other files."""
+"""Byte strings in lines that belong to the log but may also occur in other files."""
 MARKERS = _OWN_MARKERS + _ALSO
 """Byte strings, one of which is in each line that is read."""
 _SOURCE = re.compile(r"^(?:\[pod/(?P<pod>[^\]\s]{1,300})\] |(?P<container>[\w.-]{1,100}) +\| )")
@@ -65,7 +65,7 @@ _ACTOR = re.compile(r"\(([A-Za-z_][\w:.#/()-]{0,120} pid=\d{1,10}(?:, ip=[\d.]{7
 """Pattern of the name with which Ray prefixes an actor's lines; an actor that prints periodic lines is a
 front end."""
 _PROCESS_PREFIX = 200
-"""Number of characters at the beginning of a line in which the process's name is searched."""
+"""Number of characters at the beginning of a line to search for the process's name."""
 _OF_A_TRACEBACK = re.compile(
     r"  +\S|Traceback \(most|The above exception|During handling of|[\w.]{0,200}(?:Error|Exception)\b"
 )
@@ -73,7 +73,7 @@ _OF_A_TRACEBACK = re.compile(
 _COUNTS = re.compile(r"\bRunning: \d{1,9} reqs, Waiting: \d{1,9} reqs\b")
 _LINE_TIME = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d")
 _TAIL = 2**16
-"""Bytes at the end of a file in which the last time is searched."""
+"""Number of bytes to search for the last time stamp, at the end of a file."""
 _LONGEST_DUMP = 2000
 """Maximum number of lines over which a dumped step may be spread."""
 MOST_SERVERS = 100
@@ -91,7 +91,7 @@ class ServerLog:
     start_lines: int = 0
     """Number of lines about the start."""
     engines: list[EngineLines] = field(default_factory=list)
-    """Periodic lines of each engine, by its rank."""
+    """Periodic lines of each engine, in the order of ranks."""
     step: DumpedStep | None = None
     begun_dump: int | None = None
     """Number of the line that begins a dumped step without ending it."""
@@ -321,7 +321,7 @@ def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
 
 
 def _complete(path: Path, log: ServerLog, left_out: int) -> None:
-    """Add a notice if old periodic lines were dropped; read a dumped step from the lines after its first.
+    """Add a notice if old periodic lines were dropped; read a dumped step that is spread over several lines.
 
     If the dumped step remains incomplete, a notice is added, too.
 

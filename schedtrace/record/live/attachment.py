@@ -1,7 +1,7 @@
 """Recordings of a running engine: a client's recording, brief ones, and one for metrics alone.
 
 Only one recording can be active at a time, because each exchanges the scheduler's class (``class_swap.py``).
-A client's recording ends the others; until it ends, metrics are computed from its lines.
+A client's recording ends the others; while it lasts, metrics are computed from its lines.
 """
 
 import threading
@@ -24,21 +24,21 @@ from schedtrace.record.switches import NotUnderstoodError
 from schedtrace.record.written_ids import WrittenIds
 
 BRIEFLY_WAITED_S = 5.0
-"""Maximum seconds to wait for the end of a step, at both ends of a brief recording."""
+"""Maximum seconds to wait for the end of a step, when a brief recording begins and when it ends."""
 LENGTH_S = 0.3
-"""Length of a brief recording in seconds; an engine that schedules nothing calls ``schedule()`` every
-millisecond.
+"""Length of a brief recording in seconds; enough, because an engine that schedules nothing calls
+``schedule()`` every millisecond.
 """
 BRIEF_BOUNDS = memory_bounds("60s")
 
 
 class Recording:
-    """Recording of one engine, which its alarm ends unless it ends before.
+    """Recording of one engine; its alarm ends it unless something else has ended it.
 
     Args:
         engine: vLLM's ``EngineCore``.
         between_steps: Access to the engine's thread.
-        lock: Lock that callers of all methods hold.
+        lock: Lock that the caller of any method must hold.
         released: Function to call when the engine is no longer recorded.
     """
 
@@ -75,7 +75,7 @@ class BriefRecording(Recording):
     """Brief recording in memory, which finds the exits of an engine that is not being recorded.
 
     The recording has normally ended when ``exits_of_a_step`` returns. If the engine does not release the
-    recording in time, it becomes inactive, and its alarm ends it later.
+    recording in time, the recording becomes inactive, and its alarm ends it later.
     """
 
     def exits_of_a_step(self) -> list[Exit]:
@@ -103,9 +103,8 @@ class BriefRecording(Recording):
 class ClientRecording(Recording):
     """Recording that a client begins, and that the client or the alarm ends.
 
-    There are four states: no recording; an active one; one that has given up, or that the engine does not
-    release, and that still has to be ended; one that has ended by itself, whose result waits until the client
-    asks for it.
+    It is in one of four states: absent; active; inactive but still to be ended, because it has given up or
+    the engine has not released it; ended by itself, with a result that is kept until the client asks for it.
     """
 
     result: Detached | None = None
@@ -115,7 +114,7 @@ class ClientRecording(Recording):
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the recording ends by itself; None if it has no such limit."""
+        """Seconds until the recording ends by itself; None without a recording, or without such a limit."""
         end_s = self._end_s
         return None if self.swap is None or end_s is None else max(0.0, end_s - time.monotonic())
 
@@ -174,11 +173,11 @@ class ClientRecording(Recording):
 
 
 class MetricsRecording:
-    """Recording of one engine for metrics alone, in which a recorder counts and writes nothing.
+    """Recording of one engine for metrics alone, in which a recorder only counts, and writes nothing.
 
     Metrics are in one of three states: off, without a receiver; counted by another recording, which has the
     receiver; counted by a recording for metrics alone, which ends before a client's recording begins and
-    returns after it.
+    resumes after it.
 
     Args:
         engine: vLLM's ``EngineCore``.
@@ -240,7 +239,7 @@ class MetricsRecording:
             logger.warning("schedtrace: metrics stand still: {}", error)
 
     def _begin(self, meter: Meter) -> float:
-        """Record for the receiver unless an active recording can serve it; return the hold-up in us."""
+        """Record for the receiver unless an active recording serves it; return the delay in microseconds."""
         recorder = RECORDERS.look_up(self._engine.scheduler)
         makes_spans = meter.histories is not None
         suits = self.swap is None or (meter is self.meter and makes_spans == self._makes_spans)
@@ -295,7 +294,7 @@ class Attachment:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the client's recording ends by itself; None if it has no such limit."""
+        """Seconds until the client's recording ends by itself; None if there is none, or no such limit."""
         return self._client.remaining_s
 
     @property
@@ -306,7 +305,7 @@ class Attachment:
 
     @property
     def ids(self) -> WrittenIds:
-        """Written form of request ids: the recorder's or, without one, the form in the server's settings."""
+        """Written form of request ids: that of the recorder or, without one, of the server's settings."""
         recorder = RECORDERS.look_up(self._engine.scheduler)
         return WrittenIds(hash_ids=hides_ids() if recorder is None else recorder.writer.hash_ids)
 

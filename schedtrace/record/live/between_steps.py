@@ -18,12 +18,12 @@ class NotReachedError(Exception):
 
 
 class _Task:
-    """Task in the engine's input queue, in place of a kind of request; it runs once, unless cancelled."""
+    """Task for an engine's thread, queued among its requests; it runs once, unless it is cancelled."""
 
     def __init__(self, what: Callable[[], None]) -> None:
         self._what = what
         self.begun = threading.Lock()
-        """Lock that is taken by the engine, or by the caller to cancel the task."""
+        """Lock that the engine takes to begin the task, or the caller to cancel it."""
         self.over = threading.Event()
         self.error: Exception | None = None
 
@@ -78,7 +78,7 @@ class BetweenSteps:
             raise task.error
 
     def _put_before(self) -> None:
-        """Make the engine run the tasks before a method of this object."""
+        """Wrap the engine's method, so that it runs tasks in place of a request or before a step."""
         engine, name = self._engine, self._name
         original = getattr(engine, name)
         self._had = put_on(engine, name)

@@ -1,4 +1,4 @@
-"""Exchange of a scheduler's class for the traced class between two steps, and later back.
+"""Exchange of a scheduler's class for the traced class, and back, each between two steps.
 
 Another thread does the slow work beforehand: the marked copy of ``schedule()``, the header, the file. The
 engine's thread only copies the requests present and assigns the class. After the swap back, nothing of
@@ -37,7 +37,7 @@ class RefusedError(Exception):
 
 
 class ClassSwap:
-    """Swap of one engine's scheduler class for a while: ``begin``, ``undo``, ``close``.
+    """Temporary swap of one engine's scheduler class: call ``begin``, ``undo`` and ``close`` in this order.
 
     Args:
         engine: vLLM's ``EngineCore``.

@@ -123,7 +123,7 @@ def worker_loop(original: Method, worker: Any, *args: object, **kwargs: object) 
 
 @contextmanager
 def _listening(answer: Callable[[AnyAsk], AnyAnswer]) -> Iterator[bool]:
-    """Answer clients in a context; yield whether this is possible, because there may be no socket."""
+    """Answer clients in a context; yield whether this process has a socket for them."""
     listener = None
     try:
         listener = ControlSocket(answer)
@@ -161,7 +161,7 @@ class _Engine:
 
     @contextmanager
     def answering(self) -> Iterator[bool]:
-        """Answer clients while the engine's loop runs under its watchdog; yield whether this is possible."""
+        """Answer clients while the engine's loop runs under its watchdog; yield whether there is a socket."""
         _in_loop[id(self._core)] = self
         if environment_value(METRICS):
             threading.Thread(
@@ -351,7 +351,7 @@ class _Engine:
 
 
 def _blocks_by_holder(scheduler: Any) -> dict[str, int]:
-    """Return the KV blocks that are free, or held by running, waiting and finished requests."""
+    """Return the numbers of KV blocks that are free, and that running, waiting and finished requests hold."""
     with suppress(Exception):  # a cache manager that is not vLLM's
         manager = scheduler.kv_cache_manager
         free, held = free_blocks(manager), held_blocks(manager)

@@ -2,9 +2,9 @@
 
 A question has one deadline and one maximum size for the whole answer (``Connection``). The listening process
 is not trusted: its process id and user come from the kernel, and its answer must be of the requested kind.
-The listening thread sleeps until a client connects, and has another thread answer, so nothing is on the path
-of a step, and no setting is needed. The folder's mode protects the socket; in addition, the client's user is
-checked, as the kernel reports it (``SO_PEERCRED``, ``unix(7)``).
+The listening thread sleeps until a client connects, and has another thread answer, so nothing is added to
+the path of a step, and no setting is needed. The folder's mode protects the socket; in addition, the client's
+user is checked, as the kernel reports it (``SO_PEERCRED``, ``unix(7)``).
 """
 
 import contextlib
@@ -48,7 +48,7 @@ LONGEST_NAME = 1000
 """Maximum number of characters kept of a text in an answer; other bounds are in ``_LONGEST_TEXT``."""
 _LONGEST_TEXT = {"path": 4096, "recording": 4096, "why": 4096, "stall": 4096, "text": _LONGEST[Stacks]}
 LARGEST = 10**18
-"""Largest number in an answer."""
+"""Largest absolute value of a number in an answer."""
 BLOCK = 2**16
 RETRY_S = 0.02
 """Seconds until the next attempt if a process already serves as many clients as it can."""
@@ -211,11 +211,11 @@ _STATES = {
 LONGEST_ASK = 2**16
 """Maximum bytes of a question."""
 END_S = 1.0
-"""Seconds to wait until the listening thread ends, which may be serving its maximum number of clients."""
+"""Seconds to wait for the listening thread, which cannot end while ``MOST_AT_ONCE`` clients are served."""
 MOST_S = 5.0
 """Time limit in seconds for a client to send its question, and again to receive the answer."""
 AGAIN_S = 0.05
-"""Seconds before listening again after a failure, doubled each time."""
+"""Base of the wait in seconds before listening again: doubled for each failure in a row."""
 LONGEST_AGAIN_S = 5.0
 MOST_AT_ONCE = 8
 """Maximum number of clients served at once; further clients wait."""
@@ -226,7 +226,7 @@ Answering = Callable[[AnyAsk], AnyAnswer]
 
 
 class ControlSocket:
-    """Socket of this process, which forked children do not use.
+    """Socket of this process; forked children close their copies.
 
     Args:
         answer: Function that answers a question, called on threads of the socket with one question at a time,
@@ -325,7 +325,7 @@ os.register_at_fork(after_in_child=_disown)
 
 
 def _listens_at(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """Return a socket at this path that accepts clients from the first moment on, and its file.
+    """Return a listening socket, moved to this path once it accepts clients, and its device and inode.
 
     Raises:
         OSError: If a process already listens there, or the socket cannot be created.
@@ -396,7 +396,7 @@ def time_in_workers(*, on: bool) -> None:
 
 
 def worker_stacks() -> dict[str, list[str]]:
-    """Return the stacks of this process's workers; for a worker without stacks, its state."""
+    """Return the lines of each worker's stacks, by process id; if a worker sends none, a line saying why."""
     stacks: dict[str, list[str]] = {}
     for path in _worker_sockets():
         worker = f"worker with pid {path.stem}"

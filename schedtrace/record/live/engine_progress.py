@@ -1,4 +1,4 @@
-"""Progress of an engine between two checks: tokens and admissions, calls of ``schedule()``, and its work.
+"""Progress of an engine between two checks: tokens, admissions and calls; and whether it has work.
 
 The watchdog's thread reads a few attributes of vLLM's objects at each check, and takes no lock.
 """
@@ -14,9 +14,9 @@ from schedtrace.record.queues import Queues
 LOOKS_WITHOUT_CALL = 2
 """Number of consecutive checks without a new ``schedule()`` call after which calls count as stopped."""
 RESTARTS = 3
-"""Number of preemptions of one request without a new output token that count as a livelock."""
+"""Number of preemptions, without a new output token, after which a request counts as being in a livelock."""
 FORGOTTEN_S = 60.0
-"""Seconds after which a preempted request that neither ran nor was next in the queue is no longer tracked."""
+"""Seconds without a new preemption or output token after which a preempted request is no longer tracked."""
 
 
 class Calls:
@@ -43,9 +43,9 @@ class Calls:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether ``schedule()`` is still being called since the latest progress.
+        """Return whether calls of ``schedule()`` have continued since the latest progress.
 
-        A hanging call is counted when it begins; two consecutive checks without another call identify it.
+        A call that hangs is counted when it begins, and recognized when two consecutive checks see no other.
         """
         return self.number != self._at_progress and self._looks_without < LOOKS_WITHOUT_CALL
 
@@ -57,21 +57,21 @@ class Calls:
         return self.number - self._at_progress
 
     def still_s(self, now_s: float) -> float | None:
-        """Return the seconds up to a check without a new call; None if calls are not counted."""
+        """Return the seconds since a check last saw a new call; None if calls are not counted."""
         return None if self.number is None else now_s - self._moved_s
 
 
 @dataclass
 class Circle:
-    """Preempted request that has had no output token since its first preemption."""
+    """Preempted request that has had no output token since it was first tracked here."""
 
     output_tokens: int
     preemptions: int
-    """Number of preemptions when the request was first seen to restart."""
+    """Number of preemptions when tracking began."""
     since_s: float
     seen_s: float
     restarts: int = 0
-    """Number of preemptions since the request was first seen to restart."""
+    """Number of preemptions since tracking began."""
 
     def livelock(self, request_id: str) -> StallCause:
         """Return the stall of a request that restarts again and again."""
@@ -95,8 +95,8 @@ class Movement:
         self._seen: dict[str, int] = {}
         """Computed tokens of the running requests at the last check."""
         self._ran: list[Any] = []
-        """Requests that ran at the last check, kept while some may be in a livelock; each shows whether it
-        has ended."""
+        """Requests that ran at the last check, kept while some may be in a livelock; their status shows
+        whether they have ended."""
         self.circles: dict[str, Circle] = {}
 
     def has_progressed(self, scheduler: Any, now_s: float) -> bool:
@@ -131,7 +131,7 @@ class Movement:
         return moved or again
 
     def circling(self, now_s: float, for_s: float) -> tuple[str, Circle] | None:
-        """Return the most-preempted request if no request has got a token or ended for ``for_s``."""
+        """Return the request with the most restarts, among those that still restart after ``for_s``."""
         candidates = [
             (circle.restarts, request_id)
             for request_id, circle in self.circles.items()
@@ -146,7 +146,7 @@ class Movement:
 
 
 def has_work(engine: Any, waiting: Queues) -> bool:
-    """Return whether a request waits for the engine's next step, or for its thread to read it.
+    """Return whether the engine has requests: running, waiting, or not yet read by the engine's thread.
 
     Sessions that wait for their clients' next part do not count. The waiting queues may be long, so they are
     checked last, and only for being empty.

@@ -24,10 +24,10 @@ from schedtrace.record.trace_files import Begins, PartedTrace
 
 
 class Ring:
-    """Store of parts in memory.
+    """Store of a trace's parts in memory.
 
     Args:
-        run_dir: Run folder that would be used if the run were written to disk.
+        run_dir: Run folder that would be used if the trace were written to disk.
         rank: Data-parallel rank of the engine.
     """
 
@@ -47,7 +47,7 @@ class Ring:
             return {number: b"".join(frames) for number, frames in self._parts.items()}
 
     def begin(self, number: int) -> None:
-        """Begin this part, to which the next frames belong."""
+        """Begin the part with this number; the next frames belong to it."""
         with self._lock:
             self._parts[number] = []
 
@@ -72,7 +72,7 @@ class Ring:
         """Write a run folder with all parts; if that fails, leave nothing behind.
 
         Args:
-            run_dir: Run folder; if it already has a trace of this engine, a folder with an added number.
+            run_dir: Run folder; if it already has a trace of this engine, a number is added to its name.
             end: Frame to append after the parts.
             header: Header of the trace, for the manifest.
 
@@ -181,7 +181,7 @@ class FlightRecorder:
                 future.set_exception(RuntimeError("the recording has ended"))
 
     def snapshot_event(self, reason: str, *, always: bool = False) -> str:
-        """Write an automatic snapshot and report it in vLLM's log; on any thread but the writer's.
+        """Have the writer's thread write an automatic snapshot, and wait for it; call this on another thread.
 
         Args:
             reason: Description of the event in a few words.
@@ -240,7 +240,7 @@ class FlightRecorder:
         """Write requested and triggered snapshots (on the writer's thread, after each round).
 
         Args:
-            end: Line that closes a trace that ends now.
+            end: Function that returns the last line of a trace that ends now.
         """
         reason, self._reason = self._reason, None
         if reason is not None:

@@ -104,7 +104,7 @@ def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
 
     Args:
         scheduler: Scheduler between two steps; the caller is on its thread.
-        in_flight: Whether the outputs of any steps are not back yet.
+        in_flight: Whether the output of any step is not back yet.
     """
     requests = list(scheduler.requests.values())
     try:
@@ -176,8 +176,8 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
         engine: vLLM's ``EngineCore``.
         between_steps: Access to the engine's thread.
         exits: Function that returns the exits, called before the copy. If they are unknown, it is called
-            again after the copy, unless the engine is held up within a step. Then a second copy is made,
-            which shows the state after these exits.
+            again after the copy, unless the engine is held up within a step. If they are known then, a
+            second copy is made, to show the state after these exits.
         ids: Written form of request ids.
     """
     scheduler, manager = engine.scheduler, engine.scheduler.kv_cache_manager
@@ -252,7 +252,7 @@ def _entry(seen: CopiedRequest, now: float, held: Counter[str], ids: WrittenIds)
 
 
 def _refusals(entries: Iterable[tuple[CopiedRequest, QueueEntry]], exits: Sequence[Exit]) -> None:
-    """Store in each entry why its request got nothing: the exit that names it, or else the loop's end."""
+    """Store why each request got no tokens: the exit that names it or, if it waits, the loop's end."""
     named: dict[tuple[str, str | None], str] = {
         (exit_.loop, exit_.request_id): exit_.cause for exit_ in exits
     }

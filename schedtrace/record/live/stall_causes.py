@@ -28,7 +28,7 @@ from schedtrace.record.written_ids import WrittenIds
 
 At = Literal["idle", "request", "schedule", "output", "ranks", "between", "other"]
 """Activity of the engine's thread. ``idle``: sleeps on its input queue. ``request``: does what a client asked
-for. ``schedule``: is within ``schedule()``. ``output``: waits for the executor, or is the executor.
+for. ``schedule``: is within ``schedule()``. ``output``: waits for the executor, or runs its code.
 ``ranks``: waits for other data-parallel ranks. ``between``: lets other threads go first after a step without
 tokens."""
 
@@ -103,7 +103,7 @@ def _at(functions: list[str], files: list[str]) -> At:
 
 
 def stacks_here() -> str:
-    """Return the stacks of this process's threads by name, the main thread first, without schedtrace's."""
+    """Return the stacks of this process's threads by name, the main one first, except schedtrace's own."""
     with TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)  # takes no lock, and reads no source
         file.seek(0)
@@ -234,7 +234,7 @@ def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds, calls: int | N
 
 
 def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
-    """Return certain facts about the next request, read without a recording."""
+    """Return what is certain about the next request even without a recording."""
     first = usable = needed = None
     with suppress(Exception):  # a user's scheduler, or another release's cache groups
         first, usable = queues.head(engine.scheduler), blocks_without_null(engine.scheduler.kv_cache_manager)
@@ -246,7 +246,7 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
 
 
 def _decisive(exits: Iterable[Exit]) -> Exit | None:
-    """Return the decisive refusal: of a running request, else the waiting loop's end, else the usual skip."""
+    """Return the refusal of a running request, else the waiting loop's end, else the most frequent skip."""
     refusals = [exit_ for exit_ in exits if is_refusal(exit_.cause, exit_.detail)]
     running = [exit_ for exit_ in refusals if exit_.loop == "running"]
     ended = [exit_ for exit_ in refusals if exit_.loop == "waiting" and exit_.kind != "continue"]
@@ -272,7 +272,7 @@ def _reason(scheduler: Any, exit_: Exit) -> str:
 
 
 def _need(engine: Any, exit_: Exit) -> str:
-    """Return the number of blocks that the refused request needs."""
+    """Return a clause about the KV blocks that the refused request needs; empty if they are not the cause."""
     if exit_.cause != Cause.KV_BLOCKS:
         return ""
     manager = engine.scheduler.kv_cache_manager

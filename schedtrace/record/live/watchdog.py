@@ -88,7 +88,7 @@ def after_s() -> float | None:
     """Return the seconds without progress that count as a stall; None if the watchdog is off.
 
     Raises:
-        ValueError: If the variable is neither ``off``, ``explain`` nor a number of seconds.
+        ValueError: If the variable contains anything but ``on``, ``off``, ``explain`` and one time.
     """
     text, *more = [part for part in _asked() if part != EXPLAIN] or ["on"]
     if more:
@@ -211,7 +211,7 @@ class Watchdog:
 
     @property
     def progress_age_s(self) -> float | None:
-        """Seconds from the latest progress (or time without work) to the latest check; None before any."""
+        """Seconds from the last check that saw progress or no work to the latest check; None before any."""
         return None if self._moved_s is None else self._looked_s - self._moved_s
 
     @property
@@ -343,7 +343,7 @@ class Watchdog:
         log.warning("%s", "\n  ".join(map(visible, lines)))
 
     def _as_now_asked(self, stall: StallCause, held: list[str]) -> tuple[str, list[str]]:
-        """Return sentence and holders; drop ids that must now be hashed but are not."""
+        """Return the sentence and the holders, without ids that must be hashed by now but are not."""
         if self._ids().hash_ids and not self._reported_hashed:
             return f"no step makes progress ({stall.kind})", []
         return stall.sentence, held

@@ -35,7 +35,7 @@ class DecidedCondition:
         self.parts = _parts(condition, holds=holds)
         """Parts as they are in the source."""
         self.tests = [copy.deepcopy(part) for part in self.parts]
-        """Parts with the values that they keep, for callers that evaluate each part separately."""
+        """Parts rewritten to keep the values that they compare, for callers that evaluate each separately."""
         self._operands: list[list[tuple[str, str]]] = [[] for _ in self.parts]
         """Operands of each part: the text, and the variable that keeps the value."""
 
@@ -62,7 +62,7 @@ class DecidedCondition:
 
     @property
     def test(self) -> ast.expr:
-        """Condition rewritten so that it keeps these values, with the same truth and effects."""
+        """Condition that keeps which part decided and what it compared; truth and effects are the same."""
         *before, last = self.tests
         if not before:
             return last
@@ -79,7 +79,7 @@ class DecidedCondition:
 
     @property
     def kept(self) -> list[ast.Tuple]:
-        """Values of ``operands`` that each part compared."""
+        """Expressions for the values of ``operands``, as one tuple per part."""
         return [
             ast.Tuple([ast.Name(name, ast.Load()) for _, name in operands], ast.Load())
             for operands in self._operands
@@ -87,12 +87,12 @@ class DecidedCondition:
 
     @property
     def which(self) -> ast.expr:
-        """Number of the part that decided."""
+        """Expression for the number of the part that decided."""
         return self._choice([ast.Constant(place) for place in range(len(self.parts))])
 
     @property
     def values(self) -> ast.expr:
-        """Values that the deciding part compared."""
+        """Expression for the values that the deciding part compared."""
         return self._choice(self.kept)
 
     @property
@@ -110,7 +110,7 @@ class DecidedCondition:
 
 
 def as_true(part: ast.expr, *, holds: bool) -> ast.expr:
-    """Return the text that was true if the part was true, or false, without a superfluous ``not``."""
+    """Return the expression that was true: the part if ``holds``, otherwise its negation (no ``not not``)."""
     inner, negated = _without_not(part)
     return ast.UnaryOp(ast.Not(), inner) if negated is holds else inner
 
@@ -155,9 +155,10 @@ def explained(function: ast.FunctionDef, test: ast.expr, part: ast.expr | None =
 
 
 def _assigned(function: ast.FunctionDef, test: ast.expr, flag: str) -> list[str]:
-    """Return these assignments in source order; none for a name that other functions also bind.
+    """Return the possible latest assignments of a flag, in source order.
 
-    For a container there are also none, because its contents decide, and contents are not assigned.
+    Return none if other functions also bind the name, or if it is a container: then the contents decide, and
+    they change without an assignment.
     """
     shared = (part for part in ast.walk(function) if isinstance(part, ast.Global | ast.Nonlocal))
     if any(flag in part.names for part in shared):
@@ -190,7 +191,7 @@ def _text(node: ast.AST, flag: str) -> str:
 
 
 class _Flow:
-    """Analysis of the values of one name through a function, up to a condition.
+    """Search for the assignments of a name that can reach a condition of the function.
 
     Args:
         name: A local variable.

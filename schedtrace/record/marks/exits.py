@@ -51,7 +51,7 @@ _DIFFUSION = "vllm.v1.core.sched.diffusion_scheduler"
 
 
 def why_not_eligible(scheduler: Any, request: Any) -> int:
-    """Return why a request may not decode yet, as one of three constants; ``READ_IN_FLIGHT`` comes first."""
+    """Return why a request may not decode yet, as one of three constants; ``READ_IN_FLIGHT`` has priority."""
     diffusion = sys.modules.get(_DIFFUSION)
     if diffusion is not None and issubclass(type(scheduler), diffusion.DiffusionAsyncScheduler):
         width = diffusion.diffusion_canvas_width(request, scheduler.num_spec_tokens)
@@ -74,7 +74,8 @@ class Site:
     """Cause of the exit; if parts of the condition lead to different causes, one cause per part, in order of
     evaluation."""
     guard: str
-    """Condition as in the source or, if it is unknown, a condition that was true at this place."""
+    """Source text of the condition, cap or preemption; for an exit of unknown cause, with the latest
+    assignments of the condition's flags."""
     location: str
     """Place in the source, as ``file:line``."""
     refuses_head: bool = False
@@ -106,7 +107,7 @@ SITES: list[Site] = []
 """All marked places of this process; an event names its place by its number here."""
 
 LONGEST_TEXT = 40
-"""Maximum number of characters kept of a text that a condition compares."""
+"""Number of characters after which a text that a condition compares is cut off."""
 
 
 class Event(msgspec.Struct, gc=False):
@@ -134,7 +135,7 @@ class Event(msgspec.Struct, gc=False):
     tokens_after: int = 0
     """Tokens after a cap."""
     refusal: Refusal | None = None
-    """Reason of a failed allocation."""
+    """Reason for a failed allocation."""
     values: tuple[str, ...] = ()
     """Values of the operands of an unknown condition (see ``Site.operands``)."""
     held_back: bool = False
@@ -259,7 +260,7 @@ class Marks:
 
     @staticmethod
     def done(scheduler: Any, site: int) -> None:
-        """Record that a loop has reached the end of its list, which refuses no request."""
+        """Record that a loop ended at the end of its list; such an end refuses no request."""
         recorder = recorder_by_id(id(scheduler))
         if recorder is not None and (events := recorder.events) is not None:
             events.append(Event(site, None))
@@ -310,7 +311,7 @@ class Marks:
 
     @staticmethod
     def why_not_eligible(scheduler: Any, request: Any) -> int:
-        """Return the reason for a future ``next_decode_eligible_step``: the ``part`` of the exit."""
+        """Return why ``next_decode_eligible_step`` lies ahead, as the ``part`` of the exit's event."""
         try:
             return why_not_eligible(scheduler, request)
         except Exception as error:
@@ -338,7 +339,7 @@ def _texts(values: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def plain_text(value: Any) -> str:
-    """Return a value as text; only Python's own objects are converted, others are named by class."""
+    """Return a value as a short text; a collection becomes its length, and any other object its class."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return repr(value)
@@ -373,9 +374,8 @@ def _failed(scheduler: Any, error: Exception) -> None:
 
 
 MOST_PER_SITE = 64
-"""Maximum number of exits of one site and cause in one call that are listed individually; more are only
-counted.
-"""
+"""Maximum number of exits per site and cause that are listed individually for one call; further exits are
+only counted."""
 
 _ZERO_TOKEN_CAUSES: dict[str, Cause] = {
     Cap.ENCODER_BUDGET: Cause.ENCODER_BUDGET,
@@ -391,7 +391,7 @@ _NOT_ELIGIBLE: tuple[tuple[Cause, str | None], ...] = (
     (Cause.OUTPUT_IN_FLIGHT, "diffusion_read_only"),
     (Cause.OTHER, None),
 )
-"""Cause and detail for each constant of ``exits.py`` that a mark records."""
+"""Cause and detail for each result of ``why_not_eligible``, in the order of its constants."""
 
 _WITH_DETAIL: dict[str, tuple[str, str | None]] = {
     guards.ONE_STEP_IN_FLIGHT: (Cause.OUTPUT_IN_FLIGHT, "pipeline_parallel"),
@@ -431,7 +431,7 @@ def to_lines(
 
     Args:
         events: Events of one call.
-        remaining_budget: Token budget left at its end, for schedulers whose budget the marks cannot see.
+        remaining_budget: Token budget left after the call, for schedulers whose budget the marks cannot see.
         long_prefill_threshold: ``long_prefill_token_threshold`` as configured, to distinguish it from the
             adaptive threshold.
     """
@@ -542,7 +542,7 @@ def _values(event: Event, site: Site) -> str | None:
 
 
 def unknown_guards(sites: Iterable[int]) -> list[str]:
-    """Return texts about the sites whose cause this version cannot determine."""
+    """Return the location and condition of each site whose cause this version cannot determine."""
     return [
         f"{SITES[site].location}: {SITES[site].condition(place)}"
         for site in sites

@@ -1,10 +1,11 @@
 """Causes of exits, determined by the names in the guard before the exit, never by its line number.
 
-The names are those of vLLM 0.10 to 0.33. A rule applies only to a guard of which it knows all names, and all
-numbers other than 0. If a newer vLLM or another scheduler adds a condition, the guard is recorded as unknown.
+The names are those of vLLM 0.10 to 0.33. A rule applies only to a guard of which it lists every name, and
+every number other than 0. If a newer vLLM or another scheduler adds a condition, the guard is recorded as
+unknown.
 
-Another package registers the guards of its own scheduler as an entry point in the group
-``schedtrace.guards``, which refers to a list of ``Guard``.
+Another package registers the guards of its own scheduler as an entry point of the group
+``schedtrace.guards`` that refers to a list of ``Guard``.
 """
 
 from collections.abc import Iterable
@@ -199,7 +200,7 @@ _CAPPING_HELPERS = {
     "_try_schedule_encoder_inputs": Cap.ENCODER_BUDGET,
     "_reserve_prefill_lookahead": Cap.PREFILL_LOOKAHEAD,
 }
-"""Methods of vLLM's scheduler that return a smaller number of tokens."""
+"""Cap for each method of vLLM's scheduler that takes a number of tokens and returns a smaller number."""
 
 
 def exit_cause(module: str, loop: Loop, names: Names, enclosing: Names) -> str:
@@ -215,7 +216,7 @@ def exit_cause(module: str, loop: Loop, names: Names, enclosing: Names) -> str:
 
 
 def end_cause(module: str, loop: Loop, names: Names) -> str:
-    """Return the cause if this part of the condition of a loop, or before a loop, is false."""
+    """Return the cause if this part of a loop's condition, or of the condition before it, is false."""
     return registered(module, names) or _first(_ENDS, loop, names, frozenset())
 
 

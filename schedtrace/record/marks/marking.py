@@ -1,4 +1,4 @@
-"""Marked copies of ``schedule()``: a mark before every place where it stops, skips a request or cuts a chunk.
+"""Marked copies of ``schedule()``: a mark at every place where it stops, skips a request or cuts a chunk.
 
 The copy is the proven source (``source.py``) with marks, compiled as a part of its module, with the
 original's globals, defaults and closure. It becomes the method of a class between the original's class and
@@ -54,13 +54,13 @@ MARK = "schedtrace mark"
 BEFORE = "_schedtrace_tokens_before"
 
 _PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"})
-"""Tokens that the scheduler adds for draft tokens and then removes; they are not requested by any request."""
+"""Names of token counts that are padded for draft tokens; a statement that reduces such a count is no cap."""
 
 _OF_PARTS = frozenset({Cause.OTHER, Cause.SPEC_DECODE_PADDING, guards.QUEUE_OR_INPUT_BUDGET})
-"""Causes of whole conditions, whose parts lead to different causes."""
+"""Causes of whole conditions whose parts may lead to different causes."""
 
 _Limit = ast.Assign | ast.AugAssign
-"""Statement that reduces the number of tokens."""
+"""Statement that may reduce the number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class _Scope:
     (``for``).
     """
     tests: tuple[tuple[ast.expr, bool], ...] = ()
-    """Conditions around the statement within the loop, outermost first; True if the statement is in the
-    ``else`` part."""
+    """Conditions around the statement within the loop, outermost first, each with whether the statement
+    is in its ``else`` part."""
     bound: frozenset[str] = frozenset()
     """Names that are certainly bound."""
     fresh: frozenset[str] = frozenset()
@@ -231,7 +231,7 @@ class Marker:
     def _nest(self, node: ast.While, loop: Loop, scope: _Scope) -> None:
         """Nest the parts of the loop's condition; the body itself runs the same instructions as before.
 
-        ``while a and b: body`` becomes ``while a: if b: body; else: mark; break``, with a mark behind it.
+        ``while a and b: body`` becomes ``while a: if b: body; else: mark; break; else: mark``.
         """
         condition = node.test
         [first, *following] = self._ends(node, loop, "condition", scope, condition)
@@ -252,7 +252,7 @@ class Marker:
             node.test = syntax.on_line_of(node.test, decided.test)
 
     def _decide(self, condition: ast.expr, *, holds: bool) -> DecidedCondition | None:
-        """Return a condition's parts; None if it cannot be rewritten, or has been for the other outcome."""
+        """Return a condition's parts; None if it cannot be rewritten, or the other outcome needed it."""
         if id(condition) not in self._conditions:
             return None
         number = len(self._decided)
@@ -293,7 +293,7 @@ class Marker:
     def _with_part_causes(
         self, site: Site, test: ast.expr, loop: Loop, scope: _Scope, *, holds: bool
     ) -> tuple[Site, list[ast.expr]]:
-        """Return a site whose condition has several parts, and the mark's arguments for them."""
+        """Return the site with a cause for each part of its condition, and the mark's arguments for them."""
         [cause] = site.causes
         if cause not in _OF_PARTS:
             return site, []
@@ -316,7 +316,7 @@ class Marker:
     ) -> tuple[Site, list[ast.expr]]:
         """Return the site with the texts of its parts, and the arguments of its mark.
 
-        The arguments are the part that decided, and the values in that part.
+        The arguments are the number of the part that decided, and the values that this part compared.
         """
         texts = []
         for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
@@ -346,7 +346,7 @@ class Marker:
     def _ends(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
     ) -> list[ast.stmt]:
-        """Return one mark for each part of a condition that was false."""
+        """Return one mark for each part of a condition; each part may be the first to be false."""
         site, _, queue = self._false(loop, kind, condition)
         decided, number = self._decided[id(condition)], self._add(node, site)
         marks: list[ast.stmt] = []
@@ -368,7 +368,7 @@ class Marker:
     def _false(
         self, loop: Loop, kind: ExitKind, condition: ast.expr
     ) -> tuple[Site, list[ast.expr], tuple[ast.expr, ast.expr]]:
-        """Return the site of a condition that was false, the part that was false, and the loop's items."""
+        """Return the site of a false condition, its mark's arguments, and the loop's list and index."""
         site = Site(loop, kind, (Cause.OTHER,), ast.unparse(condition), "")
         decided = self._decide(condition, holds=False)
         if decided is None:
@@ -402,7 +402,7 @@ class Marker:
         return [mark, self._call(node, "preempting", victim)], [self._call(node, "victim_preempted")]
 
     def _reduces(self, node: ast.Assign | ast.AugAssign, scope: _Scope) -> bool:
-        """Return whether the statement may reduce the number of tokens, which is certainly bound there."""
+        """Return whether the number of tokens is certainly bound here, and the statement may reduce it."""
         if self._tokens not in syntax.binds(node) or self._tokens not in scope.bound - self._unbound:
             return False
         around = syntax.names_in(scope.tests[-1][0]) if scope.tests else frozenset[str]()
@@ -411,7 +411,7 @@ class Marker:
         return isinstance(node, ast.AugAssign) or self._tokens in around | syntax.names_in(node.value)
 
     def _cap(self, limits: list[_Limit], loop: Loop, scope: _Scope) -> list[ast.stmt]:
-        """Return the statements, with the number kept before each, and one comparison after the last."""
+        """Return the statements and code that stores the number before each and compares it at the end."""
         now = ast.Name(self._tokens, ast.Load())
         saved_names = [BEFORE if not place else f"{BEFORE}_{place}" for place in range(len(limits))]
         sites = []
@@ -445,7 +445,7 @@ class Marker:
         )
 
     def _add(self, node: ast.stmt, site: Site) -> int:
-        """Return the number of a new site."""
+        """Add a site, and return its number."""
         self.sites.append(replace(site, location=f"{self._file}:{node.lineno}"))
         return self._first + len(self.sites) - 1
 
@@ -468,7 +468,7 @@ class Instrumented:
 
 
 def instrument(base: type) -> Instrumented:
-    """Instrument every ``schedule()`` with exits of its own that a call on ``base`` can reach.
+    """Instrument every ``schedule()`` that a call on ``base`` can reach and that has exits of its own.
 
     These are the first ``schedule()`` in the MRO, and each further one that earlier code can call through
     ``super()``.

@@ -65,7 +65,7 @@ def prove(function: Any) -> Proven:
 
 
 def copy_of(function: FunctionType, code: CodeType) -> FunctionType:
-    """Return ``function`` with other code, and with the same globals, defaults, closure and names.
+    """Return a copy of ``function`` with other code and the same globals, defaults, closure and names.
 
     Raises:
         UnprovableError: If ``code`` has other free variables.

@@ -1,4 +1,4 @@
-"""Queries of syntax trees, for ``marking.py``."""
+"""Queries of syntax trees, for the marks and for the code that finds why an allocation failed."""
 
 import ast
 import copy
@@ -323,7 +323,7 @@ def _flags_before_breaks(
 
 
 def victim_names(function: ast.FunctionDef) -> frozenset[str]:
-    """Return the variables with a preempted request, whose status the code itself sets to ``PREEMPTED``."""
+    """Return the variables whose request the code itself preempts, by setting its status to ``PREEMPTED``."""
     victims = set()
     for node in own_nodes(function):
         match node:

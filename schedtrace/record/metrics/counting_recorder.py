@@ -1,12 +1,12 @@
 """Recorder for metrics alone: it only counts, and examines no request that merely decodes.
 
-It is used for vLLM's own schedulers whose exits are marked, without a KV or encoder-cache connector. Their
-requests are in the running list or in the queue, and lose computed tokens only to preemptions and refused
-drafts. All other schedulers are recorded as for a trace, whose lines are added up.
+It serves those of vLLM's own schedulers whose exits are marked and that have no KV or encoder-cache
+connector. Their requests are in the running list or in the queue, and lose computed tokens only to
+preemptions and refused drafts. All other schedulers are recorded as for a trace, and the lines are added up.
 
-A trace needs the requests of every step with their tokens. Totals need only the requests whose place has
-changed: those that the step admitted, running requests that got no tokens, and those that have not finished
-their prefill. In a steady decode there are none, whatever the number of running requests.
+A trace needs the requests of every step with their tokens. Totals need only a few of them: those that
+the step admitted, running requests that got no tokens, and those that have not finished their prefill. In a
+steady decode there are none, whatever the number of running requests.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class StepCounts(Capture):
     idle: Sequence[str]
     """Running requests that got no tokens."""
     ran: Sequence[str]
-    """Requests that the step scheduled but did not admit; set if the steps before it were dropped."""
+    """Requests that the step scheduled but did not admit; set only after dropped steps."""
 
     def __init__(self, step: int, start_ns: int, end_ns: int, side_events: SideEvents) -> None:
         # All in one function: on the path of a step, each further call costs as much as the assignments.
@@ -72,7 +72,7 @@ class SteadyStep(Capture):
 
 
 class StepCounter(Assembler):
-    """Assembler that only adds steps to totals, without lines and lives of requests."""
+    """Assembler that only adds steps to totals; it makes no lines and does not follow requests."""
 
     _idle: frozenset[str] = frozenset()
     """Running requests that got no tokens in the latest step."""
@@ -165,7 +165,7 @@ class StepCounter(Assembler):
 
 
 NEVER = -1
-"""Number that no step's count of running requests has."""
+"""Value that differs from every number of running requests."""
 
 
 def can_count(scheduler: Any, traced: type) -> bool:
@@ -182,7 +182,7 @@ def can_count(scheduler: Any, traced: type) -> bool:
 
 
 class NoFacts(SchedulerFacts):
-    """Replacement for facts other than decisions, which totals do not need; times of inputs are forgotten."""
+    """Replacement for the recorder of facts that totals do not need; it also discards the times of inputs."""
 
     def arrival_fields(self, request: Any) -> dict[str, Any]:
         """Return no fields."""
@@ -206,15 +206,15 @@ class CountingRecorder(Recorder):
         self._prefilling: set[str] = set()
         """Running requests that may have tokens to prefill or to recompute."""
         self._lost: dict[str, int] = {}
-        """Maximum number of computed tokens that preempted requests had lost."""
+        """Most computed tokens that each preempted request lost in one preemption."""
         self._dropped = False
         """Whether the latest step was dropped."""
         self._news = False
-        """Whether anything (an arrival, a departure, a call, a pass) has happened since the call before."""
+        """Whether anything happened (such as an arrival or a departure) after the latest call."""
         self._side_events = NOBODY
         self._start_ns = 0
         self._repeatable = NEVER
-        """Running requests of the latest step, if all of them decoded and nothing has happened since."""
+        """Number of running requests in the latest step, if all decoded and nothing has happened since."""
         self._tokens = self._present = 0
         """Number of tokens that the latest step scheduled, and of requests that the scheduler had after it.
         """
@@ -314,7 +314,7 @@ class CountingRecorder(Recorder):
         return call
 
     def schedule_raised(self, raised: BaseException) -> None:
-        """Forget a call that raised."""
+        """Forget a call that raised an error."""
         self._call = self._next_call(self._start_ns)
         self._news = True
         super().schedule_raised(raised)

@@ -46,8 +46,8 @@ class Address(NamedTuple):
     host: str
     port: int
     asked: bool
-    """Whether a user named the address; otherwise it is not used if vLLM's own ``/metrics`` has the series.
-    """
+    """Whether a user named the address; otherwise it is not used if vLLM's ``/metrics`` or Ray has the
+    series."""
 
 
 def metrics_address(text: str) -> Address | None:
@@ -73,8 +73,8 @@ class EngineMeter:
     Args:
         labels: Values of ``families.ENGINE_LABELS``.
         by_priority: Whether the scheduler's policy is priority.
-        facts: Function that returns facts about the engine, on any thread.
-        health: Function that returns the engine's health, on any thread.
+        facts: Function that returns facts about the engine; it may be called on any thread.
+        health: Function that returns the engine's health; it may be called on any thread.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class EngineMeter:
         self._otlp.send(chosen)
 
     def serve(self, asked: Address, rank: int) -> None:
-        """Serve the metrics unless vLLM serves them; a second call changes nothing.
+        """Serve the metrics if a user named the address or neither vLLM nor Ray does; ignore further calls.
 
         Raises:
             OSError: If the port cannot be bound.
@@ -167,7 +167,7 @@ def _by_series(tally: Tally) -> dict[tuple[Family, str], float]:
 
 
 class LeadingCause:
-    """Cause of most of the waiting time in the last minute; changes are logged."""
+    """Cause of the most waiting time in the last minute, except ``next_step``; changes are logged."""
 
     def __init__(self) -> None:
         self._waited: deque[tuple[float, dict[str, float]]] = deque()
@@ -178,7 +178,7 @@ class LeadingCause:
         """Return the leading cause as a gauge's values; log the cause if it has changed.
 
         Args:
-            now_s: Time of a monotonic clock.
+            now_s: Time of a monotonic clock in seconds.
             waits: Waiting seconds by cause so far.
         """
         waited = self._waited

@@ -1,7 +1,7 @@
 """Definitions of the metrics: names, units, labels, meanings, and values from an engine's totals.
 
 ``docs/metrics.md`` shows this table. Labels come from closed vocabularies: causes, states and uses that
-schedtrace defines. An engine has at most ``MOST_SERIES`` series; a cause beyond them counts under ``more``.
+schedtrace defines. An engine has at most ``MOST_SERIES`` series; further causes are counted under ``more``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from schedtrace.record.metrics.tally import NEXT_STEP, OTHER, Tally
 PREFIX = "schedtrace_"
 MOST_SERIES = 50
 MORE = "more"
-"""Label under which all causes are counted for which an engine has no series left."""
+"""Label that stands for all causes for which an engine has no series left."""
 US = 1e6
 ENGINE_LABELS = ("model_name", "engine")
 """Labels of every series, named as vLLM names its own."""
@@ -36,7 +36,7 @@ class Family:
     label: str | None = None
     """Name of the metric's label in addition to ``ENGINE_LABELS``."""
     values: tuple[str, ...] | None = None
-    """All values of this label; None for causes, and without a label."""
+    """All values of this label; None if they are causes, or if there is no label."""
 
     @property
     def full_name(self) -> str:
@@ -50,7 +50,7 @@ class Family:
 
     @property
     def unit(self) -> str:
-        """Unit in the notation of OpenTelemetry (UCUM), which the name's last word states."""
+        """Unit, which the name's last word states, in the notation of OpenTelemetry (UCUM)."""
         word = self.name.rpartition("_")[2]
         return _UNITS.get(word, f"{{{word.removesuffix('s')}}}")
 
@@ -145,7 +145,7 @@ def known_cause(cause: str) -> str:
 
 
 def series_totals(tally: Tally) -> Iterator[tuple[Family, str, float]]:
-    """Yield each counter's label and value."""
+    """Yield the family, label and value of each counter."""
     for family, by_label in (
         (WAIT, tally.waits.us),
         (STALL, tally.stalled_us),
@@ -200,9 +200,9 @@ class Series:
     values: dict[tuple[Family, str], float] = field(default_factory=dict)
     """Value of each series, by family and label (empty without a label)."""
     exemplars: dict[tuple[Family, str], Exemplar] = field(default_factory=dict)
-    """Latest request with exported spans that increased a counter."""
+    """Latest request whose spans were exported, for each counter that it increased."""
     _highest: dict[tuple[Family, str], float] = field(default_factory=dict)
-    """Value of each counter by its own label, before labels are combined."""
+    """Value of each counter by its original label, before labels are combined under ``more`` or ``other``."""
 
     def count(self, totals_now: Mapping[tuple[Family, str], float]) -> None:
         """Raise the counters to these totals."""
@@ -220,7 +220,7 @@ class Series:
                 sink.add(family, label, amount)
 
     def gauge(self, family: Family, values: Mapping[str, float]) -> None:
-        """Set a gauge's values; labels that it had before and that are absent now are set to 0."""
+        """Set a gauge's values; labels that had a value before but have none now are set to 0."""
         now = {shown: 0.0 for of, shown in self.values if of is family}
         for label, value in values.items():
             _, shown = self._series(family, label)

@@ -1,4 +1,4 @@
-"""Connection of a writer with a receiver of totals, which may change while the writer works."""
+"""Connection between a writer and the receiver of its totals; the receiver may change at any time."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,13 +16,13 @@ class Meter(Protocol):
 
     @property
     def histories(self) -> Histories | None:
-        """Histories of requests, for spans; None if there are none."""
+        """Histories of requests, for spans; None if no spans are made."""
 
     def new_tally(self) -> Tally:
         """Return totals for a recording that begins."""
 
     def publish(self, tally: Tally) -> None:
-        """Take the totals after a round, which are complete up to their clock."""
+        """Take the totals after a round of the writer; they are complete up to their clock."""
 
 
 class EngineFacts(NamedTuple):
@@ -76,8 +76,8 @@ class Measuring:
         """Pass on the totals; never raise an error.
 
         Args:
-            now_us: Time of the trace's clock.
-            since_anchor: Function that converts nanoseconds to that clock.
+            now_us: Current time of the trace's clock.
+            since_anchor: Function that converts monotonic nanoseconds to microseconds of that clock.
             complete: Whether the totals contain everything up to now, except a call under way.
         """
         meter, tally = self._current, self._assembler.tally

@@ -66,7 +66,7 @@ def shared_files(labels: tuple[str, str]) -> Instruments:
 
 
 def in_ray_actor() -> bool:
-    """Return whether this process is a Ray actor, whose metrics Ray collects, without importing Ray."""
+    """Return whether this process is a Ray actor, so that Ray collects its metrics; never import Ray."""
     ray = sys.modules.get("ray")
     try:
         return ray is not None and ray.is_initialized() and bool(ray.get_runtime_context().get_actor_id())
@@ -89,7 +89,7 @@ def ray_metrics(labels: tuple[str, str]) -> Instruments:
 
 
 class OwnCollector:
-    """Collector for a registry, which returns the series as they are at a scrape.
+    """Collector that gives a registry the series as they are at a scrape.
 
     Args:
         series: Series of the engine.
@@ -123,7 +123,7 @@ class OwnCollector:
 
 
 def engine_labels(vllm_config: Any, rank: int) -> tuple[str, str]:
-    """Return the values of ``ENGINE_LABELS``, equal to those of vLLM's metrics so that both can be joined."""
+    """Return the values of ``ENGINE_LABELS``; vLLM's metrics have the same, so that both can be joined."""
     model = vllm_config.model_config
     name = getattr(model, "served_model_name", None) or model.model
     values = str(name[0] if isinstance(name, list) else name), str(rank)

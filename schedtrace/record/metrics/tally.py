@@ -3,9 +3,9 @@
 The totals equal the sums of the tables that ``analyze`` makes from the same trace (``timeline/``) and have
 the same meaning: a request waits from the start of the step that refuses it to the start of the next step.
 The cause is that of the skip that names the request or, if none does, of the exit that ended the loop. The
-requests of the queue are not examined one by one: the time is the number of requests that wait for a cause,
-times the time between two steps. For a request that arrives or leaves between two steps, this time is
-corrected.
+requests of the queue are not examined one by one: for each cause, the number of requests that wait because of
+it is multiplied by the time between two steps. For a request that arrives or leaves between two steps, this
+time is corrected.
 """
 
 from collections import Counter, deque
@@ -21,9 +21,9 @@ NEXT_STEP = "next_step"
 """Cause of waiting for the first step that can see the request, because no step has refused it yet."""
 OTHER = str(Cause.OTHER)
 MOST_OUTPUTS = 4096
-"""Number of steps whose output time is remembered, for requests that stop getting tokens."""
+"""Maximum number of latest steps whose output times are kept, in case a request stops getting tokens."""
 MOST_SPANS = 256
-"""Number of latest periods of work that are remembered, for the time in which no request is present."""
+"""Maximum number of latest periods of work that are kept, to tell idle time from work without requests."""
 PriorityClass = Literal["urgent", "default", "background"]
 
 
@@ -33,7 +33,7 @@ def priority_class(priority: int) -> PriorityClass:
 
 
 class Levels:
-    """Time spent under each label: the number under each label, integrated over time, in microseconds."""
+    """Time spent under each label, in microseconds: the number of entries under it, integrated over time."""
 
     def __init__(self) -> None:
         self.us: Counter[str] = Counter()
@@ -48,23 +48,23 @@ class Levels:
         self.clock_us = us
 
     def enter(self, label: str, at_us: int) -> None:
-        """Add one to a label from a moment on, which may be before or after the clock's time."""
+        """Count one more under a label from a moment on, which may be before or after the clock's time."""
         self.count[label] += 1
         self.us[label] += self.clock_us - at_us
 
     def leave(self, label: str, at_us: int) -> None:
-        """Remove one from a label from a moment on, which may be before or after the clock's time."""
+        """Count one less under a label from a moment on, which may be before or after the clock's time."""
         self.count[label] -= 1
         self.us[label] -= self.clock_us - at_us
 
 
 class StepCauses(NamedTuple):
-    """Causes for which a step gave requests no tokens."""
+    """Causes that kept a step from giving requests tokens."""
 
     waiting: str
-    """Cause that ended the loop over the waiting queue; ``queue_empty`` if no request is left in it."""
+    """Cause of the exit that best shows why the waiting queue was not emptied, or ``queue_empty``."""
     skipped: Mapping[str, str]
-    """Cause for each request that this loop skipped by name."""
+    """Cause of the skip of each request that the loop over the waiting queue skipped by name."""
     running: str
     """Cause for running requests that no exit of the step names."""
     named: Mapping[str, str]
@@ -74,7 +74,7 @@ class StepCauses(NamedTuple):
 
     @property
     def queue_cause(self) -> str:
-        """Cause for which requests in the queue wait; never ``queue_empty``."""
+        """Cause of waiting for requests in the queue that no skip names; never ``queue_empty``."""
         return OTHER if self.waiting == Cause.QUEUE_EMPTY else self.waiting
 
 
@@ -83,7 +83,7 @@ def step_causes(exits: Iterable[Exit], *, waiting: int) -> StepCauses:
 
     Args:
         exits: Exits of the step's line.
-        waiting: Requests in the queue after the step.
+        waiting: Number of requests in the queue after the step.
     """
     refusals: Counter[str] = Counter()
     skipped: dict[str, str] = {}
@@ -272,7 +272,7 @@ class Tally:
         self._step_us: int | None = None
         """Start of the latest step; None before the first of a recording."""
         self._outputs: dict[int, int] = {}
-        """Time at which the output of a step came back."""
+        """Times at which the outputs of steps came back, by step."""
         self._latest_output_us = 0
         self._done: dict[int, tuple[int, int]] = {}
         """Steps whose output is not back, with the times at which ``schedule()`` returned and began."""
@@ -299,7 +299,7 @@ class Tally:
         }
 
     def advance_to(self, us: int) -> None:
-        """Add the time up to a moment, before which all lines have been added."""
+        """Add the time up to a moment; all lines from before this moment must have been added."""
         for request_id in self._unscheduled:
             self._add_stall(request_id, us)
         for levels in self._levels:
@@ -338,7 +338,7 @@ class Tally:
         Args:
             step: Line of the step, without its requests.
             admitted: Requests that the step took from the queue.
-            left: Requests of the step before that are not in it: their ids in lines, and vLLM's.
+            left: Requests of the previous step that are not in this one: their ids in lines, and vLLM's ids.
             scheduled: vLLM's ids of the step's requests; None if they are the same as in the step before.
         """
         start_us = step.start_us
@@ -501,7 +501,7 @@ class Tally:
                 self._run(request_id, self._leave(request_id, at_us), at_us)
 
     def _note_causes(self, step: Step | CountedStep) -> None:
-        """Take the causes of this step for the requests that wait after it."""
+        """Apply the causes of this step to the requests that wait after it."""
         is_empty = not step.num_waiting_after
         if step.exits is not self._exits or is_empty != self._is_empty:
             self._exits, self._is_empty = step.exits, is_empty
@@ -540,7 +540,7 @@ class Tally:
         waits.counted_us = stalled_us
 
     def note_output(self, back: Step | Output) -> None:
-        """Add the device's time of a step, and that of its update, if its output is back."""
+        """Add the device time of a step and the time of its update, if its output is back."""
         if back.output_us is None:
             return
         self.busy.note_work(back.output_us, back.output_us + (back.update_us or 0))

@@ -1,7 +1,7 @@
 """Export of an engine's metrics, and of spans of sampled requests, over OTLP.
 
 ``SCHEDTRACE_METRICS`` chooses what is sent (``choice``), and which requests are sampled. The exporters are
-those of OpenTelemetry's SDK, which read ``OTEL_EXPORTER_OTLP_ENDPOINT`` and its relatives themselves. No
+those of OpenTelemetry's SDK, which read ``OTEL_EXPORTER_OTLP_ENDPOINT`` and related variables themselves. No
 provider is made global: vLLM has its own.
 """
 
@@ -42,7 +42,7 @@ class Sampling:
     rate: float = 0.0
     """Share of all requests, from 0 to 1."""
     slow: Rules = NO_RULES
-    """Objectives; a request that violates one is sampled whatever the rate."""
+    """Objectives; a request that violates one of them is sampled regardless of the rate."""
 
     def sampling_reason(self, history: History) -> str | None:
         """Return the reason for sampling a request that has ended; None if it is not sampled."""
@@ -67,7 +67,7 @@ class Choice(NamedTuple):
     otlp: bool = False
     """Whether to send metrics by OTLP."""
     sampling: Sampling | None = None
-    """Sampling of the requests whose states to send as spans; None for no spans."""
+    """Rules for sampling the requests whose states are sent as spans; None if no spans are sent."""
 
 
 def choice(text: str) -> Choice:
@@ -337,7 +337,7 @@ class OtlpExport:
                 self._spans, self.histories = SpanExport(self._labels, self._note_exemplars), Histories()
 
     def publish(self, *, last: bool = False) -> dict[tuple[Family, str], float]:
-        """Hand on the requests that have ended since the last call; return the totals of what was lost."""
+        """Queue the spans of sampled requests that have ended; return how many requests' spans were lost."""
         histories, spans = self.histories, self._spans
         if histories is None or spans is None:
             return {}
@@ -361,7 +361,7 @@ class OtlpExport:
             push.close()
 
     def _note_exemplars(self, request: SampledRequest, trace_id: str) -> None:
-        """Store the request as an example of waiting for its causes."""
+        """Store the request as the latest example of each cause that it waited for."""
         now_s = time.time()
         for cause, seconds in request.seconds_by_cause(QUEUED).items():
             self._series.exemplars[families.WAIT, cause] = Exemplar(trace_id, seconds, now_s)

@@ -23,11 +23,11 @@ from schedtrace.record.metrics.tally import NEXT_STEP, StepCauses
 MOST_CONTEXTS = 10_000
 """Maximum number of trace contexts that are kept for requests whose arrival is not assembled yet."""
 MOST_REFUSALS = 4096
-"""Number of latest steps that are remembered whose causes differ from those of the step before."""
+"""Maximum number of latest steps with changed causes that are kept."""
 MOST_NAMES = 200_000
 """Maximum number of requests that these steps name, all together."""
 MOST_OUTPUTS = 4096
-"""Number of steps whose output time is remembered, for stalls that begin when an output is back."""
+"""Maximum number of latest steps whose output times are kept: a stall may begin when an output is back."""
 
 ARRIVES, WAITS, COMPUTES, DECODES = range(4)
 """Order of pieces that begin in the same step."""
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 
 class RequestState(NamedTuple):
-    """Time of a request in one state for one cause, in microseconds of the trace's clock."""
+    """Period of a request in one state because of one cause, in microseconds of the trace's clock."""
 
     begin_us: int
     end_us: int
@@ -90,7 +90,7 @@ class _Admission:
 
 
 class _Run(NamedTuple):
-    """First of a series of steps that schedule a request consecutively."""
+    """First of several consecutive steps that schedule a request."""
 
     admission: _Admission
     step: int
@@ -165,7 +165,7 @@ class RefusalLog:
             end: Step after the last; None for the end of the recording.
 
         Yields:
-            The step, and the entry of its causes; None if it is too old.
+            The step, and the entry with its causes; None for an entry that is no longer kept.
         """
         place = bisect_right(self._steps, first, key=lambda entry: entry.step) - 1
         if end is not None and end <= first:
@@ -187,8 +187,8 @@ class Histories:
         self.wall_anchor_us = 0
         self._written_id: Callable[[str], str] = str
         self.lost = 0
-        """Number of requests whose history is incomplete: steps were dropped, a recording ended, or it is a
-        streaming session."""
+        """Number of requests whose history is incomplete: steps were dropped, a recording ended, or the
+        request is a streaming session."""
         self._headers: dict[str, Mapping[str, str]] = {}
         self._present: dict[str, History] = {}
         self._ended: list[History] = []
@@ -231,7 +231,7 @@ class Histories:
 
         Args:
             step: Line of the step, without its requests.
-            causes: Causes for which the step refused requests.
+            causes: Causes of the step's refusals.
             rows: The step's requests; None if it is steady.
             latest: Rows of this step, even if it is steady.
         """
@@ -331,7 +331,7 @@ class Histories:
                 self._begin_absence(history, state, step)
 
     def _change_places(self, step: Step, rows: Rows, latest: LatestRows) -> None:
-        """Admit requests, and record which of them stop or resume getting tokens."""
+        """Admit requests, and record which requests stop or resume getting tokens."""
         if latest.phases:
             computed = dict(zip(latest.ids, latest.token_counts()[0], strict=True))
             for raw_id in latest.phases:

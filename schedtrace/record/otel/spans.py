@@ -3,8 +3,9 @@
 vLLM makes one span per request, ``llm_request``, in its front end when the request has ended, and the SDK
 then draws its id. While spans are on, the front end draws the id when the request begins and sends it to the
 engine beside the client's trace context (``choose_span_ids``); vLLM's propagator reads only the headers that
-it knows, and nothing else about vLLM's span changes. ``schedtrace.request`` is then its child, and otherwise
-its sibling under the client's ``traceparent``. ``gen_ai.request.id`` is the same in both.
+it knows, and nothing else about vLLM's span changes. With this id, ``schedtrace.request`` becomes a child
+of ``llm_request``; without it, they are siblings under the client's ``traceparent``.
+``gen_ai.request.id`` is the same in both.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ class SampledRequest:
         return (self.wall_anchor_us + us) * 1000
 
     def seconds_by_cause(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the seconds in states of these names, by cause."""
+        """Return the seconds spent in the states with these names, by cause."""
         seconds: defaultdict[str, float] = defaultdict(float)
         for state in self.states:
             if state.name in names and state.cause is not None:
@@ -150,12 +151,12 @@ def _parent_context(headers: Mapping[str, str]) -> Any:
 
 
 def exit_attributes(state: RequestState, refusal: StepRefusals, request_id: str) -> Attributes:
-    """Return the attributes of a ``schedtrace.exit``: cause, limit, and holders of what is missing.
+    """Return the attributes of a ``schedtrace.exit`` event: cause, limit, and holders of missing KV blocks.
 
     Args:
-        state: State without tokens.
+        state: State in which the request got no tokens.
         refusal: Exits of the step that began the state.
-        request_id: The request.
+        request_id: Id of the request.
     """
     loop, cause = "running" if state.name == "stalled" else "waiting", str(state.cause)
     attributes: Attributes = {"schedtrace.cause": known_cause(cause), "schedtrace.loop": loop}
