@@ -387,7 +387,7 @@ def _sockets() -> tuple[list[Path], list[str]]:
 RETRY_S = 0.5
 """Seconds between two attempts to get an answer."""
 STARVED_SHARE = 0.5
-"""Share of the silent time above which a wait for a processor explains the silence."""
+"""Minimum share of an engine's silence for which a wait for a processor explains the silence."""
 
 
 class ProbedEngine(NamedTuple):

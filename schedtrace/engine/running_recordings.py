@@ -1,4 +1,4 @@
-"""Start and end of recordings of running engines, which write the run folders that this module names."""
+"""Recordings of running engines: begin, end and snapshot them, and switch metrics; names of their folders."""
 
 import re
 import time

@@ -63,7 +63,7 @@ def engines_of_others(target: str | None) -> dict[int, int]:
 
 
 def any_engine(target: str | None) -> bool:
-    """Return whether a process is, or has below it, an engine that cannot be queried."""
+    """Return whether an engine of the target (as for ``unprepared_engines``) cannot be queried."""
     return bool(unprepared_engines(target) or engines_of_others(target))
 
 

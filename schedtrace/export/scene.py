@@ -204,7 +204,7 @@ class ProcessTracks:
     """Tracks of an engine."""
 
     number: int
-    """Number from 1. It is not the process id, because a profile in the same viewer would use that."""
+    """Number, counted from 1. A process id could collide with that of a profile in the same viewer."""
     name: str
     labels: list[str]
     tracks: list[Track]

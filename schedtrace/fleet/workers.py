@@ -36,7 +36,7 @@ class WorkerPool(Protocol):
         """Call the function in a process of the pool; return its future."""
 
     def is_loss(self, error: BaseException) -> bool:
-        """Return whether an error means that a process ended, rather than that the call raised it."""
+        """Return whether an error means that a process was lost; the call itself did not raise it."""
 
     def restart(self) -> None:
         """Replace processes that ended."""
@@ -254,7 +254,7 @@ class RayTasks:
         self._call = ray.remote(num_cpus=1, max_retries=retries)(_call)
 
     def shared(self, value: Any) -> Any:
-        """Put the value into Ray's object store once; return its reference."""
+        """Put the value into Ray's object store; return a reference, so that calls need not send it."""
         return self._ray.put(value)
 
     def submit(self, function: Callable[..., _R], *arguments: Any) -> "Future[_R]":

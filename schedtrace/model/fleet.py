@@ -340,8 +340,8 @@ class FleetRootCause(msgspec.Struct, kw_only=True):
     saved_frac: float | None
     """Estimated share of the whole fleet's request time that its advice saves; null without an estimate."""
     most: str
-    """Engine on which the advice saves the most time or, where there is no estimate, the root cause explains
-    the most."""
+    """Engine on which the advice saves the most time; without an estimate, the engine on which the root cause
+    explains the most of the requests' time."""
     title: Message
     """Title of the finding on that engine."""
     holder: Message

@@ -339,7 +339,7 @@ class StepExcess(msgspec.Struct, kw_only=True):
     unexplained_frac: float
     """Share of the excess that no feature in this trace explains."""
     model_error_frac: float
-    """Typical relative error of the model."""
+    """Typical relative error of the model that predicts step times from their work."""
 
 
 class TimePart(msgspec.Struct, kw_only=True):

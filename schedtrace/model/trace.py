@@ -112,8 +112,8 @@ class Header(Line, tag="header", kw_only=True):
     pipeline_parallel_size: int | None = None
     """Number of pipeline stages."""
     data_parallel_size: int | None = None
-    """Number of ranks in lock-step; 1 if this engine is independent, as each rank of a dense model is since
-    vLLM 0.14."""
+    """Number of ranks in lock-step; 1 if this engine is independent. From vLLM 0.14 on, every rank of a dense
+    model is."""
     grammar_threads: int | None = None
     """Number of threads that compile grammars; null if there are none."""
     settings: dict[str, Any] = {}

@@ -229,7 +229,7 @@ class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
     sentence: str
     """Cause of the stall, as in vLLM's log."""
     running: int | None = None
-    """Number of requests that ran when the watchdog noticed the stall."""
+    """Number of requests that were running when the watchdog noticed the stall."""
     waiting: int | None = None
     """Number of requests in the waiting queues when the watchdog noticed the stall."""
     input_requests: int | None = None

@@ -141,7 +141,7 @@ def table(
 
 
 def omission_note(count: int, most: int | None, how: str = "--format json lists them all") -> str:
-    """Return a note on how many of these items are not shown; nothing if all are."""
+    """Return a note on how many of ``count`` items are left out; an empty string if none are."""
     return f"{integer(count - most)} more: {how}" if most is not None and count > most else ""
 
 

@@ -324,7 +324,7 @@ class GrowingFile(Growing):
         return head, notices
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Yield the new lines up to the last newline, because the recorder removes incomplete lines."""
+        """Yield blocks of new complete lines; the recorder may still remove a line without a newline."""
         size, begun = self._checked_size(), b""
         while left := size - self._at - len(begun):
             block = os.pread(self._file, min(BLOCK, left), self._at + len(begun))

@@ -85,7 +85,7 @@ def disguises(base: type, root: type) -> list[type]:
 @cache
 def _disguises(root: type) -> tuple[type, ...]:
     class Shows(root):  # type: ignore[misc]  # mypy knows no class that is found at run time
-        """Class whose objects report the plain class as ``__class__``, for code that copies through it."""
+        """Class whose objects report the plain class as ``__class__``, for code that makes copies by it."""
 
         __slots__ = ()
         __class__ = property(lambda self: plain_class(type(self)), _given)  # as mocks do

@@ -128,7 +128,7 @@ def _require_replayable(settings: Mapping[str, Any]) -> None:
 
 
 def _cache_options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings of the KV cache that vLLM accepts as arguments."""
+    """Return the settings of the KV cache for a replay, as arguments that vLLM accepts."""
     recorded = {
         name.removeprefix("cache_config."): value
         for name, value in settings.items()

@@ -182,7 +182,7 @@ class Player:
             of_requests.pop(request_id, None)
 
     def _accepted(self, request_id: str, drafts: int) -> int:
-        """Return how many of a request's draft tokens to accept, at the recorded share."""
+        """Return how many of a request's drafts to accept, so that the recorded rate is met over time."""
         share = self._acceptance.get(request_id, 1.0)
         owed = self._owed.get(request_id, 0.0) + share * drafts
         taken = min(drafts, int(owed))

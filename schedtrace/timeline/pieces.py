@@ -60,7 +60,7 @@ PIECE_SCHEMA = {
     "end_step": pl.Int64,
     "tokens": pl.Int64,
 }
-"""Columns of a table of pieces. ``place`` is the place, among the engine's steps, of the step that began the
+"""Columns of a table of pieces. ``place`` is the index, among the engine's steps, of the step that began the
 piece (-1 if none did); ``rank`` orders the pieces of that step. With several steps in flight, ``place`` and
 ``rank`` give the order of events, whereas ``since_us`` (the beginning in microseconds) may not.
 ``begin_step`` to ``end_step`` are the steps of the piece, null if no step knew of the request; ``tokens``

@@ -351,7 +351,7 @@ class Predictor:
         return self._configuration(changes, changed, figures)
 
     def document(self, configurations: Sequence[Configuration], baseline: Baseline) -> Replays:
-        """Return the document of these configurations; the recorded one comes first."""
+        """Return the document of the recorded configuration followed by these."""
         base = self._base
         changes = [configuration.changes for configuration in configurations]
         return Replays(

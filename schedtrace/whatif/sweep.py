@@ -132,7 +132,7 @@ class ReplayPool:
         return self._pool.submit(_quietly, function, self._work, *arguments)
 
     def is_process_loss(self, error: BaseException) -> bool:
-        """Return whether an error means that a process ended, rather than that the call raised it."""
+        """Return whether an error means that a process was lost; the call itself did not raise it."""
         return self._pool.is_loss(error)
 
     def close(self) -> None:

@@ -1,24 +1,24 @@
 """Formats of workload files, recognized by the beginning of a file, and readers of several formats.
 
 * Azure's traces of LLM inference (github.com/Azure/AzurePublicDataset; of 2023, 2024, and the multimodal one
-  of 2025) are CSV. ``TIMESTAMP`` is a date and a time with up to seven decimals (those beyond microseconds
+  of 2025) are CSV. ``TIMESTAMP`` is a date and a time with up to seven decimals (digits beyond microseconds
   are cut off) and, in some files, a time zone.
-* BurstGPT (github.com/HPMLL/BurstGPT) is CSV, too: ``Timestamp`` is seconds since midnight of the first day.
+* BurstGPT (github.com/HPMLL/BurstGPT) is also CSV: ``Timestamp`` is seconds since midnight of the first day.
   A request with 0 response tokens failed. ``Session ID`` and ``Elapsed time`` of newer files are not read.
 * Mooncake (``FAST25-release/traces`` of github.com/kvcache-ai/Mooncake), Qwen-Bailian
   (github.com/alibaba-edu/qwen-bailian-usagetraces-anon) and vLLM's ``timed_trace`` are JSON with the identity
   of every block of a prompt (``timed_traces.py``).
 * Users' own JSON, and vLLM's ``custom`` data set, have a prompt's text or its length, and the number of
   tokens to generate.
-* ShareGPT is one JSON list of conversations; OpenAI has formats of its own (both: ``chats.py``).
-* ServeGen (github.com/alibaba/ServeGen) writes CSV, too: ``timestamp`` is seconds since the beginning.
+* ShareGPT is one JSON list of conversations; OpenAI has formats of its own (``chats.py`` reads both).
+* ServeGen (github.com/alibaba/ServeGen) also writes CSV: ``timestamp`` is seconds since the beginning.
 * Sessions are those of AIPerf and Dynamo (``sessions.py``).
 * Requests of a finished benchmark have the times at which they were sent, and their lengths. ``vllm bench
   serve --save-detailed`` writes an object with a list for each fact: ``input_lens``, ``output_lens`` and, in
   newer releases, ``start_times`` in seconds. AIPerf's ``profile_export.jsonl`` has a line for each request,
   and names its units (``request_start_ns``; ``{"value": 550, "unit": "tokens"}``).
 
-``FORMATS`` is the table of all formats; each recognizes a file by fields that only its files have.
+``FORMATS`` is the table of all formats; each entry claims a file by its fields.
 """
 
 import math

@@ -224,7 +224,7 @@ def token_ids(request: LoadRequest, prefix_block: int | None, vocabulary: int = 
 
 
 def _digits(number: int, base: int, length: int) -> list[int]:
-    """Return ``length`` digits of a number, the lowest first."""
+    """Return the ``length`` lowest digits of a number in a base, the least significant one first."""
     digits: list[int] = []
     while number and len(digits) < length:
         number, digit = divmod(number, base)

@@ -18,7 +18,7 @@ from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 NO_OUTPUT, NO_PROMPT, SORTED = "no output", "no prompt", "sorted"
 OVERRIDDEN = "other output"
-"""Key that counts rows whose own output length is overridden."""
+"""Key under which rows are counted whose own output length is overridden."""
 OF_ROWS = {
     NO_OUTPUT: "{rows:n row} without output tokens left out.",
     NO_PROMPT: "{rows:n row} without prompt tokens left out.",

@@ -33,7 +33,7 @@ from schedtrace.timeline.timeline import Timeline
 SOON_FRAC = 0.1
 """Largest delay of a retry after the abort, as a share of the time that the client had waited."""
 MOST_FRAC = 0.5
-"""Minimum share of the aborted requests that clients must have sent again for this to be a pattern."""
+"""Minimum share of the aborted requests that are sent again from which retries are a pattern."""
 ELSEWHERE = (IDLE_HOLDERS, PARKED_LOADS, *map(str, {*CONNECTOR_CAUSES, *WAITING_STATUS_CAUSES.values()}))
 """Charges of waits that the clients' load does not cause; an abort after such a wait is an effect of the
 wait."""

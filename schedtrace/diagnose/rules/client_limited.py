@@ -27,8 +27,8 @@ MOST_IN_FLIGHT = 0.75
 EMPTY_FROM_FRAC = 0.10
 """Minimum mean share of places that rounds must leave empty for the finding to blame the rounds."""
 FULL_FROM_FRAC, FULL_GAIN = 0.95, 0.25
-"""Minimum share of the time in which a full engine works, and maximum gain that more requests at once bring
-it."""
+"""An engine counts as full if it worked for at least this share of the time, and if more requests at once
+would raise its throughput by at most this fraction."""
 FEW = (
     "{client_words}; [{several:!}the engine[ has {seats:n seat} and] {works}]"
     "[{several:?}the engines have {seats:n seat}]"

@@ -249,8 +249,8 @@ def step_finding(
         timeline: The engine's trace.
         shown: As for ``finding_of``.
         evidence: Evidence with the finding's figures.
-        values: As for ``finding_of``; templates may also name ``trials``: the number of trials that show the
-            finding, if there are several.
+        values: As for ``finding_of``; templates may also name ``trials``, the phrase "in n of m trials"
+            (empty if the run has only one trial).
         fields: As for ``finding_of``.
     """
     of_engine: Fields = {

@@ -59,8 +59,8 @@ ELSEWHERE = (
     "such as {half:n token}, before you rely on it."
 )
 SHARED_FRAC = 0.95
-"""Minimum share of the steps with prefill that must show at least half of a fixed cost for every prefill to
-have this cost."""
+"""Minimum share of the steps with prefill whose time must include at least half of the fitted fixed cost.
+Otherwise, that cost is not attributed to every prefill."""
 DECODES = pl.col("decode_tokens") - pl.col("draft_tokens")
 """Number of decodes in a step: drafts belong to the decode that they follow."""
 WHOLE_LOG = 0.5

@@ -516,7 +516,7 @@ def _advice(
 
 
 def _smaller_blocks(timeline: Timeline, block_size: int) -> Advice:
-    """Return advice to make a block smaller than the beginnings that prompts share."""
+    """Return advice so that prompts share beginnings longer than a block."""
     if any(group.kind == "Mamba" for group in timeline.header.cache_groups):
         return advise(
             "If prompts begin alike, begin them with more than {now:n token} of common text, or use a "

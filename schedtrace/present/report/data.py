@@ -226,7 +226,7 @@ class TimelineChart:
     packed: Packed = field(default_factory=Packed)
     engines: list[dict[str, Any]] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
-    """Words of causes; columns contain places in this list, and ``UNKNOWN`` for none."""
+    """Names of causes; columns contain indices of this list, or ``UNKNOWN`` where there is no cause."""
     notes: list[str] = field(default_factory=list)
     """Notes for the reader on what was left out."""
 

@@ -67,7 +67,7 @@ cut off."""
 _RAISED = re.compile(r""" raise (?P<name>[\w.]{1,200}(?:Error|Exception))\(f?["'](?P<text>[^"'{]+)""")
 """Pattern of a traceback's source line that raises an error, with the beginning of the error's text."""
 _DEAD = re.compile(r"\bEngineDeadError\b")
-"""Error of V1's front end after its engine died; the name of V0's error has the same ending."""
+"""Pattern of the error of V1's front end after its engine died, not of V0's, whose name ends alike."""
 _ERROR = re.compile(
     r"(?:^|[\])] |\s)(?P<error>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S.*)$"
     rf"|(?:^|[\])] )(?P<bare>{'|'.join(BARE_ERRORS)})$"

@@ -77,7 +77,7 @@ _TAIL = 2**16
 _LONGEST_DUMP = 2000
 """Maximum number of lines over which a dumped step may be spread."""
 MOST_SERVERS = 100
-"""Maximum number of sources and starts in a file that are distinguished."""
+"""Maximum number of sources and starts, in total, that are told apart within one file."""
 
 
 @dataclass

@@ -77,8 +77,8 @@ _made_once = threading.Lock()
 def listen_from_now_on() -> None:
     """Start listening in an engine or worker whose loop began without schedtrace.
 
-    This may take long, so a separate thread calls it (``engine/unprepared.py``). If several clients attach at
-    the same time, each calls it.
+    This may take a long time, so a separate thread calls it (``engine/unprepared.py``). If several clients
+    attach at the same time, each calls it.
     """
     global _listens  # noqa: PLW0603  # of the process, as its main thread is
     with _made_once:

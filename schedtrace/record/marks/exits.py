@@ -107,7 +107,7 @@ SITES: list[Site] = []
 """All marked places of this process; an event names its place by its number here."""
 
 LONGEST_TEXT = 40
-"""Number of characters after which a text that a condition compares is cut off."""
+"""Maximum length, in characters, of a text that a condition compares; longer ones are cut off."""
 
 
 class Event(msgspec.Struct, gc=False):
