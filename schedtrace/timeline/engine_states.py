@@ -507,7 +507,9 @@ def _without_late_ends(steps: pl.DataFrame) -> pl.DataFrame:
     and the next step too short by the same time. ``timeline.with_execution_us`` has no model of step times
     and corrects only a part of this.
     """
-    short_us = (pl.col("expected_us") - pl.col("device_us")).clip(0).shift(-1).fill_null(0)
+    follows = pl.col("step").shift(-1) == pl.col("step") + 1  # steps of unknown time are not here
+    short_us = (pl.col("expected_us") - pl.col("device_us")).clip(0).shift(-1)
+    short_us = pl.when(follows).then(short_us).fill_null(0)
     long_us = (pl.col("device_us") - pl.col("expected_us")).clip(0)
     late_us = pl.min_horizontal(short_us, long_us, "overlap_us").cast(pl.Int64)
     return steps.with_columns(

@@ -62,7 +62,8 @@ class EngineFrames:
     * ``end_us``: when ``schedule()`` returned,
     * ``used_tokens``: tokens scheduled (null if not recorded), and ``use_frac``: their share of the budget,
     * ``busy_us``: time from the moment at which the step could begin on the device to its output,
-    * ``execution_us``: time that the worker spent on its batch alone (``timeline.with_execution_us``),
+    * ``execution_us``: time that the worker spent on its batch alone (``timeline.with_execution_us``); null
+      also if only the sum with a neighbour's time is known,
     * ``context_tokens``: tokens that the step's requests had computed before it (``step_time.py``),
     * ``eligible_after``: number of waiting requests that, as far as known, wait only for a limit,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_location``, ``waiting_via``:

@@ -90,7 +90,7 @@ def decisions(name: str, seed: int, wrap: Any = None) -> list[Decision]:
 
 
 def num_steps(taken: list[Decision]) -> int:
-    """How many of these decisions are those of a step."""
+    """Return the number of decisions that are those of a step."""
     return sum("tokens" in decision for decision in taken)
 
 

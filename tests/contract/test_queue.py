@@ -95,7 +95,7 @@ def test_the_cause_of_a_wait_is_the_skip_that_names_it_else_the_end_of_the_loop(
 
 
 def test_who_has_output_and_waits_was_preempted_although_vllm_does_not_count_it(crowded):
-    """As before vLLM 0.11.2."""
+    """Requests of vLLM before 0.11.2 have no count of preemptions."""
     copied = copy_queues(crowded.scheduler, in_flight=False)
     copied = copied._replace(output_tokens=[3] * 4, num_preemptions=[None] * 4)
     states = [request.state for request in copied.ordered_requests()]

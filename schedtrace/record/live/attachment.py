@@ -56,12 +56,10 @@ class Recording:
         Raises:
             RefusedError: If the engine does not reach the end of its step.
         """
-        swap = self.swap
-        if swap is None:
+        if self.swap is None:
             return 0.0
-        held_us = swap.undo(timeout_s)
+        held_us = self.swap.undo(timeout_s)
         self.alarm.cancel()
-        swap.close()
         self.swap = None
         self._released()
         return held_us
@@ -221,12 +219,8 @@ class MetricsRecording:
         Raises:
             RefusedError: If the engine does not reach the end of its step.
         """
-        swap = self.swap
-        if swap is None:
-            return 0.0
-        held_us = swap.undo(MOST_WAITED_S)
+        held_us = 0.0 if self.swap is None else self.swap.undo(MOST_WAITED_S)
         self.swap = None
-        swap.close()
         return held_us
 
     def resume_metering(self) -> None:

@@ -96,13 +96,15 @@ class ClassSwap:
         try:
             self._between_steps.do(begin, timeout_s)
         except Exception as error:
-            self.close()
+            self._close()
             msg = f"it was not attached to: {error}"
             raise RefusedError(msg) from error
         return Attached(path=str(recorder.writer.path), present=present, held_us=held_us)
 
     def undo(self, timeout_s: float) -> float:
         """Assign the scheduler's own class between two steps; return the microseconds that this took.
+
+        Afterwards, close the trace, and remove everything that was added to the process.
 
         Raises:
             RefusedError: If the engine does not reach the end of its step.
@@ -122,9 +124,10 @@ class ClassSwap:
         except Exception as error:
             msg = f"it was not detached: {error}"
             raise RefusedError(msg) from error
+        self._close()
         return held_us
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Close the trace, and remove everything that was added to the process."""
         scheduler = self._engine.scheduler
         self.recorder.close()

@@ -123,7 +123,7 @@ def test_a_prompt_that_goes_on_in_another_step_has_no_token_to_wait_for(view_of)
 
 
 def test_batched_prefill_is_found_where_it_takes_more_than_half_of_the_time(found):
-    """Of its 11.1 ms each of four prompts waits 5.25 ms for the others, or 6 ms."""
+    """Each of four prompts waits 5.25 ms of its 11.1 ms for the others, or 6 ms."""
     assert found("batched-prefill", *prompts("abcd", outputs=2), scheduler_config=CONFIG) == []
     [finding] = found("batched-prefill", *prompts("abcd", outputs=2, busy=9000), scheduler_config=CONFIG)
     assert finding.evidence.prompts == 4

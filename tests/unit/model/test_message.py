@@ -1,4 +1,4 @@
-"""How numbers and each kind of argument are written."""
+"""Wording of numbers and of each kind of argument."""
 
 import pytest
 

@@ -8,6 +8,7 @@ import pytest
 from schedtrace.model.causes import INTERRUPTIONS
 from schedtrace.model.trace import Notice
 from schedtrace.model.trace_facts import Control, Stalled
+from schedtrace.timeline.engine_states import slow_on_device
 from schedtrace.timeline.events import EPISODE, KINDS, PERIODIC, SCATTERED, _split, cost_us, standstills
 from tests.makers import arrival, finish, step
 
@@ -133,6 +134,20 @@ def test_an_end_that_is_seen_late_shortens_the_next_batch(view_of):
     alone = view_of(*asynchronous(batches({31: 3000, 41: 3000}, dict.fromkeys(range(20, 60), 5_000))))
     assert kinds(alone.events) == [("scattered", "device", 20)]
     assert alone.host_spans.is_empty()
+
+
+@pytest.mark.parametrize(("following", "factor"), [(21, 10.5), (22, 11.0)])
+def test_an_end_that_is_seen_late_shortens_only_the_step_right_after_it(following, factor):
+    """Step 20 takes ten steps more, and the next one that is known half a step less."""
+    numbers = [*range(21), *range(following, following + 20)]
+    steps = pl.DataFrame({"step": numbers, "trial": 0, "prefill_tokens": 0, "decode_tokens": 1}).with_columns(
+        device_us=pl.when(step=20).then(11_000).when(step=following).then(500).otherwise(1_000),
+        device_end_us=pl.col("step") * 1_000,
+        overlap_us=5_000,
+        used_tokens=1,
+        context_tokens=0,
+    )
+    assert slow_on_device(steps)["factor"].to_list() == pytest.approx([factor], rel=0.01)
 
 
 def test_the_end_of_a_decode_that_is_seen_late_belongs_to_the_prefill_after_it(view_of):
